@@ -1,0 +1,190 @@
+"""From a model and a mode to tiers: capture, passes, lowering, binding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from speccompile.graph_capture.capture import capture, observe_kv
+from speccompile.graph_capture.check import check_capture
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.state import Layout, core_state, resolve_layout
+from speccompile.graph_capture.support import ModelInfo
+from speccompile.lowering.backends import Backend, Eager
+from speccompile.lowering.determinism import prove_deterministic
+from speccompile.lowering.tier import Tier, TierKey, bind
+from speccompile.modes.base import Mode
+from speccompile.passes.base import Pass, facts
+from speccompile.passes.choose_attention import ChooseAttention
+from speccompile.passes.commit import Commit
+from speccompile.passes.drafts import NoDrafts
+from speccompile.passes.greedy_accept import GreedyAccept
+from speccompile.passes.last_logits import LastLogits
+from speccompile.passes.outline import OutlineLayers
+from speccompile.passes.pipeline import Pipeline, Stage, Stages
+from speccompile.passes.rows import BindRows
+from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
+from speccompile.progress import task
+from speccompile.runtime.arena import Arena
+
+PREFILL_WIDTHS = (8, 32, 128, 512)
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What ``wrap`` was asked for, checked."""
+
+    mode: Mode
+    tiers: tuple[int, ...]
+    max_batch: int
+    max_len: int
+    backend: Backend
+    deterministic: bool
+
+    @property
+    def max_draft_len(self) -> int:
+        return max(self.tiers)
+
+    def width(self, draft_len: int) -> int:
+        """Verify width of a tier; with ``deterministic`` all tiers run one shape."""
+        return self.max_draft_len + 1 if self.deterministic else draft_len + 1
+
+
+@dataclass
+class Build:
+    """Everything that a wrap made, and the seconds it took."""
+
+    info: ModelInfo
+    arena: Arena
+    tiers: dict[int, Tier]
+    prefill: dict[int, Tier]
+    capture_difference: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def model_pipeline(config: BuildConfig) -> Pipeline:
+    """Passes over the captured model alone; all tiers start from what they leave."""
+    passes = (ChooseAttention(config.deterministic), OutlineLayers())
+    return Pipeline(passes, facts("outlined"), "the captured model")
+
+
+def tier_pipeline(config: BuildConfig, draft_len: int) -> Pipeline:
+    """Passes that make the step of one tier out of the outlined model."""
+    passes: list[Pass] = [
+        BindRows(),
+        *config.mode.passes(draft_len),
+        VerifyInputs(config.width(draft_len)),
+        GreedyAccept(),
+        Commit(),
+    ]
+    return Pipeline(tuple(passes), facts("committed") | config.mode.goals, f"tier K={draft_len}")
+
+
+def prefill_pipeline(config: BuildConfig, width: int) -> Pipeline:
+    """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
+    passes: list[Pass] = [
+        BindRows("prefill_slot"),
+        NoDrafts(),
+        PrefillInputs(width),
+        LastLogits(),
+        GreedyAccept(),
+        Commit(),
+        *config.mode.commit_passes(),
+    ]
+    return Pipeline(tuple(passes), facts("committed") | config.mode.goals, f"prefill T={width}")
+
+
+def prefill_widths(max_len: int) -> tuple[int, ...]:
+    """Chunk widths worth having for prompts shorter than ``max_len``."""
+    return tuple(w for i, w in enumerate(PREFILL_WIDTHS) if i == 0 or PREFILL_WIDTHS[i - 1] < max_len)
+
+
+def plan_layout(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Layout:
+    """All state tensors of the wrap, with their sizes."""
+    specs = [*core_state(info.vocab_size), *config.mode.state(), *observe_kv(model, info)]
+    return resolve_layout(
+        specs,
+        max_batch=config.max_batch,
+        max_len=config.max_len,
+        max_draft_len=config.max_draft_len,
+        max_width=config.max_draft_len + 1,
+        vocab_size=info.vocab_size,
+    )
+
+
+def build_stages(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, arena: Arena) -> _Stages:
+    """Capture and run all passes; nothing is lowered."""
+    with task("capture the model"):
+        started = time.perf_counter()
+        captured = capture(model, info, arena.layout, dict(arena))
+        first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started)
+    with task("run the passes"):
+        outlined, model_stages = model_pipeline(config).run(captured, first)
+        tiers, prefill = {}, {}
+        for draft_len in config.tiers:
+            _, stages = tier_pipeline(config, draft_len).run(outlined, model_stages.last)
+            tiers[draft_len] = model_stages.followed_by(stages)
+        for width in prefill_widths(config.max_len):
+            _, stages = prefill_pipeline(config, width).run(outlined, model_stages.last)
+            prefill[width] = model_stages.followed_by(stages)
+    return _Stages(captured, outlined, tiers, prefill)
+
+
+@dataclass
+class _Stages:
+    captured: StepGraph
+    outlined: StepGraph
+    tiers: dict[int, Stages]
+    prefill: dict[int, Stages]
+
+
+def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build:
+    """Make all executables of a wrap.
+
+    Raises:
+        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable.
+    """
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = work()
+        seconds[name] = time.perf_counter() - started
+        return result
+
+    arena = Arena(plan_layout(model, info, config), info.device)
+    stages = timed("capture and passes", lambda: build_stages(model, info, config, arena))
+
+    def lower_all() -> tuple[dict[int, Tier], dict[int, Tier], Callable[..., Any]]:
+        outlined = config.backend.lower(stages.outlined, "the captured model")
+        tiers = {k: _tier(config, arena, f"tier K={k}", k, s) for k, s in stages.tiers.items()}
+        prefill = {w: _tier(config, arena, f"prefill T={w}", 0, s) for w, s in stages.prefill.items()}
+        return tiers, prefill, outlined
+
+    tiers, prefill, outlined = timed("lowering", lower_all)
+    reference = Eager("reference").lower(stages.outlined, "the captured model")
+    with task("check the captured graph against the model"):
+        difference = timed(
+            "capture check",
+            lambda: check_capture(model, info, stages.outlined, arena, outlined, reference),
+        )
+    if config.deterministic:
+        with task("prove that results do not depend on the tier"):
+            width = config.width(0)
+            timed(
+                "determinism proof",
+                lambda: prove_deterministic(stages.outlined, stages.captured, outlined, arena, width),
+            )
+    return Build(info, arena, tiers, prefill, difference, seconds)
+
+
+def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, stages: Stages) -> Tier:
+    graph = stages.last.graph
+    names, tensors = bind(graph, arena)
+    key = TierKey(graph.sizes["B"], graph.sizes["T"])
+    return Tier(name, key, draft_len, stages, config.backend.lower(graph, name), names, tensors, arena)

@@ -1,0 +1,191 @@
+"""Every failure a user can cause, one class each: what happened, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SpecCompileError(Exception):
+    """Base of all errors of this package. ``template`` is filled with the keyword arguments."""
+
+    template: ClassVar[str] = "{message}"
+
+    def __init__(self, message: str | None = None, **fields: Any) -> None:
+        self.fields = fields
+        super().__init__(self.template.format(**fields) if message is None else message)
+
+
+class UserError(SpecCompileError, ValueError):
+    """The caller asked for something that cannot be had; the arguments have to change."""
+
+
+# --- arguments of wrap -------------------------------------------------------------------------
+
+
+class UnknownMode(UserError):
+    template = (
+        "unknown mode {name!r}. Available: {available}. "
+        "A mode of your own is made known with speccompile.register_mode(name, cls)."
+    )
+
+
+class DuplicateMode(UserError):
+    template = "mode {name!r} is already registered by {owner}; choose another name or pass replace=True."
+
+
+class UnknownOption(UserError):
+    template = "{where} does not take {names}. It takes: {known}."
+
+
+class InvalidOption(UserError):
+    template = "{where}: {name}={value!r} is not valid: {reason}."
+
+
+class InvalidTiers(UserError):
+    template = (
+        "tiers={tiers!r} is not valid: {reason}. Give distinct draft lengths that include 0 "
+        "(the plain decoder), for example tiers=(0, 1, 3, 7)."
+    )
+
+
+class UnknownTier(UserError):
+    template = "no tier with draft length {tier!r} was built; built: {built}. Add it to tiers=... of wrap."
+
+
+class InvalidPolicy(UserError):
+    template = (
+        "policy={policy!r} is not valid: {reason}. Use 'fixed:K' (for example 'fixed:7'), "
+        "'schedule:ROWS=K,...' (for example 'schedule:1=7,4=3,8=0'), or an object with "
+        "choose(live_rows) -> K."
+    )
+
+
+class UnknownBackend(UserError):
+    template = "unknown backend {name!r}. Available: {available}."
+
+
+class UnknownAcceptance(UserError):
+    template = "unknown acceptance rule {name!r}. Available: {available}."
+
+
+class DeterministicUnavailable(SpecCompileError):
+    template = (
+        "deterministic=True cannot be kept: {evidence}. First op whose rows depend on where they stand: "
+        "{op}. Use deterministic=False, or a backend whose ops have a fixed order of reduction."
+    )
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+
+class UnsupportedModel(UserError):
+    template = "{model} cannot be captured: {reason}."
+
+
+class ModelInTraining(UserError):
+    template = "{model} is in training mode (dropout would change the text). Call model.eval() first."
+
+
+class ModelOnSeveralDevices(UserError):
+    template = (
+        "{model} lies on several devices ({devices}). Load it on one, for example with "
+        "device_map={{'': {first!r}}}, or call model.to({first!r})."
+    )
+
+
+class UnsupportedDtype(UserError):
+    template = "{model} has weights in {dtypes}. Supported on {device}: {supported}, one for all. {advice}"
+
+
+class CaptureError(SpecCompileError):
+    """The model could not be turned into a step graph."""
+
+
+class AnchorError(CaptureError):
+    template = "cannot find {anchor} in the captured graph: {reason}."
+
+
+class CaptureMismatch(CaptureError):
+    template = (
+        "the captured graph does not compute what {model} computes: largest logit difference "
+        "{difference:.3g} (allowed {allowed:.3g}) {where}. The text would change, so this model is refused."
+    )
+
+
+# --- passes ------------------------------------------------------------------------------------
+
+
+class PassError(SpecCompileError):
+    """A pass, or the order of the passes, is wrong."""
+
+
+class MissingFact(PassError):
+    template = (
+        "{consumer} needs the fact {fact!r}, and nothing provides it. Provided here: {provided}. "
+        "Add a pass that provides {fact!r}."
+    )
+
+
+class PassOrderError(PassError):
+    template = "the passes need one another in a circle: {cycle}."
+
+
+class NothingMatched(PassError):
+    template = (
+        "pass {name!r} found nothing to change: it looked for {looked_for}. "
+        "Remove the pass, or set optional = True if that is fine."
+    )
+
+
+class VerifierError(PassError):
+    template = "after pass {name!r}: {problem}"
+
+
+class UnknownStage(UserError):
+    template = "there is no stage {name!r} in tier {tier}. Stages: {available}."
+
+
+class LoweringError(SpecCompileError):
+    """A verified step graph could not be turned into an executable."""
+
+
+# --- requests ----------------------------------------------------------------------------------
+
+
+class EmptyPrompt(UserError):
+    template = "prompt {row} is empty. Give at least one token (for example the BOS token)."
+
+
+class PromptTooLong(UserError):
+    template = (
+        "prompt {row} has {length} tokens, but with max_len={max_len} a prompt can have at most "
+        "{allowed}. Shorten it, or wrap with a larger max_len."
+    )
+
+
+class TooManyRows(UserError):
+    template = "{rows} prompts, but max_batch={max_batch}. Wrap with a larger max_batch, or split the batch."
+
+
+class TokenOutOfVocabulary(UserError):
+    template = "prompt {row} holds the token id {token}, outside of 0 .. {last} (vocabulary of {vocab})."
+
+
+class InvalidInput(UserError):
+    template = "{name} is not valid: {reason}."
+
+
+class TooManyEosTokens(UserError):
+    template = "{count} EOS ids, but a slot has room for {capacity}."
+
+
+class Closed(SpecCompileError):
+    template = "this speculator was closed; wrap the model again."
+
+
+class OutputTruncated(UserWarning):
+    """A row ended at ``max_len`` before it had ``max_new_tokens`` tokens."""
+
+
+class PretrainedError(SpecCompileError):
+    """The demonstration model could not be fetched or converted."""

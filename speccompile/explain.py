@@ -1,0 +1,42 @@
+"""``spec.explain()``: what was built and why."""
+
+from __future__ import annotations
+
+from speccompile.build import Build, BuildConfig
+from speccompile.runtime.engine import Engine
+
+
+def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
+    """A few lines of plain text."""
+    info, layout = build.info, build.arena.layout
+    largest = build.tiers[max(build.tiers)]
+    bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in largest.graph.bodies.values())
+    deterministic = (
+        f"yes: every tier runs [{config.max_batch}, {config.width(0)}], attention in blocks; proved at build"
+        if config.deterministic
+        else "no: logits may differ in the last bits between tiers (deterministic=True prevents it, at the cost of "
+        "running every tier at the widest one's shape)"
+    )
+    drafts = (
+        "ready when a step ends: the smallest tier that serves them runs next"
+        if config.mode.ready
+        else ("made inside the step, by as many forwards as the policy's draft length")
+    )
+    lines = {
+        "model": f"{info.name}, {info.num_layers} layers, vocabulary {info.vocab_size}, {info.dtype}, {info.device}",
+        "mode": f"{config.mode.name}: {config.mode.explain()}",
+        "drafts": drafts,
+        "tiers": f"K in {tuple(build.tiers)}, {config.max_batch} rows; prefill chunks of {tuple(build.prefill)}",
+        "policy": str(engine.policy),
+        "acceptance": "exact: a draft token stays while it is the target's own greedy choice",
+        "deterministic": deterministic,
+        "backend": f"{config.backend.name}: {config.backend.reason}; stock linears, SDPA row by row over live keys",
+        "bodies": bodies,
+        "passes": " -> ".join(largest.stages),
+        "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
+        f"{layout.max_batch} slots of {layout.max_len} tokens",
+        "capture check": f"largest logit difference {build.capture_difference:.2g}",
+        "built in": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.seconds.items()),
+    }
+    width = max(len(name) for name in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())

@@ -1,0 +1,83 @@
+"""Finds the places where passes work, by module path and never by op pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from transformers import PreTrainedModel
+
+from speccompile.errors import AnchorError
+from speccompile.graph_capture.graph import Anchors
+from speccompile.graph_capture.support import decoder_layers, module_path
+
+
+@dataclass(frozen=True)
+class ModulePaths:
+    """Module paths of the anchors inside the exported module."""
+
+    layers: str
+    lm_head: str
+
+    @staticmethod
+    def of(model: PreTrainedModel, prefix: str) -> ModulePaths:
+        head = model.get_output_embeddings()
+        return ModulePaths(f"{prefix}{decoder_layers(model)[0]}", f"{prefix}{module_path(model, head)}")
+
+
+def modules_of(node: fx.Node) -> list[str]:
+    """Paths of the modules whose forward made ``node``, outermost first."""
+    return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+
+
+def layer_of(node: fx.Node, paths: ModulePaths) -> int | None:
+    """The decoder layer that ``node`` belongs to."""
+    prefix = paths.layers + "."
+    for path in modules_of(node):
+        if path.startswith(prefix):
+            return int(path[len(prefix) :].split(".")[0])
+    return None
+
+
+def live_outs(region: Iterable[fx.Node]) -> list[fx.Node]:
+    """Nodes of ``region`` that something outside of it reads."""
+    inside = set(region)
+    return [node for node in inside if any(user not in inside for user in node.users)]
+
+
+def find_anchors(graph: fx.Graph, paths: ModulePaths, num_layers: int) -> Anchors:
+    """Locate inputs, decoder layers, final norm and lm_head.
+
+    Raises:
+        AnchorError: a place is missing, or a layer has more than one live-out.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    regions: dict[int, list[fx.Node]] = {}
+    for node in calls:
+        layer = layer_of(node, paths)
+        if layer is not None:
+            regions.setdefault(layer, []).append(node)
+    layers = []
+    for index in range(num_layers):
+        outs = live_outs(regions.get(index, []))
+        if len(outs) != 1:
+            names = ", ".join(node.name for node in outs) or "none"
+            raise AnchorError(anchor=f"decoder layer {index}", reason=f"its live-outs are: {names}")
+        layers.append(outs[0])
+    head = [node for node in calls if paths.lm_head in modules_of(node)]
+    if not head:
+        raise AnchorError(anchor="the lm_head", reason=f"no op comes from module {paths.lm_head!r}")
+    inputs = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    final_norm = head[0].args[0]
+    if not isinstance(final_norm, fx.Node):
+        raise AnchorError(anchor="the final norm", reason=f"{head[0].name!r} does not read a hidden state")
+    return Anchors(
+        tokens=inputs["input_ids"],
+        positions=inputs["position_ids"],
+        start=next(node for node in calls if isinstance(node.meta["val"], torch.Tensor)),
+        layers=layers,
+        final_norm=final_norm,
+        lm_head=head[-1],
+    )

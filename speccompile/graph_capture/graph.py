@@ -1,0 +1,279 @@
+"""The step graph: a flat torch.fx graph whose every tensor comes in through a named port."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from speccompile.graph_capture.state import Layout
+
+Role = Literal["weight", "state", "input"]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One placeholder of a step graph.
+
+    ``path`` is a weight's name in the model. ``low <= value < high`` bounds an integer tensor; ``distinct`` says
+    that no value occurs twice. ``value`` is the weight itself, or the arena's tensor once a tier is bound.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    low: int = 0
+    high: int | None = None
+    distinct: bool = False
+    path: str | None = None
+    value: torch.Tensor | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass
+class Anchors:
+    """Places in the graph, found by module path. ``layers[i]`` is the one live-out of decoder layer i."""
+
+    tokens: fx.Node
+    positions: fx.Node
+    start: fx.Node
+    layers: list[fx.Node]
+    final_norm: fx.Node
+    lm_head: fx.Node
+
+    def mapped(self, translate: Callable[[fx.Node], fx.Node]) -> Anchors:
+        return Anchors(
+            translate(self.tokens),
+            translate(self.positions),
+            translate(self.start),
+            [translate(layer) for layer in self.layers],
+            translate(self.final_norm),
+            translate(self.lm_head),
+        )
+
+
+@dataclass(frozen=True)
+class Body:
+    """One group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
+
+    ``dims[i]`` are the sizes of input i, with the names ``"B"`` and ``"T"`` where they vary; ``mutates`` are the
+    inputs written in place; ``layers`` the decoder layers that call it.
+    """
+
+    name: str
+    module: fx.GraphModule
+    dims: tuple[tuple[int | str, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    mutates: frozenset[int]
+    layers: tuple[int, ...]
+    key: str
+    _fakes: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def fake(self, inputs: Sequence[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
+        """The fake result for fake ``inputs``; runs the body once per combination of shapes."""
+        shapes = tuple((tuple(x.shape), x.dtype, x.device) for x in inputs)
+        if shapes not in self._fakes:
+            with mode:
+                self._fakes[shapes] = self.module(*inputs)
+        result = self._fakes[shapes]
+        with mode:
+            return torch.empty_like(result)
+
+
+@dataclass
+class StepGraph:
+    """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
+
+    Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
+    verifier, which recomputes ``node.meta["val"]`` after every pass.
+    """
+
+    graph: fx.Graph
+    ports: dict[str, Port]
+    anchors: Anchors
+    layout: Layout
+    device: torch.device
+    sizes: Mapping[str, int]
+    facts: set[str] = field(default_factory=set)
+    values: dict[str, fx.Node] = field(default_factory=dict)
+    bodies: dict[str, Body] = field(default_factory=dict)
+    fake_mode: FakeTensorMode = field(default_factory=FakeTensorMode)
+
+    def copy(self) -> StepGraph:
+        """A graph of its own that shares ports, bodies and weights with this one."""
+        graph = fx.Graph()
+        node_map: dict[fx.Node, fx.Node] = {}
+        result = graph.graph_copy(self.graph, node_map)
+        graph.output(result)
+        for old, new in node_map.items():
+            new.meta = copy.copy(old.meta)
+        return StepGraph(
+            graph=graph,
+            ports=dict(self.ports),
+            anchors=self.anchors.mapped(node_map.__getitem__),
+            layout=self.layout,
+            device=self.device,
+            sizes=dict(self.sizes),
+            facts=set(self.facts),
+            values={name: node_map[node] for name, node in self.values.items()},
+            bodies=dict(self.bodies),
+            fake_mode=self.fake_mode,
+        )
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def output(self) -> fx.Node:
+        return next(reversed(self.graph.nodes))
+
+    def op_counts(self) -> dict[str, int]:
+        """How often each op or body is called, most frequent first."""
+        counts: dict[str, int] = {}
+        for node in self.graph.nodes:
+            if node.op in ("call_function", "call_module"):
+                name = node.target if isinstance(node.target, str) else str(node.target)
+                counts[name] = counts.get(name, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    # --- editing ---------------------------------------------------------------------------------
+
+    def state(self, name: str) -> fx.Node:
+        """The placeholder of state tensor ``name``, added when the graph does not use it yet."""
+        for node in self.placeholders:
+            if node.name == name:
+                return node
+        tensor = self.layout.tensors[name]
+        port = Port(
+            name,
+            "state",
+            tensor.shape,
+            tensor.dtype,
+            self.device,
+            tensor.low,
+            tensor.high,
+            tensor.distinct,
+        )
+        with self.graph.inserting_after(self.placeholders[-1]):
+            node = self.graph.placeholder(name)
+        if node.name != name:
+            raise ValueError(f"the name {name!r} is taken by a node that is no placeholder")
+        self.ports[name] = port
+        node.meta["val"] = self.fake(port.shape, port.dtype)
+        return node
+
+    def fake(self, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        with self.fake_mode:
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def insert(
+        self, function: Callable[..., Any], *nodes: fx.Node, before: fx.Node | None = None, **constants: Any
+    ) -> Any:
+        """Trace ``function(*tensors, **constants)`` on the fakes of ``nodes`` and put its ops into the graph.
+
+        The function is plain PyTorch and may write state in place. Returns nodes where it returned tensors.
+        ``before`` defaults to the end of the graph.
+        """
+
+        def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            result = function(*tensors, **constants)
+            flat_result, structure[0] = pytree.tree_flatten(result)
+            return flat_result
+
+        structure: list[Any] = [None]
+        with self.fake_mode, torch.no_grad():
+            traced = make_fx(flat)(*[node.meta["val"] for node in nodes])
+        node_map = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        with self.graph.inserting_before(before or self.output):
+            for node in traced.graph.nodes:
+                if node.op == "get_attr":
+                    raise ValueError(
+                        f"{function.__name__} makes the tensor constant {node.target!r} while it is traced; "
+                        "use torch.arange / torch.full, or a state tensor"
+                    )
+                if node.op == "call_function":
+                    new = self.graph.node_copy(node, node_map.__getitem__)
+                    new.meta = {"val": node.meta.get("val")}
+                    node_map[node] = new
+        (outputs,) = traced.graph.output_node().args
+        return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], structure[0])
+
+    def splice(self, output: fx.Node, replace: Mapping[fx.Node, fx.Node], before: fx.Node) -> fx.Node:
+        """Copy the part of the graph that computes ``output`` from ``replace``'s keys, reading its values instead.
+
+        Placeholders are shared, so the copy reads the same weights and writes the same KV. Nothing of it may lie
+        behind ``before``, where the copy is put.
+        """
+        needed: set[fx.Node] = set()
+        stack = [output]
+        while stack:
+            node = stack.pop()
+            if node not in needed and node not in replace and node.op != "placeholder":
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        node_map = dict(replace)
+        for node in self.placeholders:
+            node_map.setdefault(node, node)
+        with self.graph.inserting_before(before):
+            for node in [node for node in self.graph.nodes if node in needed]:
+                new = self.graph.node_copy(node, node_map.__getitem__)
+                new.meta = {}
+                node_map[node] = new
+        self.propagate()
+        return node_map[output]
+
+    def bind_input(self, name: str, node: fx.Node) -> None:
+        """Read ``node`` wherever the input ``name`` was read; the input is gone."""
+        placeholder = next(item for item in self.placeholders if item.name == name)
+        placeholder.replace_all_uses_with(node)
+        self.anchors = self.anchors.mapped(lambda item: node if item is placeholder else item)
+        self.graph.erase_node(placeholder)
+        del self.ports[name]
+
+    def name_value(self, name: str, node: fx.Node) -> None:
+        """Give a node the vocabulary's name, so that later passes and the printed step find it."""
+        self.values[name] = node
+        node._rename(name)
+
+    def set_outputs(self, *nodes: fx.Node) -> None:
+        self.output.args = (tuple(nodes),)
+
+    def remove_dead_code(self) -> None:
+        """Drop nodes without effect, and the ports nothing reads."""
+        self.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
+        for node in reversed(self.placeholders):
+            if not node.users:
+                self.graph.erase_node(node)
+                del self.ports[node.name]
+
+    # --- shapes ----------------------------------------------------------------------------------
+
+    def propagate(self) -> None:
+        """Recompute every ``meta["val"]`` from the ports."""
+        values: dict[fx.Node, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                port = self.ports[node.name]
+                values[node] = self.fake(port.shape, port.dtype)
+            elif node.op == "output":
+                continue
+            else:
+                args = fx.map_arg(node.args, values.__getitem__)
+                kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+                if node.op == "call_module":
+                    values[node] = self.bodies[str(node.target)].fake(args, self.fake_mode)
+                else:
+                    with self.fake_mode, torch.no_grad():
+                        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            node.meta["val"] = values[node]

@@ -1,0 +1,155 @@
+"""What a step keeps between runs: named state tensors whose sizes are expressions, resolved once per wrap.
+
+Shape symbols (sympy): ``N`` slots, the dummy slot included; ``S`` cache length; ``K`` the largest draft length;
+``B`` rows of a step; ``E`` EOS ids a slot can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+N, S, K, B, E = sympy.symbols("N S K B E", integer=True, positive=True)
+
+EOS_CAPACITY = 8
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state tensor, before sizes are known.
+
+    Args:
+        name: unique in the arena.
+        shape: ints and sympy expressions over the symbols of this module. A first dimension ``N`` makes it
+            per-slot: such a tensor is set back to ``fill`` when a new request takes the slot.
+        dtype: of the tensor.
+        fill: value at the start and after a reset.
+        low, high: bounds ``low <= value < high`` of an integer tensor, for printed examples; ``high`` may be
+            an expression.
+        reset: False for tensors whose old content is dead by other means (KV beyond ``length``).
+        distinct: no value occurs twice (the slots of a step's rows).
+    """
+
+    name: str
+    shape: tuple[int | sympy.Expr, ...]
+    dtype: torch.dtype
+    fill: float = 0
+    low: int = 0
+    high: int | sympy.Expr | None = None
+    reset: bool = True
+    distinct: bool = False
+
+    @property
+    def per_slot(self) -> bool:
+        return len(self.shape) > 0 and self.shape[0] == N
+
+    def resolve(self, sizes: Mapping[sympy.Symbol, int]) -> StateTensor:
+        high = None if self.high is None else int(sympy.sympify(self.high).subs(sizes))
+        shape = tuple(int(sympy.sympify(size).subs(sizes)) for size in self.shape)
+        return StateTensor(
+            self.name,
+            shape,
+            self.dtype,
+            self.fill,
+            self.low,
+            high,
+            self.per_slot and self.reset,
+            self.distinct,
+        )
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A :class:`StateSpec` with its sizes filled in."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fill: float
+    low: int
+    high: int | None
+    reset: bool
+    distinct: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All state tensors of one wrap, by name, and the sizes they were resolved with."""
+
+    tensors: Mapping[str, StateTensor]
+    max_batch: int
+    max_len: int
+    max_draft_len: int
+    max_width: int
+    vocab_size: int
+
+    @property
+    def dummy_slot(self) -> int:
+        """The slot of padding rows; no request ever owns it."""
+        return self.max_batch
+
+    @property
+    def cache_len(self) -> int:
+        """S: ``max_len`` and room for one step's drafts behind it, so that every write is in bounds."""
+        return self.max_len + self.max_width
+
+
+def core_state(vocab_size: int) -> list[StateSpec]:
+    """The state every mode has. ``length`` counts committed tokens, the newest included."""
+    i64 = torch.int64
+    return [
+        StateSpec("tokens", (N, S), i64, high=vocab_size),
+        StateSpec("length", (N,), i64, low=1, high=S - K - 1),
+        StateSpec("limit", (N,), i64, low=1, high=S - K),
+        StateSpec("alive", (N,), torch.bool, fill=0),
+        StateSpec("eos", (N, E), i64, fill=-1, low=-1, high=vocab_size),
+        # Of the newest step, for the host: n, accepted and proposed draft tokens.
+        StateSpec("emitted", (N,), i64, high=K + 2),
+        StateSpec("accepted", (N,), i64, high=K + 1),
+        StateSpec("proposed", (N,), i64, high=K + 1),
+        # What the host hands to a run: the slot of each row, and where a prefill chunk starts.
+        StateSpec("slots", (B,), i64, high=N, distinct=True),
+        StateSpec("prefill_slot", (1,), i64, high=N),
+        StateSpec("prefill_start", (1,), i64, high=1),
+    ]
+
+
+def kv_state(observed: Iterable[tuple[tuple[int, int], tuple[int, int], torch.dtype]]) -> list[StateSpec]:
+    """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each layer, from observed (G, D), (G, Dv), dtype."""
+    specs = []
+    for layer, (key, value, dtype) in enumerate(observed):
+        specs.append(StateSpec(f"k_{layer}", (N, S, *key), dtype, reset=False))
+        specs.append(StateSpec(f"v_{layer}", (N, S, *value), dtype, reset=False))
+    return specs
+
+
+def resolve_layout(
+    specs: Iterable[StateSpec],
+    *,
+    max_batch: int,
+    max_len: int,
+    max_draft_len: int,
+    max_width: int,
+    vocab_size: int,
+) -> Layout:
+    """Fill in the sizes. ``max_width`` is the widest step that commits, Tmax of the design."""
+    sizes = {
+        N: max_batch + 1,
+        S: max_len + max_width,
+        K: max_draft_len,
+        B: max_batch,
+        E: EOS_CAPACITY,
+    }
+    tensors: dict[str, StateTensor] = {}
+    for spec in specs:
+        if spec.name in tensors:
+            raise ValueError(f"two state tensors are called {spec.name!r}")
+        tensors[spec.name] = spec.resolve(sizes)
+    return Layout(tensors, max_batch, max_len, max_draft_len, max_width, vocab_size)

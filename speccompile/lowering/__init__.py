@@ -1,0 +1,1 @@
+"""From verified step graphs to executables."""

@@ -1,0 +1,71 @@
+"""Backends by name. A backend turns a verified step graph into a callable of its placeholders."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from speccompile.errors import UnknownBackend
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.inductor import compiled_bodies
+from speccompile.passes.printing import load_python, to_python
+
+
+class Backend(Protocol):
+    """Lowers step graphs. ``reason`` says why it was taken, for ``explain()``."""
+
+    name: str
+    reason: str
+
+    def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]: ...
+
+
+@dataclass(frozen=True)
+class Eager:
+    """The printed step, executed: the reference that every other backend is held against."""
+
+    reason: str
+    name: str = "eager"
+
+    def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
+        step: Callable[..., Any] = load_python(to_python(graph, title), f"<{title}>")["step"]
+        return step
+
+
+@dataclass(frozen=True)
+class Inductor:
+    """The printed step with every outlined body replaced by its compiled artifact.
+
+    The few ops outside of the bodies run as they are: compiled, they were no faster on a CPU.
+    """
+
+    reason: str
+    name: str = "inductor"
+
+    def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
+        namespace = load_python(to_python(graph, title), f"<{title}>")
+        namespace.update(compiled_bodies(graph))
+        step: Callable[..., Any] = namespace["step"]
+        return step
+
+
+BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor}
+
+
+def choose_backend(name: str, device: torch.device) -> Backend:
+    """The backend called ``name``; ``auto`` takes Inductor where it can build code, else eager.
+
+    Raises:
+        UnknownBackend: there is none of that name.
+    """
+    if name == "auto":
+        if device.type == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
+            return Eager("no C++ compiler was found, which Inductor needs on a CPU")
+        return Inductor(f"compiled code is fastest on {device.type}")
+    if name not in BACKENDS:
+        raise UnknownBackend(name=name, available=", ".join(["auto", *BACKENDS]))
+    return BACKENDS[name]("asked for")

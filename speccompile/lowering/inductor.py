@@ -1,0 +1,82 @@
+"""Compiles an outlined body once, with rows and width symbolic, for all layers, tiers and prefill.
+
+The recipe (own ShapeEnv, duck-shaped fakes, ``dynamic_shapes="from_graph"``) keeps both sizes symbolic from 1 upwards;
+KV writes stay in place. Keys and values need example storages of their own, or AOTAutograd takes them for aliases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._inductor import standalone_compile
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from speccompile.errors import LoweringError
+from speccompile.graph_capture.graph import Body, StepGraph
+from speccompile.progress import task
+
+BodyFunction = Callable[..., torch.Tensor]
+
+# By what was compiled: wrapping the same model again in one process compiles nothing.
+_artifacts: dict[str, BodyFunction] = {}
+
+
+def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
+    """A compiled function for each body of ``graph``, by the body's name."""
+    return {name: _compiled(body, graph) for name, body in graph.bodies.items()}
+
+
+def _compiled(body: Body, graph: StepGraph) -> BodyFunction:
+    text = f"{body.module.code}{body.dims}{body.dtypes}{graph.device}"
+    key = hashlib.sha256(text.encode()).hexdigest()
+    if key not in _artifacts:
+        with task(f"compile {body.name} for {len(body.layers)} layers"):
+            _artifacts[key] = _compile(body, graph.device)
+    return _artifacts[key]
+
+
+def _compile(body: Body, device: torch.device) -> BodyFunction:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    examples = _example_sizes(body)
+    fakes = []
+    for index, (dims, dtype) in enumerate(zip(body.dims, body.dtypes, strict=True)):
+        real = torch.empty([examples.get(size, size) for size in dims], dtype=dtype, device=device)  # type: ignore[call-overload, misc]
+        dynamic = [DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in dims]
+        context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        fakes.append(mode.from_tensor(real, symbolic_context=context, source=ConstantSource(f"input_{index}")))
+    module = _returning_tuple(body)
+    with mode, torch.no_grad():
+        (result,) = module(*fakes)
+    returned = module.graph.output_node().args[0][0]  # type: ignore[index, union-attr]
+    returned.meta["val"] = returned.meta["example_value"] = result  # type: ignore[union-attr]
+    try:
+        with torch.no_grad():
+            artifact = standalone_compile(module, fakes, dynamic_shapes="from_graph")
+    except Exception as error:
+        raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        return artifact(*inputs)[0]  # type: ignore[index]
+
+    return call
+
+
+def _example_sizes(body: Body) -> dict[int | str, int]:
+    """Sizes for B and T that no fixed size of the body equals, so that duck shaping tells them apart."""
+    fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
+    free = (size for size in range(11, 1000) if size not in fixed)
+    return {"B": next(free), "T": next(free)}
+
+
+def _returning_tuple(body: Body) -> fx.GraphModule:
+    graph = fx.Graph()
+    result = graph.graph_copy(body.module.graph, {})
+    graph.output((result,))
+    for node in graph.nodes:
+        node.meta.clear()
+    return fx.GraphModule(torch.nn.Module(), graph, class_name=body.name)

@@ -1,0 +1,5 @@
+"""The semantic ops, one file each; importing this package registers them as ``torch.ops.speccompile.*``."""
+
+from speccompile.lowering.ops import attention as attention
+
+__all__ = ["attention"]

@@ -1,0 +1,56 @@
+"""A tier: what runs for one key, bound to its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.pipeline import Stages
+from speccompile.runtime.arena import Arena
+
+
+@dataclass(frozen=True)
+class TierKey:
+    """Rows B, verify width T, and the kind of sampling."""
+
+    rows: int
+    width: int
+    sampling: str = "greedy"
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One immutable executable. It reads and writes weights and arena tensors and returns nothing.
+
+    ``draft_len`` is K; ``arguments`` are the tensors that every run is called with.
+    """
+
+    name: str
+    key: TierKey
+    draft_len: int
+    stages: Stages = field(repr=False)
+    executable: Callable[..., Any] = field(repr=False)
+    argument_names: tuple[str, ...] = field(repr=False)
+    arguments: tuple[torch.Tensor, ...] = field(repr=False)
+    arena: Arena = field(repr=False)
+
+    @property
+    def graph(self) -> StepGraph:
+        return self.stages.last.graph
+
+    def run(self) -> None:
+        """One step."""
+        self.arena.record_call(self.name, self.argument_names, self.arguments)
+        with torch.no_grad():
+            self.executable(*self.arguments)
+
+
+def bind(graph: StepGraph, arena: Arena) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
+    """Names and tensors of a finished step's placeholders: weights as they are in the model, the rest from the arena."""
+    names = tuple(node.name for node in graph.placeholders)
+    ports = [graph.ports[name] for name in names]
+    return names, tuple(arena[port.name] if port.value is None else port.value for port in ports)

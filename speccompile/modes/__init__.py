@@ -1,0 +1,6 @@
+"""Ways to draft, one file each, found by name."""
+
+from speccompile.modes.base import Mode, ReadyMode
+from speccompile.modes.registry import available, create, register
+
+__all__ = ["Mode", "ReadyMode", "available", "create", "register"]

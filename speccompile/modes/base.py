@@ -1,0 +1,102 @@
+"""What a mode is: the state it needs, where its drafts come from, and what it does after a commit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import K, N, StateSpec
+from speccompile.graph_capture.support import ModelInfo
+from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.drafts import NoDrafts, ReadDrafts
+from speccompile.passes.propose import Propose
+
+
+@dataclass(frozen=True)
+class Mode(ABC):
+    """A way to draft. The fields of the dataclass are the options that ``wrap`` takes for it.
+
+    A subclass says what it needs and which passes build it into a step; neither the runtime nor another mode
+    knows about it.
+    """
+
+    name: ClassVar[str]
+    #: Proposals are ready when a step ends, so that the host can choose the smallest tier that serves them.
+    ready: ClassVar[bool] = False
+    #: What must hold in a finished step, besides what every step has to have.
+    goals: ClassVar[Facts] = facts()
+
+    @classmethod
+    def options(cls) -> list[str]:
+        return [item.name for item in fields(cls)]
+
+    def check(self, info: ModelInfo) -> None:
+        """Refuse options that do not fit the target model.
+
+        Raises:
+            InvalidOption: with what would fit.
+        """
+
+    def state(self) -> list[StateSpec]:
+        """State tensors of the mode's own."""
+        return []
+
+    @abstractmethod
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        """Passes that provide the fact ``drafts`` in a step of the tier ``draft_len`` (K > 0)."""
+
+    def commit_passes(self) -> list[Pass]:
+        """Passes that run behind the commit, in every tier and in prefill: a drafter's own state."""
+        return []
+
+    @abstractmethod
+    def explain(self) -> str:
+        """One sentence for people."""
+
+    def passes(self, draft_len: int) -> list[Pass]:
+        """All of the mode's passes for a tier."""
+        drafts = self.draft_passes(draft_len) if draft_len else [NoDrafts()]
+        return [*drafts, *self.commit_passes()]
+
+
+@dataclass(frozen=True)
+class ReadyMode(Mode):
+    """A drafter that proposes from committed text: write :meth:`propose`, in plain PyTorch, and that is all."""
+
+    ready: ClassVar[bool] = True
+    goals: ClassVar[Facts] = facts("proposed")
+
+    #: Names of own state tensors that ``propose`` wants to have.
+    own_state: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draft tokens for every row.
+
+        Args:
+            tokens: int64 ``[B, S]``, each row's text; only the first ``length`` places count.
+            length: int64 ``[B]``, committed tokens, the newest included.
+            own_state: the tensors named in ``own_state``, whole (``[N, ...]``).
+            draft_len: Kmax.
+
+        Returns:
+            Draft tokens, int64 ``[B, Kmax]``, and how many of them count, int64 ``[B]`` (0: no proposal).
+        """
+
+    def state(self) -> list[StateSpec]:
+        i64 = torch.int64
+        return [
+            StateSpec("draft_tokens", (N, K), i64, low=0, high=2),
+            StateSpec("draft_lens", (N,), i64, high=K + 1),
+        ]
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [ReadDrafts(draft_len)]
+
+    def commit_passes(self) -> list[Pass]:
+        return [Propose(self.propose, self.own_state)]

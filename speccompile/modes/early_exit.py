@@ -1,0 +1,96 @@
+"""Early exit: the target's own first layers, final norm and lm_head draft for the rest of it.
+
+After Elhoushi et al., "LayerSkip" (2024). The drafter is cut from the captured graph by a pass; it shares weights and
+the KV of its layers with the target, so it has no state to keep warm: the verify of every tier, K=0 included,
+writes the KV that the next draft reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.support import ModelInfo
+from speccompile.modes.base import Mode
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.drafts import set_drafts, useful_lens
+
+
+@dataclass(frozen=True)
+class EarlyExit(Mode):
+    """Drafts with the target's first ``exit_layer`` decoder layers.
+
+    Args:
+        exit_layer: E, between 1 and L; E = L drafts with the whole target.
+    """
+
+    exit_layer: int = 1
+
+    name: ClassVar[str] = "early_exit"
+
+    def check(self, info: ModelInfo) -> None:
+        good = isinstance(self.exit_layer, int) and 1 <= self.exit_layer <= info.num_layers
+        if not good or isinstance(self.exit_layer, bool):
+            raise InvalidOption(
+                where="mode 'early_exit'",
+                name="exit_layer",
+                value=self.exit_layer,
+                reason=f"it has to lie in 1 .. {info.num_layers}, the target's decoder layers",
+            )
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [DraftEarlyExit(self.exit_layer, draft_len)]
+
+    def explain(self) -> str:
+        return f"the target's first {self.exit_layer} layers draft, sharing their KV"
+
+
+@dataclass(frozen=True)
+class DraftEarlyExit(Pass):
+    """Splices ``draft_len`` single-token forwards of the first ``exit_layer`` layers in front of the target."""
+
+    exit_layer: int
+    draft_len: int
+
+    name: ClassVar[str] = "draft_early_exit"
+    looks_for: ClassVar[str] = "decoder layers to copy"
+    requires: ClassVar[Facts] = facts("outlined", "rows")
+    provides: ClassVar[Facts] = facts("drafts")
+
+    def run(self, graph: StepGraph) -> Changes:
+        anchors, slots, start = graph.anchors, graph.values["slots"], graph.anchors.start
+        state = [graph.state(name) for name in ("tokens", "length", "limit")]
+        token, position, lens = graph.insert(newest, *state, slots, before=start, draft_len=self.draft_len)
+        drafted = []
+        for _ in range(self.draft_len):
+            inputs = {anchors.tokens: token, anchors.positions: position}
+            hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
+            logits = graph.splice(anchors.lm_head, {anchors.layers[-1]: hidden}, before=start)
+            token, position = graph.insert(choose, logits, position, before=start)
+            drafted.append(token)
+        set_drafts(graph, graph.insert(join, *drafted, before=start), lens)
+        return Changes(self.draft_len, f"{self.draft_len} forwards of {self.exit_layer} layers")
+
+
+def newest(
+    tokens: torch.Tensor, length: torch.Tensor, limit: torch.Tensor, slots: torch.Tensor, *, draft_len: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The newest committed token ``[B, 1]``, its position ``[B, 1]``, and the rows' draft lengths ``[B]``."""
+    row_length = length[slots]
+    position = (row_length - 1).clamp(min=0)
+    lens = useful_lens(torch.full_like(row_length, draft_len), row_length, limit[slots])
+    return tokens[slots, position][:, None], position[:, None], lens
+
+
+def choose(logits: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely next token ``[B, 1]`` of logits ``[B, 1, V]``, and its position."""
+    return logits.argmax(-1), position + 1
+
+
+def join(*drafted: torch.Tensor) -> torch.Tensor:
+    """K tokens ``[B, 1]`` as drafts ``[B, K]``."""
+    return torch.cat(drafted, dim=1)

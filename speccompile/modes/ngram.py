@@ -1,0 +1,74 @@
+"""N-gram drafting (prompt lookup): what followed the newest tokens when they last occurred in the text.
+
+After Saxena, "Prompt Lookup Decoding" (2023), and transformers' PromptLookupCandidateGenerator; unlike the latter it
+prefers the most recent occurrence, and it runs inside the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.support import ModelInfo
+from speccompile.modes.base import ReadyMode
+
+
+@dataclass(frozen=True)
+class NGram(ReadyMode):
+    """The most recent match of the longest suffix n-gram.
+
+    Args:
+        max_ngram: longest suffix that is looked for.
+        min_ngram: shortest suffix whose match is still proposed.
+    """
+
+    max_ngram: int = 3
+    min_ngram: int = 1
+
+    name: ClassVar[str] = "ngram"
+
+    def check(self, info: ModelInfo) -> None:
+        for name in ("max_ngram", "min_ngram"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidOption(where="mode 'ngram'", name=name, value=value, reason="it is no int >= 1")
+        if self.min_ngram > self.max_ngram:
+            raise InvalidOption(
+                where="mode 'ngram'",
+                name="min_ngram",
+                value=self.min_ngram,
+                reason=f"it is larger than max_ngram={self.max_ngram}",
+            )
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Continue the text as it went on behind the match, around again where that reaches the text's end."""
+        capacity = tokens.shape[1]
+        places = torch.arange(capacity, device=tokens.device)
+        newest = length[:, None] - 1
+
+        # matched[b, i]: how many tokens that end at place i equal the text's newest ones, up to max_ngram.
+        matched = torch.zeros_like(tokens)
+        equal = places < newest
+        for back in range(self.max_ngram):
+            suffix_token = tokens.gather(1, (newest - back).clamp(min=0))
+            shifted = torch.roll(tokens, back, dims=1)
+            equal = equal & (places >= back) & (newest >= back) & (shifted == suffix_token)
+            matched = matched + equal
+
+        # Longest first, then most recent; a key of 0 is no match.
+        key = torch.where(matched >= self.min_ngram, matched * capacity + places, 0).amax(1)
+        found = key > 0
+        distance = torch.where(found, newest[:, 0] - key % capacity, 1)
+
+        offsets = torch.arange(draft_len, device=tokens.device)
+        source = newest + 1 - distance[:, None] + offsets % distance[:, None]
+        drafts = tokens.gather(1, source.clamp(min=0, max=capacity - 1))
+        return drafts, torch.where(found, draft_len, 0)
+
+    def explain(self) -> str:
+        return f"continues the most recent match of the last {self.max_ngram} to {self.min_ngram} tokens"

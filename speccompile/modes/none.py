@@ -1,0 +1,25 @@
+"""No speculation: the plain decoder, which is also what every other mode's K=0 tier runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from speccompile.modes.base import Mode
+from speccompile.passes.base import Pass
+from speccompile.passes.drafts import NoDrafts
+
+
+@dataclass(frozen=True)
+class NoSpeculation(Mode):
+    """One token a step."""
+
+    name: ClassVar[str] = "none"
+    # It never proposes anything, so the K=0 tier serves every step.
+    ready: ClassVar[bool] = True
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [NoDrafts()]
+
+    def explain(self) -> str:
+        return "plain decoding, one token a step"

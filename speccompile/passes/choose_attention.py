@@ -1,0 +1,31 @@
+"""Which kernel the semantic attention op becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+
+
+@dataclass(frozen=True)
+class ChooseAttention(Pass):
+    """``fixed_order`` takes the kernel whose result for a query does not depend on where in a step it stands."""
+
+    fixed_order: bool = False
+
+    name: ClassVar[str] = "choose_attention"
+    looks_for: ClassVar[str] = "speccompile::attention"
+    requires: ClassVar[Facts] = facts("captured")
+    provides: ClassVar[Facts] = facts("attention_chosen")
+
+    def run(self, graph: StepGraph) -> Changes:
+        ops = torch.ops.speccompile
+        kernel = ops.attention_fixed_order.default if self.fixed_order else ops.attention.default
+        found = graph.graph.find_nodes(op="call_function", target=ops.attention.default)
+        for node in found:
+            node.target = kernel
+        return Changes(len(found), f"{len(found)} calls of {kernel}")

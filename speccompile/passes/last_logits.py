@@ -1,0 +1,36 @@
+"""Prefill needs the logits of one position, not of the whole chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+
+
+@dataclass(frozen=True)
+class LastLogits(Pass):
+    """The lm_head reads the hidden state at ``last_index`` alone: logits ``[B, T, V]`` become ``[B, 1, V]``."""
+
+    name: ClassVar[str] = "last_logits"
+    looks_for: ClassVar[str] = "an lm_head that reads a hidden state"
+    requires: ClassVar[Facts] = facts("logits", "last_index")
+    provides: ClassVar[Facts] = facts("step_logits")
+
+    def run(self, graph: StepGraph) -> Changes:
+        hidden = graph.anchors.final_norm
+        readers = [user for user in hidden.users if user.op == "call_function"]
+        last = graph.insert(at_index, hidden, graph.values["last_index"], before=readers[0])
+        for reader in readers:
+            reader.replace_input_with(hidden, last)
+        graph.anchors.final_norm = last
+        return Changes(len(readers), "lm_head on one position a row")
+
+
+def at_index(hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``[B, T, M]`` at ``index`` ``[B]``: ``[B, 1, M]``."""
+    rows = torch.arange(hidden.shape[0], device=hidden.device)
+    return hidden[rows, index][:, None]

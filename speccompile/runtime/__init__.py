@@ -1,0 +1,1 @@
+"""What runs: the arena, the engine that steps tiers over it, policies and statistics."""

@@ -1,0 +1,64 @@
+"""All state tensors of one wrap, allocated once, and the proof that nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from speccompile.graph_capture.state import Layout
+
+#: (executable, tensor, address, shape, strides)
+Fingerprint = tuple[tuple[str, str, int, tuple[int, ...], tuple[int, ...]], ...]
+
+
+class Arena(Mapping[str, torch.Tensor]):
+    """State tensors by name, allocated at the sizes of the largest tier and never again.
+
+    Args:
+        layout: names, shapes and fill values.
+        device: where the model is.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+        self._tensors = {
+            name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
+            for name, tensor in layout.tensors.items()
+        }
+        self._called: dict[str, tuple[tuple[str, ...], tuple[torch.Tensor, ...]]] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def reset_slot(self, slot: int) -> None:
+        """Set everything a former owner of ``slot`` could leave behind to its fill value (KV is dead by length)."""
+        for name, tensor in self.layout.tensors.items():
+            if tensor.reset:
+                self._tensors[name][slot] = tensor.fill
+
+    def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
+        """Note the tensors that a backend is being called with."""
+        self._called[executable] = (names, tensors)
+
+    def fingerprint(self) -> Fingerprint:
+        """Name, address, shape and strides of every tensor: the arena's own, and those of each executable's newest
+        call, weights included. Equal fingerprints mean that no buffer moved."""
+        entries = [("arena", name, tensor) for name, tensor in self._tensors.items()]
+        for executable, (names, tensors) in self._called.items():
+            entries.extend((executable, name, tensor) for name, tensor in zip(names, tensors, strict=True))
+        return tuple(
+            (owner, name, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+            for owner, name, tensor in sorted(entries, key=lambda entry: entry[:2])
+        )

@@ -1,0 +1,85 @@
+"""``spec.check``: is the text that of the plain decoder, and if not, how near a tie was the difference?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where one prompt's text first differs.
+
+    ``position`` counts new tokens from 0. ``logit_change`` is the distance, in the model's own logits at that place, of
+    the token that ought to have come from the one that did: the smallest change of one logit that explains it.
+    """
+
+    prompt: int
+    position: int
+    expected: int
+    got: int
+    logit_change: float
+
+    def __str__(self) -> str:
+        return (
+            f"prompt {self.prompt}: new token {self.position} is {self.got}, expected {self.expected}; "
+            f"explained by a logit change of {self.logit_change:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Outcome of ``spec.check``; true when every text was equal."""
+
+    prompts: int
+    reference: str
+    differences: tuple[Difference, ...]
+
+    def __bool__(self) -> bool:
+        return not self.differences
+
+    @property
+    def largest_logit_change(self) -> float:
+        """0.0 when nothing differs."""
+        return max((difference.logit_change for difference in self.differences), default=0.0)
+
+    def __str__(self) -> str:
+        equal = self.prompts - len(self.differences)
+        lines = [f"{equal} of {self.prompts} texts equal those of {self.reference}"]
+        return "\n".join([*lines, *(str(difference) for difference in self.differences)])
+
+
+def transformers_greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
+    """New tokens of the model's own greedy ``generate`` for one prompt."""
+    ids = torch.tensor([prompt], device=model.device)
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        eos_token_id=eos or None,
+        pad_token_id=eos[0] if eos else 0,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def first_difference(
+    model: PreTrainedModel, index: int, prompt: list[int], expected: list[int], got: list[int]
+) -> Difference | None:
+    """The first place where two continuations of ``prompt`` part, or None."""
+    pairs = zip(expected, got, strict=False)
+    position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if position is None:
+        if len(expected) == len(got):
+            return None
+        # One text ends where the other goes on: the shorter one ended on a token that was no end for the other.
+        raise AssertionError(f"texts of prompt {index} end at {len(expected)} and {len(got)} without differing")
+    context = torch.tensor([prompt + expected[:position]], device=model.device)
+    with torch.no_grad():
+        logits = model(input_ids=context, use_cache=False).logits[0, -1].double()
+    change = float((logits[expected[position]] - logits[got[position]]).abs())
+    return Difference(index, position, expected[position], got[position], change)

@@ -1,0 +1,196 @@
+"""The Hugging Face side of decoding: padded tensors in, padded tensors out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from transformers import GenerationConfig
+
+from speccompile.errors import (
+    EmptyPrompt,
+    InvalidInput,
+    InvalidOption,
+    OutputTruncated,
+    PromptTooLong,
+    TokenOutOfVocabulary,
+    TooManyEosTokens,
+    TooManyRows,
+)
+from speccompile.graph_capture.state import EOS_CAPACITY, Layout
+from speccompile.runtime.engine import Engine, Request
+
+# Settings of a generation_config that change greedy text, with the values at which they do nothing.
+NEUTRAL = {
+    "repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "min_length": (None, 0),
+    "min_new_tokens": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "sequence_bias": (None,),
+    "guidance_scale": (None, 1.0),
+    "num_beams": (None, 1),
+}
+
+
+class Streamer(Protocol):
+    """What transformers calls a streamer."""
+
+    def put(self, value: torch.Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def check_generation_config(config: GenerationConfig) -> None:
+    """Refuse settings that would change the text and that are not built yet.
+
+    Raises:
+        InvalidOption: names the setting.
+    """
+    for name, neutral in NEUTRAL.items():
+        value = getattr(config, name, None)
+        if value not in neutral:
+            raise InvalidOption(
+                where="the model's generation_config",
+                name=name,
+                value=value,
+                reason=f"it changes the text and is not supported yet; set model.generation_config.{name} = {neutral[0]}",
+            )
+
+
+def read_prompts(
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    pad: int | None,
+    eos: list[int],
+    layout: Layout,
+) -> list[list[int]]:
+    """The rows of a left-padded batch as lists of token ids.
+
+    Args:
+        input_ids: ``[B, P]``, integer.
+        attention_mask: ``[B, P]``, 0 at padding. None: as in transformers, ``pad`` marks padding when it occurs and is
+            no EOS id.
+
+    Raises:
+        InvalidInput, TooManyRows, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
+    """
+    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
+        raise InvalidInput(name="input_ids", reason="it has to be a tensor [rows, tokens]")
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidInput(
+            name="input_ids", reason=f"its dtype is {input_ids.dtype}, not an integer type of 32 or 64 bits"
+        )
+    rows = input_ids.shape[0]
+    if rows == 0:
+        raise InvalidInput(name="input_ids", reason="it has no rows")
+    if rows > layout.max_batch:
+        raise TooManyRows(rows=rows, max_batch=layout.max_batch)
+    if attention_mask is None:
+        padded = pad is not None and pad not in eos
+        kept = input_ids != pad if padded else torch.ones_like(input_ids, dtype=torch.bool)
+    elif attention_mask.shape != input_ids.shape:
+        raise InvalidInput(
+            name="attention_mask",
+            reason=f"its shape {list(attention_mask.shape)} is not that of input_ids {list(input_ids.shape)}",
+        )
+    else:
+        kept = attention_mask.bool().to(input_ids.device)
+    prompts = []
+    for row in range(rows):
+        length = int(kept[row].sum())
+        if length == 0:
+            raise EmptyPrompt(row=row)
+        if not bool(kept[row, input_ids.shape[1] - length :].all()):
+            raise InvalidInput(
+                name="attention_mask",
+                reason=f"row {row} has padding behind or between its tokens; pad on the left "
+                "(tokenizer.padding_side = 'left')",
+            )
+        prompts.append(input_ids[row, input_ids.shape[1] - length :].tolist())
+        check_prompt(prompts[-1], row, layout)
+    return prompts
+
+
+def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
+    """Raises EmptyPrompt, PromptTooLong or TokenOutOfVocabulary."""
+    if not prompt:
+        raise EmptyPrompt(row=row)
+    if len(prompt) > layout.max_len - 1:
+        raise PromptTooLong(row=row, length=len(prompt), max_len=layout.max_len, allowed=layout.max_len - 1)
+    for token in prompt:
+        if not 0 <= token < layout.vocab_size:
+            raise TokenOutOfVocabulary(row=row, token=token, last=layout.vocab_size - 1, vocab=layout.vocab_size)
+
+
+def token_list(value: int | Iterable[int] | torch.Tensor | None) -> list[int]:
+    """EOS ids as transformers takes them: one, several, or none.
+
+    Raises:
+        TooManyEosTokens: more than a slot has room for.
+    """
+    if value is None:
+        return []
+    tokens = [int(token) for token in value] if isinstance(value, Iterable) else [int(value)]
+    if len(tokens) > EOS_CAPACITY:
+        raise TooManyEosTokens(count=len(tokens), capacity=EOS_CAPACITY)
+    return tokens
+
+
+def decode(
+    engine: Engine,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int,
+    eos: list[int],
+    streamer: Streamer | None = None,
+) -> list[Request]:
+    """Decode all prompts to their end; ``streamer`` gets the tokens of the only row as they come."""
+    requests: list[Request] = []
+    streamed = 0
+
+    def stream() -> None:
+        nonlocal streamed
+        if streamer is not None:
+            for token in requests[0].new_tokens[streamed:]:
+                streamed += 1
+                streamer.put(torch.tensor([token]))
+
+    try:
+        for prompt in prompts:
+            requests.append(engine.admit(prompt, max_new_tokens=max_new_tokens, eos=eos))
+            stream()
+        while engine.running:
+            engine.step()
+            stream()
+    finally:
+        engine.release()
+        engine.stats.requests = [request.stats for request in requests]
+    if streamer is not None:
+        streamer.end()
+    _warn_of_truncation(requests, engine.arena.layout.max_len)
+    return requests
+
+
+def _warn_of_truncation(requests: list[Request], max_len: int) -> None:
+    cut = [row for row, request in enumerate(requests) if request.stats.finish_reason == "max_len"]
+    if cut:
+        warnings.warn(
+            f"rows {cut} ended at max_len={max_len} before they had max_new_tokens; wrap with a larger max_len",
+            OutputTruncated,
+            stacklevel=4,
+        )
+
+
+def padded(input_ids: torch.Tensor, requests: list[Request], pad: int) -> torch.Tensor:
+    """``[B, P + new]`` as transformers returns it: the prompts as given, rows that ended earlier padded behind."""
+    longest = max(len(request.new_tokens) for request in requests)
+    rows = [request.new_tokens + [pad] * (longest - len(request.new_tokens)) for request in requests]
+    new = torch.tensor(rows, dtype=torch.int64, device=input_ids.device)
+    return torch.cat([input_ids.to(torch.int64), new], dim=1)

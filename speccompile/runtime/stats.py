@@ -1,0 +1,74 @@
+"""What speculation did, counted in draft tokens, emitted tokens and passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Counters:
+    """Counts over live rows and steps. ``proposed_at[j]`` and ``accepted_at[j]`` are per draft position."""
+
+    max_draft_len: int
+    row_steps: int = 0
+    emitted_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    proposed_at: list[int] = field(init=False)
+    accepted_at: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.proposed_at = [0] * self.max_draft_len
+        self.accepted_at = [0] * self.max_draft_len
+
+    def count(self, emitted: int, accepted: int, proposed: int) -> None:
+        self.row_steps += 1
+        self.emitted_tokens += emitted
+        self.draft_tokens += proposed
+        self.accepted_tokens += accepted
+        for position in range(proposed):
+            self.proposed_at[position] += 1
+            self.accepted_at[position] += position < accepted
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean emitted tokens n per live row and target pass; 0.0 before the first step."""
+        return self.emitted_tokens / self.row_steps if self.row_steps else 0.0
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of the drafts offered at each position that were accepted; 0.0 where none was offered."""
+        pairs = zip(self.accepted_at, self.proposed_at, strict=True)
+        return [accepted / proposed if proposed else 0.0 for accepted, proposed in pairs]
+
+
+@dataclass
+class RequestStats(Counters):
+    """One request. ``finish_reason`` is ``eos``, ``max_new_tokens`` or ``max_len``; empty while it runs."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    finish_reason: str = ""
+
+
+@dataclass
+class Stats(Counters):
+    """Everything since ``wrap`` or :meth:`reset`.
+
+    ``steps`` counts runs of a tier, each one target pass over all rows, so it equals ``target_passes`` for drafts in a
+    chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``.
+    """
+
+    steps: int = 0
+    target_passes: int = 0
+    prefill_passes: int = 0
+    tier_steps: dict[int, int] = field(default_factory=dict)
+    requests: list[RequestStats] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.__init__(self.max_draft_len)  # type: ignore[misc]
+
+    def count_step(self, draft_len: int) -> None:
+        self.steps += 1
+        self.target_passes += 1
+        self.tier_steps[draft_len] = self.tier_steps.get(draft_len, 0) + 1

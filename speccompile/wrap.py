@@ -1,0 +1,113 @@
+"""``speccompile.wrap``: checks what was asked for, builds it, and hands back a speculator."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from speccompile import modes
+from speccompile.build import BuildConfig, build
+from speccompile.errors import InvalidOption, InvalidTiers, UnknownAcceptance
+from speccompile.graph_capture.support import ModelInfo, inspect_model
+from speccompile.lowering.backends import choose_backend
+from speccompile.runtime.policy import Policy, parse_policy
+from speccompile.speculator import Speculator
+
+ACCEPTANCE_RULES = ("exact",)
+DEFAULT_TIERS = (0, 1, 3, 7)
+
+
+def wrap(
+    model: PreTrainedModel,
+    mode: str | None = "ngram",
+    *,
+    tiers: Sequence[int] = DEFAULT_TIERS,
+    max_batch: int = 1,
+    max_len: int = 2048,
+    backend: str = "auto",
+    policy: str | Policy | None = None,
+    acceptance: str = "exact",
+    deterministic: bool | None = None,
+    **mode_options: Any,
+) -> Speculator:
+    """Make ``model`` decode speculatively, with the same text.
+
+    Args:
+        model: a Llama-architecture causal LM in eval mode, on one device. It is left as it was.
+        mode: how to draft; see ``speccompile.modes.available()``. None is ``none``.
+        tiers: draft lengths to build, 0 among them.
+        max_batch: most prompts in one call of ``generate``.
+        max_len: most tokens of a sequence, prompt included.
+        backend: ``auto``, ``eager`` or ``inductor``.
+        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
+            tier.
+        acceptance: ``exact``, which is greedy decoding's own rule.
+        deterministic: True makes logits independent, in every bit, of tier and neighbours (all tiers then run the
+            widest tier's shape). None does so where it costs nothing, which
+            no backend offers yet.
+        mode_options: options of the mode, such as ``max_ngram=3``.
+
+    Raises:
+        UserError: one class for each thing that can be wrong; see ``speccompile.errors``.
+        CaptureMismatch: the captured graph does not compute what the model computes.
+    """
+    draft_lens = _check_tiers(tiers)
+    _check_whole("max_batch", max_batch, 1)
+    _check_whole("max_len", max_len, 2)
+    if deterministic not in (None, True, False):
+        raise InvalidOption(where="wrap", name="deterministic", value=deterministic, reason="use True, False or None")
+    if acceptance not in ACCEPTANCE_RULES:
+        raise UnknownAcceptance(name=acceptance, available=", ".join(ACCEPTANCE_RULES))
+    chosen_mode = modes.create(mode, mode_options)
+    chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
+    info = inspect_model(model)
+    chosen_mode.check(info)
+    config = BuildConfig(
+        mode=chosen_mode,
+        tiers=draft_lens,
+        max_batch=max_batch,
+        max_len=max_len,
+        backend=choose_backend(backend, info.device),
+        # Stock linears and SDPA are not row-invariant across widths, so it is never free yet.
+        deterministic=bool(deterministic),
+    )
+    _warn_of_generation_config(model, info, max_len)
+    return Speculator(model, config, build(model, info, config), chosen_policy)
+
+
+def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
+    try:
+        values = tuple(tiers)
+    except TypeError:
+        raise InvalidTiers(tiers=tiers, reason="it is no sequence") from None
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidTiers(tiers=tiers, reason=f"{value!r} is no draft length")
+    if 0 not in values:
+        raise InvalidTiers(tiers=tiers, reason="0 is missing")
+    if len(set(values)) != len(values):
+        raise InvalidTiers(tiers=tiers, reason="a draft length occurs twice")
+    return tuple(sorted(values))
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidOption(where="wrap", name=name, value=value, reason=f"it has to be an int of at least {least}")
+
+
+def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len: int) -> None:
+    positions = model.config.max_position_embeddings
+    if max_len > positions:
+        warnings.warn(
+            f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
+            "its text may degrade behind them, as in transformers",
+            stacklevel=3,
+        )
+    if model.generation_config.do_sample:
+        warnings.warn(
+            "the model's generation_config asks for sampling; speccompile decodes greedily (do_sample=False)",
+            stacklevel=3,
+        )
