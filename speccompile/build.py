@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from speccompile.graph_capture.capture import capture, observe_kv
@@ -17,10 +16,12 @@ from speccompile.graph_capture.state import Layout, core_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.determinism import prove_deterministic
+from speccompile.lowering.linears import STOCK, LinearChoice
 from speccompile.lowering.tier import Tier, TierKey, bind
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Pass, facts
 from speccompile.passes.choose_attention import ChooseAttention
+from speccompile.passes.choose_linear import ChooseLinear
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import NoDrafts
 from speccompile.passes.greedy_accept import GreedyAccept
@@ -45,14 +46,22 @@ class BuildConfig:
     max_len: int
     backend: Backend
     deterministic: bool
+    linears: LinearChoice = STOCK
 
     @property
     def max_draft_len(self) -> int:
         return max(self.tiers)
 
     def width(self, draft_len: int) -> int:
-        """Verify width of a tier; with ``deterministic`` all tiers run one shape."""
-        return self.max_draft_len + 1 if self.deterministic else draft_len + 1
+        """What the target computes in a step of a tier, at least K+1; with ``deterministic`` all run one shape."""
+        width = self.max_draft_len + 1 if self.deterministic else draft_len + 1
+        # One column would make a weight-stationary linear a matrix-vector product, which is slower than two.
+        alone = self.linears.weight_stationary and self.max_batch * width == 1
+        return 2 if alone else width
+
+    @property
+    def max_width(self) -> int:
+        return max(self.width(draft_len) for draft_len in self.tiers)
 
 
 @dataclass
@@ -69,7 +78,11 @@ class Build:
 
 def model_pipeline(config: BuildConfig) -> Pipeline:
     """Passes over the captured model alone; all tiers start from what they leave."""
-    passes = (ChooseAttention(config.deterministic), OutlineLayers())
+    passes = (
+        ChooseAttention(config.deterministic),
+        ChooseLinear(config.linears.weight_stationary),
+        OutlineLayers(),
+    )
     return Pipeline(passes, facts("outlined"), "the captured model")
 
 
@@ -78,7 +91,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int) -> Pipeline:
     passes: list[Pass] = [
         BindRows(),
         *config.mode.passes(draft_len),
-        VerifyInputs(config.width(draft_len)),
+        VerifyInputs(draft_len, config.width(draft_len)),
         GreedyAccept(),
         Commit(),
     ]
@@ -112,7 +125,7 @@ def plan_layout(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) ->
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,
-        max_width=config.max_draft_len + 1,
+        max_width=config.max_width,
         vocab_size=info.vocab_size,
     )
 

@@ -30,7 +30,8 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "policy": str(engine.policy),
         "acceptance": "exact: a draft token stays while it is the target's own greedy choice",
         "deterministic": deterministic,
-        "backend": f"{config.backend.name}: {config.backend.reason}; stock linears, SDPA row by row over live keys",
+        "backend": f"{config.backend.name}: {config.backend.reason}",
+        "kernels": f"linears {config.linears.reason}; attention by SDPA, row by row over live keys",
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "

@@ -65,14 +65,16 @@ def wrap(
     chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
     info = inspect_model(model)
     chosen_mode.check(info)
+    chosen_backend = choose_backend(backend, info.device)
     config = BuildConfig(
         mode=chosen_mode,
         tiers=draft_lens,
         max_batch=max_batch,
         max_len=max_len,
-        backend=choose_backend(backend, info.device),
+        backend=chosen_backend,
         # Stock linears and SDPA are not row-invariant across widths, so it is never free yet.
         deterministic=bool(deterministic),
+        linears=chosen_backend.choose_linears(model, [max_batch * (k + 1) for k in draft_lens]),
     )
     _warn_of_generation_config(model, info, max_len)
     return Speculator(model, config, build(model, info, config), chosen_policy)

@@ -124,7 +124,7 @@ def _mask(mask_function: Any = None, **arguments: Any) -> CausalMask:
 
 
 AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)  # type: ignore[arg-type]
+AttentionMaskInterface.register(NAME, _mask)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -66,8 +66,8 @@ def capture(model: PreTrainedModel, info: ModelInfo, layout: Layout, kv: dict[st
         kv: the arena's tensors ``k_i``, ``v_i``; export traces with them, so nothing is allocated twice.
 
     Returns:
-        A graph with the inputs ``input_ids``, ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), the output ``logits``,
-        and the facts ``captured`` and ``logits``. Its sizes are two primes that occur nowhere else in the model,
+        A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), the output
+        ``logits``, and the facts ``captured`` and ``logits``. Its sizes are two primes found nowhere else in the model,
         so a size that varies can be told from one that does not.
 
     Raises:
@@ -134,15 +134,13 @@ def _clean(graph: fx.Graph) -> None:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
+    args: tuple[Any, ...] = node.args
     if node.target in (aten.to.dtype, aten.to.device, aten.to.dtype_layout):
-        before, after = node.args[0].meta["val"], node.meta["val"]
+        before, after = args[0].meta["val"], node.meta["val"]
         return bool(before.dtype == after.dtype and before.device == after.device)
     if node.target is aten.slice.Tensor:
-        # Against the example shape: a bound equal to a symbolic size is also the end.
-        start = node.args[2] if len(node.args) > 2 else 0
-        stop = node.args[3] if len(node.args) > 3 else None
-        step = node.args[4] if len(node.args) > 4 else 1
-        return start in (0, None) and step == 1 and (stop is None or operator.index(stop) == 2**63 - 1)
+        bounds = dict(zip(("start", "stop", "step"), args[2:], strict=False))
+        return bounds.get("start") in (0, None) and bounds.get("stop") in (None, 2**63 - 1) and len(bounds) < 3
     return False
 
 
@@ -168,7 +166,7 @@ def _ports(
     for node in graph.find_nodes(op="placeholder"):
         spec = specs[node.name]
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            path = spec.target.removeprefix("model.")
+            path = str(spec.target).removeprefix("model.")
             value = tensors[path].detach()
             name = path.replace(".", "_")
             port = Port(name, "weight", tuple(value.shape), value.dtype, info.device, path=path, value=value)

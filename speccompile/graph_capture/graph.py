@@ -206,7 +206,7 @@ class StepGraph:
                     new = self.graph.node_copy(node, node_map.__getitem__)
                     new.meta = {"val": node.meta.get("val")}
                     node_map[node] = new
-        (outputs,) = traced.graph.output_node().args
+        outputs: Any = traced.graph.output_node().args[0]
         return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], structure[0])
 
     def splice(self, output: fx.Node, replace: Mapping[fx.Node, fx.Node], before: fx.Node) -> fx.Node:
@@ -235,11 +235,17 @@ class StepGraph:
 
     def bind_input(self, name: str, node: fx.Node) -> None:
         """Read ``node`` wherever the input ``name`` was read; the input is gone."""
-        placeholder = next(item for item in self.placeholders if item.name == name)
-        placeholder.replace_all_uses_with(node)
-        self.anchors = self.anchors.mapped(lambda item: node if item is placeholder else item)
-        self.graph.erase_node(placeholder)
+        self.replace(next(item for item in self.placeholders if item.name == name), node)
         del self.ports[name]
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Read ``new`` wherever ``old`` was read, also as an anchor or a named value; ``old`` is gone."""
+        old.replace_all_uses_with(new)
+        self.anchors = self.anchors.mapped(lambda item: new if item is old else item)
+        self.graph.erase_node(old)
+        for name, node in list(self.values.items()):
+            if node is old:
+                self.name_value(name, new)
 
     def name_value(self, name: str, node: fx.Node) -> None:
         """Give a node the vocabulary's name, so that later passes and the printed step find it."""
@@ -275,5 +281,5 @@ class StepGraph:
                     values[node] = self.bodies[str(node.target)].fake(args, self.fake_mode)
                 else:
                     with self.fake_mode, torch.no_grad():
-                        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                        values[node] = node.target(*args, **kwargs)
             node.meta["val"] = values[node]

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from speccompile.errors import UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.inductor import compiled_bodies
+from speccompile.lowering.linears import STOCK, LinearChoice, choose_linears
 from speccompile.passes.printing import load_python, to_python
 
 
 class Backend(Protocol):
     """Lowers step graphs. ``reason`` says why it was taken, for ``explain()``."""
 
-    name: str
-    reason: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
+        """The form of the linears for steps of so many rows (B * T)."""
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]: ...
 
@@ -30,6 +38,9 @@ class Eager:
 
     reason: str
     name: str = "eager"
+
+    def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
+        return STOCK
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
         step: Callable[..., Any] = load_python(to_python(graph, title), f"<{title}>")["step"]
@@ -45,6 +56,9 @@ class Inductor:
 
     reason: str
     name: str = "inductor"
+
+    def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
+        return choose_linears(model, widths)
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
         namespace = load_python(to_python(graph, title), f"<{title}>")

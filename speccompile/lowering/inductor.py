@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -43,17 +44,18 @@ def _compiled(body: Body, graph: StepGraph) -> BodyFunction:
 def _compile(body: Body, device: torch.device) -> BodyFunction:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     examples = _example_sizes(body)
-    fakes = []
+    fakes: list[Any] = []
     for index, (dims, dtype) in enumerate(zip(body.dims, body.dtypes, strict=True)):
-        real = torch.empty([examples.get(size, size) for size in dims], dtype=dtype, device=device)  # type: ignore[call-overload, misc]
+        shape = [examples[size] if isinstance(size, str) else size for size in dims]
         dynamic = [DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in dims]
-        context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        real = torch.empty(shape, dtype=dtype, device=device)
         fakes.append(mode.from_tensor(real, symbolic_context=context, source=ConstantSource(f"input_{index}")))
     module = _returning_tuple(body)
     with mode, torch.no_grad():
         (result,) = module(*fakes)
-    returned = module.graph.output_node().args[0][0]  # type: ignore[index, union-attr]
-    returned.meta["val"] = returned.meta["example_value"] = result  # type: ignore[union-attr]
+    (returned,) = cast(Any, module.graph.output_node().args[0])
+    returned.meta["val"] = returned.meta["example_value"] = result
     try:
         with torch.no_grad():
             artifact = standalone_compile(module, fakes, dynamic_shapes="from_graph")
@@ -61,12 +63,13 @@ def _compile(body: Body, device: torch.device) -> BodyFunction:
         raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
-        return artifact(*inputs)[0]  # type: ignore[index]
+        result: torch.Tensor = artifact(*inputs)[0]
+        return result
 
     return call
 
 
-def _example_sizes(body: Body) -> dict[int | str, int]:
+def _example_sizes(body: Body) -> dict[str, int]:
     """Sizes for B and T that no fixed size of the body equals, so that duck shaping tells them apart."""
     fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
     free = (size for size in range(11, 1000) if size not in fixed)

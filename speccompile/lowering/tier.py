@@ -50,7 +50,7 @@ class Tier:
 
 
 def bind(graph: StepGraph, arena: Arena) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
-    """Names and tensors of a finished step's placeholders: weights as they are in the model, the rest from the arena."""
+    """Names and tensors of a finished step's placeholders: the model's own weights, the rest from the arena."""
     names = tuple(node.name for node in graph.placeholders)
     ports = [graph.ports[name] for name in names]
     return names, tuple(arena[port.name] if port.value is None else port.value for port in ports)

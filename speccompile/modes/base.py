@@ -33,7 +33,7 @@ class Mode(ABC):
     def options(cls) -> list[str]:
         return [item.name for item in fields(cls)]
 
-    def check(self, info: ModelInfo) -> None:
+    def check(self, info: ModelInfo) -> None:  # noqa: B027  most modes fit every model
         """Refuse options that do not fit the target model.
 
         Raises:

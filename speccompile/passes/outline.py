@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import fx
@@ -28,7 +28,7 @@ class OutlineLayers(Pass):
 
     name: ClassVar[str] = "outline"
     looks_for: ClassVar[str] = "decoder layers"
-    requires: ClassVar[Facts] = facts("captured", "attention_chosen")
+    requires: ClassVar[Facts] = facts("captured", "attention_chosen", "linears_chosen")
     provides: ClassVar[Facts] = facts("outlined")
 
     def run(self, graph: StepGraph) -> Changes:
@@ -91,7 +91,8 @@ class _Region:
         number |= {node: f"n{i}" for i, node in enumerate(self.nodes)}
 
         def canonical(value: Any) -> str:
-            return repr(fx.map_arg(value, lambda node: _Ref(number[node])))
+            # A Ref stands for a node only while it is printed, so it need not be what fx takes for an argument.
+            return repr(fx.map_arg(value, lambda node: cast(Any, _Ref(number[node]))))
 
         lines = [f"{x.meta['val'].dtype}{list(x.meta['val'].shape)}" for x in self.inputs]
         for node in self.nodes:

@@ -81,7 +81,8 @@ def load_python(source: str, filename: str) -> dict[str, Any]:
 
 
 def _output_names(graph: StepGraph) -> list[str]:
-    return [node.name for node in graph.output.args[0]]  # type: ignore[union-attr]
+    outputs: Any = graph.output.args[0]
+    return [node.name for node in outputs]
 
 
 def _body_function(body: Body) -> str:

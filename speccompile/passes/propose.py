@@ -19,7 +19,7 @@ ProposeFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Propose(Pass):
-    """Traces ``propose(tokens, length, *state, draft_len=Kmax)`` into the step and stores what it returns for the next one.
+    """Traces ``propose(tokens, length, *state, draft_len=Kmax)`` into the step and keeps the result for the next one.
 
     Args:
         propose: takes the rows' ``tokens [B, S]``, their ``length [B]``, and the mode's own state tensors whole;

@@ -112,7 +112,8 @@ def _check_shapes(graph: StepGraph, fail: Fail) -> None:
         fail(f"its shapes cannot be computed: {error}")
     for node, old in before.items():
         new = node.meta.get("val")
-        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-            # Sizes follow the step's rows and width; kind and number of dimensions never change.
-            if (old.ndim, old.dtype) != (new.ndim, new.dtype):
-                fail(f"node {node.name!r} was {old.dtype}{list(old.shape)}, now {new.dtype}{list(new.shape)}")
+        if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+            continue
+        # Sizes follow the step's rows and width; kind and number of dimensions never change.
+        if (old.ndim, old.dtype) != (new.ndim, new.dtype):
+            fail(f"node {node.name!r} was {old.dtype}{list(old.shape)}, now {new.dtype}{list(new.shape)}")

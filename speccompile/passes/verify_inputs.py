@@ -17,9 +17,11 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 class VerifyInputs(Pass):
     """The target reads the newest committed token and the drafts, at positions ``length-1 .. length-1+K``.
 
-    ``width`` is T, at least K+1; places behind the drafts hold padding that nothing later looks at.
+    ``width``, at least K+1, is what the target computes; places behind the drafts hold padding, and the logits are cut
+    to ``[B, K+1, V]``.
     """
 
+    draft_len: int
     width: int
 
     name: ClassVar[str] = "verify_inputs"
@@ -40,6 +42,12 @@ class VerifyInputs(Pass):
             vocab_size=graph.layout.vocab_size,
         )
         _feed_target(graph, read, positions, self.width)
+        judged = self.draft_len + 1
+        if judged < self.width:
+            logits = graph.insert(first_places, graph.values["logits"], count=judged)
+            graph.values["logits"]._rename("padded_logits")
+            graph.name_value("logits", logits)
+            graph.set_outputs(logits)
         return Changes(2, f"the target reads {list(read.meta['val'].shape)}")
 
 
@@ -102,6 +110,11 @@ def newest_and_drafts(
     read = torch.cat([newest[:, None], drafts.clamp(0, vocab_size - 1)], dim=1)
     read = F.pad(read, (0, width - read.shape[1]))
     return read, newest_at[:, None] + torch.arange(width, device=tokens.device)
+
+
+def first_places(logits: torch.Tensor, *, count: int) -> torch.Tensor:
+    """``[B, T, V]`` cut to its first ``count`` places."""
+    return logits[:, :count]
 
 
 def prompt_chunk(

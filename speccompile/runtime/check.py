@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing import Any, cast
+
 import torch
 from transformers import PreTrainedModel
 
@@ -54,7 +56,7 @@ class CheckReport:
 def transformers_greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
     """New tokens of the model's own greedy ``generate`` for one prompt."""
     ids = torch.tensor([prompt], device=model.device)
-    output = model.generate(
+    output = cast(Any, model).generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,

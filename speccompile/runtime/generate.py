@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig
@@ -23,7 +23,7 @@ from speccompile.graph_capture.state import EOS_CAPACITY, Layout
 from speccompile.runtime.engine import Engine, Request
 
 # Settings of a generation_config that change greedy text, with the values at which they do nothing.
-NEUTRAL = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1.0),
     "no_repeat_ngram_size": (None, 0),
     "bad_words_ids": (None,),
@@ -60,7 +60,8 @@ def check_generation_config(config: GenerationConfig) -> None:
                 where="the model's generation_config",
                 name=name,
                 value=value,
-                reason=f"it changes the text and is not supported yet; set model.generation_config.{name} = {neutral[0]}",
+                reason="it changes the text and is not supported yet; "
+                f"set model.generation_config.{name} = {neutral[0]}",
             )
 
 
@@ -93,8 +94,9 @@ def read_prompts(
     if rows > layout.max_batch:
         raise TooManyRows(rows=rows, max_batch=layout.max_batch)
     if attention_mask is None:
-        padded = pad is not None and pad not in eos
-        kept = input_ids != pad if padded else torch.ones_like(input_ids, dtype=torch.bool)
+        kept = torch.ones_like(input_ids, dtype=torch.bool)
+        if pad is not None and pad not in eos:
+            kept = input_ids.ne(pad)
     elif attention_mask.shape != input_ids.shape:
         raise InvalidInput(
             name="attention_mask",

@@ -79,7 +79,9 @@ def _row_by_row(
 ) -> torch.Tensor:
     # One SDPA call a row: the cost follows that row's own length, and neither its neighbours nor the unused
     # part of the cache can touch its result. Views only: keys and values are not copied.
-    rows, width = positions.shape
+    # Flash attention wants a head's features side by side; without that SDPA falls back to plain products.
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    width = positions.shape[1]
     capacity = k_cache.shape[1]
     out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
     for row, (slot, last) in enumerate(zip(slots.tolist(), positions.amax(1).tolist(), strict=True)):

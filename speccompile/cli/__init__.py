@@ -1,0 +1,17 @@
+"""The command line: ``speccompile demo``, ``speccompile generate`` and ``speccompile inspect``."""
+
+import typer
+
+from speccompile.cli import demo, generate, inspect
+
+app = typer.Typer(
+    name="speccompile",
+    help="Speculative decoding for Hugging Face models, built around torch.compile.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.command("demo")(demo.command)
+app.command("generate")(generate.command)
+app.command("inspect")(inspect.command)
+
+__all__ = ["app"]

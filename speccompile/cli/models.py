@@ -1,0 +1,91 @@
+"""Models by the names that the commands take, and prompts as the token ids that they read."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from speccompile import pretrained
+from speccompile.errors import InvalidOption
+
+TINY = "tiny"
+
+# Every max_len has compiled code of its own, so nearby needs share one.
+_MAX_LEN_STEP = 512
+
+
+def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """``tiny``, ``smollm2``, a local folder or a hub id.
+
+    Raises:
+        PretrainedError: there is no such model, or it cannot be loaded.
+    """
+    return (tiny_model(), tiny_tokenizer()) if name == TINY else pretrained.load(name)
+
+
+def tiny_model() -> PreTrainedModel:
+    """A Llama with random weights over bytes: it builds in seconds, and its text means nothing."""
+    config = LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=256,
+        max_position_embeddings=2048,
+        # At the usual 0.02 the layers add next to nothing, and greedy text repeats one token.
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerBase:
+    """One token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool | None = None) -> torch.Tensor:
+    """Token ids ``[1, P]`` of a prompt.
+
+    Args:
+        chat: True puts it into the tokenizer's chat template as a user message, False takes it as it is, None does the
+            former where there is a template.
+
+    Raises:
+        InvalidOption: ``chat`` is True and the tokenizer has no template.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if chat and template is None:
+        raise InvalidOption(
+            where="the command line",
+            name="--chat",
+            value=True,
+            reason="the tokenizer has no chat template; use --no-chat",
+        )
+    if template is None or chat is False:
+        return torch.tensor([tokenizer(text)["input_ids"]], dtype=torch.int64)
+    messages = [{"role": "user", "content": text}]
+    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return torch.tensor([encoded["input_ids"]], dtype=torch.int64)
+
+
+def max_len_for(prompts: list[torch.Tensor], new_tokens: int) -> int:
+    """A ``max_len`` that holds the longest of ``prompts`` (``[1, P]``) and its new tokens."""
+    needed = max(ids.shape[1] for ids in prompts) + new_tokens
+    return -(-needed // _MAX_LEN_STEP) * _MAX_LEN_STEP

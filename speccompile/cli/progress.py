@@ -1,0 +1,55 @@
+"""Signs of life on stderr, for whatever takes longer than two seconds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from speccompile.pretrained import show_when_slow
+from speccompile.progress import listener
+
+
+@contextlib.contextmanager
+def show_tasks() -> Iterator[None]:
+    """Show what the package reports that it is building."""
+    shown: list[AbstractContextManager[None]] = []
+
+    def end() -> None:
+        shown.pop().__exit__(None, None, None)
+
+    def report(description: str, begins: bool) -> None:
+        if begins:
+            shown.append(show_when_slow(description))
+            shown[-1].__enter__()
+        elif shown:
+            end()
+
+    token = listener.set(report)
+    try:
+        yield
+    finally:
+        listener.reset(token)
+        # A task that failed never reports its end.
+        while shown:
+            end()
+
+
+@contextlib.contextmanager
+def count_runs(description: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar over ``total`` runs; call what it yields after each."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Drawn twice a second: the runs are being timed, and drawing takes a core from them.
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        refresh_per_second=2,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task(description, total=total)
+        yield lambda: progress.advance(bar)

@@ -1,0 +1,90 @@
+"""Prompts to measure with: a few built in, and those of Spec-Bench's and HumanEval's files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speccompile.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """``chat`` is False for text that is to be continued as it is; None leaves it to the tokenizer."""
+
+    name: str
+    category: str
+    text: str
+    chat: bool | None = None
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """JSON lines, gzipped if the name ends in ``.gz``: Spec-Bench's (``turns``) or HumanEval's (``prompt``).
+
+    Of several turns the first counts. A ``prompt`` is continued without a chat template.
+
+    Raises:
+        InvalidInput: names the file, and the line.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            prompts = list(_prompts(file, path))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InvalidInput(name=f"the prompt file {path}", reason=f"it cannot be read ({error})") from error
+    if not prompts:
+        raise InvalidInput(name=f"the prompt file {path}", reason="it holds no prompts")
+    return prompts
+
+
+def _prompts(lines: Iterator[str], path: Path) -> Iterator[Prompt]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield _prompt(json.loads(line), f"{path.name}:{number}")
+            except ValueError as error:
+                raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=str(error)) from error
+
+
+def _prompt(fields: Any, place: str) -> Prompt:
+    if not isinstance(fields, dict) or not ("turns" in fields or "prompt" in fields):
+        raise ValueError("it is no JSON object with 'turns' (Spec-Bench) or 'prompt' (HumanEval)")
+    chat = "turns" in fields
+    if chat and not (isinstance(fields["turns"], list) and fields["turns"]):
+        raise ValueError("'turns' is no list with at least one text")
+    text = fields["turns"][0] if chat else fields["prompt"]
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("its prompt is no text, or an empty one")
+    name = str(fields.get("question_id", fields.get("task_id", place)))
+    family = name.partition("/")[0] if "task_id" in fields else "prompts"
+    return Prompt(name, str(fields.get("category", family)), text, None if chat else False)
+
+
+_STORY = (
+    "The old lighthouse keeper climbed the stairs every evening at dusk. He lit the lamp, checked the wind, and wrote "
+    "the weather into the book. No ship was lost on that coast in forty years."
+)
+
+_JOURNEY = (
+    "Anna left Lisbon in March and took the night train to Madrid. In April she found work in Marseille, where her "
+    "brother owns a bakery. They plan to visit Vienna together in the summer."
+)
+
+_CODE = """```python
+def average(numbers):
+    total = 0
+    for number in numbers:
+        total = number
+    return total / len(numbers)
+```"""
+
+BUILT_IN = (
+    Prompt("repeat", "quoting", f"Repeat this text word for word:\n\n{_STORY}"),
+    Prompt("extract", "quoting", f"List every sentence of this text that mentions a city:\n\n{_JOURNEY}"),
+    Prompt("fix", "quoting", f"Fix the bug in this Python function and show the whole corrected function:\n\n{_CODE}"),
+    Prompt("write", "writing", "Write the opening of a story about a clockmaker who finds a letter in an old watch."),
+)

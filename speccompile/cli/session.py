@@ -1,0 +1,90 @@
+"""What surrounds every command: errors as one line, no noise, signs of life; and how its options are read."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import typer
+from transformers.utils import logging as hf_logging
+
+from speccompile.cli.progress import show_tasks
+from speccompile.errors import InvalidOption, InvalidTiers, SpecCompileError
+
+EXIT_USER_ERROR = 2
+
+
+@contextlib.contextmanager
+def session() -> Iterator[None]:
+    """Runs a command's body.
+
+    Raises:
+        typer.Exit: with code 2, after the message of an error of this package went to stderr as one line.
+    """
+    with _only_own_warnings():
+        try:
+            with show_tasks():
+                yield
+        except SpecCompileError as error:
+            typer.echo(f"error: {_one_line(error)}", err=True)
+            raise typer.Exit(EXIT_USER_ERROR) from None
+
+
+@contextlib.contextmanager
+def _only_own_warnings() -> Iterator[None]:
+    before = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # The package's warnings are attributed to its caller, which is a command.
+            warnings.filterwarnings("always", category=UserWarning, module=r"speccompile\.")
+            warnings.showwarning = _show_warning
+            yield
+    finally:
+        hf_logging.set_verbosity(before)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    typer.echo(f"warning: {_one_line(message)}", err=True)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def parse_tiers(text: str) -> tuple[int, ...]:
+    """``"0,1,3,7"`` as draft lengths; ``wrap`` checks them further.
+
+    Raises:
+        InvalidTiers: an item is no whole number, or 0 is missing.
+    """
+    items = [item.strip() for item in text.split(",")]
+    for item in items:
+        if not item.isdecimal():
+            raise InvalidTiers(tiers=text, reason=f"{item!r} is no draft length")
+    tiers = tuple(int(item) for item in items)
+    if 0 not in tiers:
+        raise InvalidTiers(tiers=text, reason="0 is missing")
+    return tiers
+
+
+def parse_options(items: Sequence[str]) -> dict[str, Any]:
+    """``["max_ngram=3"]`` as keyword arguments; a value that is no Python literal is text.
+
+    Raises:
+        InvalidOption: an item is not ``name=value``.
+    """
+    options: dict[str, Any] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise InvalidOption(where="the command line", name="--option", value=item, reason="write it as name=value")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options

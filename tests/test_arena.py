@@ -1,0 +1,241 @@
+"""The arena: allocated once from specs, set back when a slot changes hands, and nothing in it ever moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile import Speculator
+from speccompile.graph_capture.state import B, E, K, Layout, N, S, StateSpec, core_state, resolve_layout
+from speccompile.lowering.tier import Tier
+from speccompile.runtime.arena import Arena
+
+TIERS = (0, 1, 3, 7)
+CPU = torch.device("cpu")
+
+
+def layout_of(*specs: StateSpec, max_batch: int = 3, max_len: int = 20) -> Layout:
+    return resolve_layout(
+        specs, max_batch=max_batch, max_len=max_len, max_draft_len=4, max_width=5, vocab_size=10
+    )
+
+
+# --- allocation --------------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_resolved_from_expressions() -> None:
+    specs = [
+        StateSpec("per_slot", (N, S, 2), torch.float32),
+        StateSpec("drafts", (N, K), torch.int64),
+        StateSpec("rows", (B,), torch.int64),
+        StateSpec("ends", (N, E), torch.int64),
+        StateSpec("odd", (2 * K + 1, 7), torch.bool),
+    ]
+    arena = Arena(layout_of(*specs), CPU)
+    # One slot more than rows (the dummy), and room behind max_len for the widest step.
+    assert {name: tuple(tensor.shape) for name, tensor in arena.items()} == {
+        "per_slot": (4, 25, 2),
+        "drafts": (4, 4),
+        "rows": (3,),
+        "ends": (4, 8),
+        "odd": (9, 7),
+    }
+    assert [tensor.dtype for tensor in arena.values()] == [spec.dtype for spec in specs]
+    assert len(arena) == 5
+    assert list(arena) == [spec.name for spec in specs]
+    assert arena.nbytes == sum(tensor.numel() * tensor.element_size() for tensor in arena.values())
+    assert arena.nbytes == sum(tensor.nbytes for tensor in arena.layout.tensors.values())
+
+
+def test_fill() -> None:
+    arena = Arena(layout_of(StateSpec("minus", (N, 2), torch.int64, fill=-1), StateSpec("zero", (N,), torch.bool)), CPU)
+    assert (arena["minus"] == -1).all()
+    assert not arena["zero"].any()
+
+
+def test_a_name_belongs_to_one_tensor() -> None:
+    with pytest.raises(ValueError, match="'length'"):
+        layout_of(*core_state(10), StateSpec("length", (N,), torch.int64))
+
+
+def test_reset_slot_clears_that_slot_alone() -> None:
+    arena = Arena(
+        layout_of(
+            StateSpec("text", (N, S), torch.int64, fill=-1),
+            StateSpec("cache", (N, S), torch.float32, reset=False),
+            StateSpec("rows", (B,), torch.int64),
+            StateSpec("one", (1,), torch.int64),
+        ),
+        CPU,
+    )
+    for tensor in arena.values():
+        tensor.fill_(5)
+    arena.reset_slot(0)
+    assert (arena["text"][0] == -1).all()
+    assert (arena["text"][1:] == 5).all()
+    # KV is dead by length, and what is not per slot does not belong to one.
+    assert all((arena[name] == 5).all() for name in ("cache", "rows", "one"))
+
+
+# --- nothing moves -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module", params=["eager", "inductor"])
+def spec(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> Iterator[Speculator]:
+    # Drafts made inside the step: the tier that is asked for is the tier that runs, so every swap is one.
+    yield speccompile.wrap(
+        model, "early_exit", tiers=TIERS, max_batch=2, max_len=512, backend=request.param, exit_layer=1
+    )
+
+
+@pytest.fixture
+def seen(spec: Speculator) -> Iterator[dict[str, tuple[torch.Tensor, ...]]]:
+    """What the executables themselves were called with, by tier; they are put back afterwards."""
+    calls: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    def spied(tier: Tier) -> Tier:
+        def executable(*arguments: torch.Tensor) -> Any:
+            calls[tier.name] = arguments
+            return tier.executable(*arguments)
+
+        return replace(tier, executable=executable)
+
+    engine = spec.engine
+    before = engine.tiers, engine.prefill_tiers
+    engine.tiers = {key: spied(tier) for key, tier in engine.tiers.items()}
+    engine.prefill_tiers = {key: spied(tier) for key, tier in engine.prefill_tiers.items()}
+    yield calls
+    engine.release()
+    engine.tiers, engine.prefill_tiers = before
+
+
+def prompt(length: int) -> list[int]:
+    return torch.randint(128, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def run_everything(spec: Speculator) -> None:
+    """Call every tier and every prefill executable once."""
+    engine = spec.engine
+    for width in engine.prefill_tiers:
+        length = min(width, engine.arena.layout.max_len - 10)
+        engine.admit(prompt(length), max_new_tokens=2, eos=[])
+        engine.release()
+    engine.admit(prompt(8), max_new_tokens=100, eos=[])
+    for draft_len in TIERS:
+        spec.set_tier(draft_len)
+        engine.step()
+    engine.release()
+
+
+def test_fingerprint_holds_every_tensor_that_is_called_with(
+    spec: Speculator, seen: dict[str, tuple[torch.Tensor, ...]]
+) -> None:
+    run_everything(spec)
+    arena = spec.arena
+    assert set(seen) == {tier.name for tier in [*spec.tiers.values(), *spec.prefill.values()]}
+    expected = {("arena", name, tensor.data_ptr()) for name, tensor in arena.items()}
+    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+        names = [node.name for node in tier.graph.placeholders]
+        expected |= {
+            (tier.name, name, tensor.data_ptr()) for name, tensor in zip(names, seen[tier.name], strict=True)
+        }
+    fingerprint = arena.fingerprint()
+    assert {entry[:3] for entry in fingerprint} == expected
+    assert len(fingerprint) == len(expected)
+    for owner, name, _, shape, strides in fingerprint:
+        if owner == "arena":
+            assert (shape, strides) == (tuple(arena[name].shape), arena[name].stride())
+
+
+def test_fingerprint_shows_a_tensor_that_moved(spec: Speculator, seen: dict[str, tuple[torch.Tensor, ...]]) -> None:
+    run_everything(spec)
+    before = spec.arena.fingerprint()
+    tier = spec.tiers[1]
+    moved = tuple(tensor.clone() if name == "k_0" else tensor for name, tensor in zip(
+        tier.argument_names, tier.arguments, strict=True
+    ))
+    replace(tier, arguments=moved).run()
+    after = spec.arena.fingerprint()
+    changed = [(old[:2]) for old, new in zip(before, after, strict=True) if old != new]
+    assert changed == [(tier.name, "k_0")]
+
+
+def test_a_thousand_swaps_move_nothing(spec: Speculator, seen: dict[str, tuple[torch.Tensor, ...]]) -> None:
+    run_everything(spec)
+    engine, arena = spec.engine, spec.arena
+    tensors = dict(arena)
+    fingerprint = arena.fingerprint()
+    rng = random.Random(0)
+    swaps, current = 0, spec.tiers[0]
+    while swaps < 1000:
+        while len(engine.running) < 2:
+            engine.admit(prompt(rng.randint(1, 40)), max_new_tokens=rng.randint(100, 400), eos=[])
+        spec.set_tier(rng.choice([size for size in TIERS if size != current.draft_len]))
+        engine.step()
+        assert engine.tier is not current
+        swaps, current = swaps + 1, engine.tier
+        if swaps % 100 == 0:
+            assert arena.fingerprint() == fingerprint
+    assert arena.fingerprint() == fingerprint
+    assert list(arena) == list(tensors)
+    assert all(arena[name] is tensor for name, tensor in tensors.items())
+
+
+def test_weights_are_the_models_own(
+    spec: Speculator, model: LlamaForCausalLM, seen: dict[str, tuple[torch.Tensor, ...]]
+) -> None:
+    run_everything(spec)
+    own = {name: tensor.data_ptr() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+        ports = [tier.graph.ports[node.name] for node in tier.graph.placeholders]
+        weights = {
+            port.path: tensor.data_ptr()
+            for port, tensor in zip(ports, seen[tier.name], strict=True)
+            if port.role == "weight"
+        }
+        assert weights == {path: own[path] for path in weights}
+        # All of them, in every tier: nothing of the model was baked in.
+        assert set(weights) >= {name for name, _ in model.named_parameters()}
+
+
+def test_a_change_of_a_weight_is_seen_at_once(spec: Speculator, model: LlamaForCausalLM) -> None:
+    """No executable holds a copy: not of a decoder layer's weight (a compiled body), nor of the output layer's."""
+    ids = torch.tensor([prompt(12)])
+    spec.set_tier(3)
+    for parameter in (model.model.layers[1].mlp.down_proj.weight, model.lm_head.weight):
+        before = spec.generate(ids, max_new_tokens=30)
+        kept = parameter.detach().clone()
+        try:
+            with torch.no_grad():
+                parameter.mul_(-1)
+            changed = spec.generate(ids, max_new_tokens=30)
+            assert torch.equal(changed, model.generate(ids, max_new_tokens=30, do_sample=False))
+            assert not torch.equal(changed, before)
+        finally:
+            with torch.no_grad():
+                parameter.copy_(kept)
+
+
+def test_the_arena_counts_in_memory_once(spec: Speculator) -> None:
+    """Distinct storages, sized for the largest tier, and each tier is called with these very tensors."""
+    arena = spec.arena
+    assert len({tensor.untyped_storage().data_ptr() for tensor in arena.values()}) == len(arena)
+    assert arena["tokens"].shape == (3, arena.layout.cache_len)
+    assert arena["k_0"].shape[:2] == (3, arena.layout.cache_len)
+    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+        for name, tensor in zip(tier.argument_names, tier.arguments, strict=True):
+            if tier.graph.ports[name].role == "state":
+                assert tensor is arena[name]

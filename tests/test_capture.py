@@ -1,0 +1,328 @@
+"""Capture: a flat graph of named tensors that computes what the model computes, and a model left as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_llama
+from torch import fx
+from transformers import LlamaForCausalLM
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function, sliding_window_overlay
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import speccompile
+from speccompile.errors import CaptureError, UnsupportedModel
+from speccompile.graph_capture.attention import NAME, CausalMask
+from speccompile.graph_capture.capture import capture, observe_kv
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.state import Layout, core_state, resolve_layout
+from speccompile.graph_capture.support import ModelInfo, inspect_model
+from speccompile.runtime.arena import Arena
+
+SLOTS, PLACES = 3, 68  # of max_batch=2, max_len=64 and a widest step of 4
+
+
+@dataclass
+class Captured:
+    """A model, its step graph, and the arena it was captured over."""
+
+    model: LlamaForCausalLM
+    graph: StepGraph
+    arena: Arena
+
+    def run(self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Value of every node, by name."""
+        inputs = {"input_ids": tokens, "position_ids": positions, "row_slots": slots}
+        arguments = []
+        for node in self.graph.placeholders:
+            port = self.graph.ports[node.name]
+            arguments.append(port.value if port.role == "weight" else inputs.get(node.name, self.arena.get(node.name)))
+        recorder = Recorder(fx.GraphModule(torch.nn.Module(), self.graph.graph))
+        with torch.no_grad():
+            recorder.run(*arguments)
+        return recorder.seen
+
+
+def calls(graph: StepGraph) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def tensors_of(nodes: list[fx.Node]) -> list[fx.Node]:
+    return [node for node in nodes if isinstance(node.meta["val"], torch.Tensor)]
+
+
+class Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seen: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.seen[n.name] = super().run_node(n)
+        return self.seen[n.name]
+
+
+def plan(model: LlamaForCausalLM) -> tuple[ModelInfo, Layout]:
+    info = inspect_model(model)
+    specs = [*core_state(info.vocab_size), *observe_kv(model, info)]
+    layout = resolve_layout(specs, max_batch=2, max_len=64, max_draft_len=3, max_width=4, vocab_size=info.vocab_size)
+    return info, layout
+
+
+def captured(model: LlamaForCausalLM) -> Captured:
+    info, layout = plan(model)
+    arena = Arena(layout, info.device)
+    return Captured(model, capture(model, info, layout, dict(arena)), arena)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Captured:
+    return captured(tiny_llama())
+
+
+# --- form ----------------------------------------------------------------------------------------
+
+
+def test_the_graph_is_flat_and_every_placeholder_has_a_port(tiny: Captured) -> None:
+    graph = tiny.graph
+    assert {node.op for node in graph.graph.nodes} == {"placeholder", "call_function", "output"}
+    assert [node.name for node in graph.placeholders if node.name not in graph.ports] == []
+    assert set(graph.ports) == {node.name for node in graph.placeholders}
+    for node in graph.placeholders:
+        port = graph.ports[node.name]
+        assert port.name == node.name and tuple(node.meta["val"].shape) == port.shape
+    inputs = {name for name, port in graph.ports.items() if port.role == "input"}
+    assert inputs == {"input_ids", "position_ids", "row_slots"}
+    assert graph.facts == {"captured", "logits"}
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_weights_are_the_models_own_storage(tie: bool, tiny: Captured) -> None:
+    step = captured(tiny_llama(tie=True)) if tie else tiny
+    tensors = dict(step.model.named_parameters(remove_duplicate=False)) | dict(step.model.named_buffers())
+    weights = [port for port in step.graph.ports.values() if port.role == "weight"]
+    for port in weights:
+        assert port.path is not None and port.value is not None
+        assert port.value.data_ptr() == tensors[port.path].data_ptr()
+        assert port.shape == tuple(tensors[port.path].shape) and not port.value.requires_grad
+    # Every parameter is there once, tied or not, and the one table that the rotary embedding reads.
+    expected = [*step.model.parameters(), step.model.model.rotary_emb.inv_freq]
+    assert sorted(p.value.data_ptr() for p in weights if p.value is not None) == sorted(t.data_ptr() for t in expected)
+    head = step.graph.anchors.lm_head.args[1]
+    embedding = step.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default)[0].args[0]
+    assert (head is embedding) == tie
+
+
+def test_kv_shapes_are_observed() -> None:
+    # A head dim that no other size gives away: hidden / heads is 16.
+    model = tiny_llama(layers=3, heads=4, kv_heads=2, head_dim=24, dtype=torch.bfloat16)
+    _, layout = plan(model)
+    for layer in range(3):
+        for name in (f"k_{layer}", f"v_{layer}"):
+            assert layout.tensors[name].shape == (SLOTS, PLACES, 2, 24)
+            assert layout.tensors[name].dtype is torch.bfloat16
+    assert not [name for name in layout.tensors if name.endswith("_3")]
+
+
+def test_keys_and_values_are_written_in_place_and_nothing_else_is(tiny: Captured) -> None:
+    graph = tiny.graph
+    writes = {}
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.index_put_.default):
+        target, (slots, positions), _ = node.args
+        writes[target.name] = node.meta["layer"]
+        assert target.op == "placeholder" and graph.ports[target.name].role == "state"
+        assert positions is graph.anchors.positions and slots.args[0].name == "row_slots"
+    assert writes == {"k_0": 0, "v_0": 0, "k_1": 1, "v_1": 1}
+    assert len([node for node in calls(graph) if getattr(node.target, "_schema").is_mutable]) == 4
+
+
+def test_a_run_writes_only_its_slots_and_positions(tiny: Captured) -> None:
+    for name in ("k_0", "v_0", "k_1", "v_1"):
+        tiny.arena[name].fill_(7.0)
+    positions = torch.tensor([[5, 6], [20, 21]])
+    tiny.run(torch.tensor([[1, 2], [3, 4]]), positions, torch.tensor([2, 0]))
+    expected = torch.zeros(SLOTS, PLACES, dtype=torch.bool)
+    expected[2, 5:7] = expected[0, 20:22] = True
+    for name in ("k_0", "v_0", "k_1", "v_1"):
+        assert torch.equal((tiny.arena[name] != 7.0).any(-1).any(-1), expected), name
+
+
+def test_capture_leaves_the_arena_alone() -> None:
+    info, layout = plan(model := tiny_llama())
+    arena = Arena(layout, info.device)
+    before = {name: tensor.clone() for name, tensor in arena.items()}
+    capture(model, info, layout, dict(arena))
+    assert all(torch.equal(arena[name], tensor) for name, tensor in before.items())
+
+
+def test_one_attention_op_a_layer(tiny: Captured) -> None:
+    attention = [node for node in calls(tiny.graph) if "attention" in str(node.target)]
+    assert [node.target for node in attention] == [torch.ops.speccompile.attention.default] * 2
+    for layer, node in enumerate(attention):
+        _, keys, values, slots, positions, scale = node.args
+        assert node.meta["layer"] == layer
+        # It reads what the writes return, so the order of write and read is in the graph.
+        assert (keys.args[0].name, values.args[0].name) == (f"k_{layer}", f"v_{layer}")
+        assert slots.name == "row_slots" and positions is tiny.graph.anchors.positions
+        assert scale == 16**-0.5
+
+
+# --- anchors -------------------------------------------------------------------------------------
+
+
+def test_anchors_are_the_models_own_hidden_states(tiny: Captured) -> None:
+    graph, anchors = tiny.graph, tiny.graph.anchors
+    assert (anchors.tokens.name, anchors.positions.name) == ("input_ids", "position_ids")
+    assert graph.values["logits"] is anchors.lm_head and graph.output.args == ((anchors.lm_head,),)
+    # Whatever is put in front of start is in front of all that depends on the inputs.
+    readers = [node for node in calls(graph) if {anchors.tokens, anchors.positions} & set(node.all_input_nodes)]
+    assert anchors.start in calls(graph)[: calls(graph).index(tensors_of(readers)[0]) + 1]
+
+    tokens = torch.randint(128, (1, 9), generator=torch.Generator().manual_seed(0))
+    seen = tiny.run(tokens, torch.arange(9)[None], torch.tensor([1]))
+    with torch.no_grad():
+        expected = tiny.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    # Of the last layer transformers keeps the normed state alone.
+    torch.testing.assert_close(seen[anchors.layers[0].name], expected.hidden_states[1])
+    torch.testing.assert_close(seen[anchors.final_norm.name], expected.hidden_states[2])
+    torch.testing.assert_close(seen[anchors.lm_head.name], expected.logits)
+    with torch.no_grad():
+        normed = tiny.model.model.norm(seen[anchors.layers[1].name])
+    torch.testing.assert_close(normed, expected.hidden_states[2])
+
+
+def test_nodes_know_their_layer(tiny: Captured) -> None:
+    for node in calls(tiny.graph):
+        weights = {item.name for item in node.all_input_nodes if item.name.startswith("model_layers_")}
+        for name in weights:
+            assert node.meta["layer"] == int(name.split("_")[2])
+    for node in (tiny.graph.anchors.start, tiny.graph.anchors.final_norm, tiny.graph.anchors.lm_head):
+        assert "layer" not in node.meta
+
+
+# --- symbolic sizes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 7), (2, 1), (2, 5), (3, 13), (1, 40)])
+def test_rows_and_width_are_symbolic(tiny: Captured, rows: int, width: int) -> None:
+    tokens = torch.randint(128, (rows, width), generator=torch.Generator().manual_seed(width))
+    positions = torch.arange(width).repeat(rows, 1)
+    logits = tiny.run(tokens, positions, torch.arange(rows))["logits"]
+    with torch.no_grad():
+        torch.testing.assert_close(logits, tiny.model(input_ids=tokens, use_cache=False).logits)
+
+
+def test_rows_stand_at_positions_of_their_own(tiny: Captured) -> None:
+    """Two texts, one of them two tokens ahead: fed piece by piece, next to each other, in slots out of order."""
+    texts = torch.randint(128, (2, 12), generator=torch.Generator().manual_seed(3))
+    slots = torch.tensor([2, 0])
+    tiny.run(texts[:1, :2], torch.arange(2)[None], slots[:1])
+    pieces = []
+    for first in range(0, 10, 5):
+        positions = torch.stack([torch.arange(first + 2, first + 7), torch.arange(first, first + 5)])
+        pieces.append(tiny.run(texts.gather(1, positions), positions, slots)["logits"])
+    with torch.no_grad():
+        expected = tiny.model(input_ids=texts, use_cache=False).logits
+    got = torch.cat(pieces, dim=1)
+    torch.testing.assert_close(got[0], expected[0, 2:])
+    torch.testing.assert_close(got[1], expected[1, :10])
+
+
+def test_example_sizes_keep_clear_of_every_other_size() -> None:
+    # 11 and 13 are what a model without these sizes gets.
+    step = captured(tiny_llama(vocab=13, hidden=44, heads=2, kv_heads=1, max_positions=17, intermediate_size=11))
+    rows, width = step.graph.sizes["B"], step.graph.sizes["T"]
+    fixed = {size for port in step.graph.ports.values() if port.role != "input" for size in port.shape}
+    assert 13 in fixed and 11 in fixed
+    assert not {rows, width} & fixed and rows != width
+    constants = {value for node in step.graph.graph.nodes for value in _integers(node.args)}
+    assert not {rows, width} & constants
+
+
+def _integers(value: Any) -> list[int]:
+    if isinstance(value, (list, tuple)):
+        return [item for inner in value for item in _integers(inner)]
+    return [value] if isinstance(value, int) else []
+
+
+# --- the user's model ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_the_model_is_as_it_was(implementation: str) -> None:
+    model = tiny_llama(attn_implementation=implementation)
+    assert model.config._attn_implementation == implementation
+    prompt = torch.randint(128, (1, 6), generator=torch.Generator().manual_seed(0))
+
+    def state() -> tuple[Any, ...]:
+        tensors = [(name, tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()]
+        text = model.generate(prompt, max_new_tokens=8, do_sample=False).tolist()
+        return text, tensors, model.config.to_dict(), model.config._attn_implementation, model.training
+
+    before = state()
+    spec = speccompile.wrap(model, "ngram", tiers=(0, 2), max_len=32, backend="eager")
+    assert state() == before
+    spec.generate(prompt, max_new_tokens=8)
+    assert state() == before
+    spec.close()
+    assert state() == before
+
+
+def test_the_attention_setting_is_back_when_export_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    before = model.config._attn_implementation
+    during = []
+
+    def export(*args: object, **options: object) -> None:
+        during.append(model.config._attn_implementation)
+        raise RuntimeError("export fell over")
+
+    info, layout = plan(model)
+    monkeypatch.setattr(torch.export, "export", export)
+    with pytest.raises(Exception, match="export fell over"):
+        capture(model, info, layout, dict(Arena(layout, info.device)))
+    assert during == [NAME] and model.config._attn_implementation == before
+
+
+def test_two_captures_of_one_model_share_its_weights() -> None:
+    model = tiny_llama()
+    first, second = captured(model), captured(model)
+    assert [node.name for node in first.graph.graph.nodes] == [node.name for node in second.graph.graph.nodes]
+    for name, port in first.graph.ports.items():
+        other = second.graph.ports[name].value
+        assert (port.value is None) == (other is None)
+        if port.value is not None and other is not None:
+            assert port.value.data_ptr() == other.data_ptr()
+
+
+# --- what capture refuses ------------------------------------------------------------------------
+
+
+def test_layers_without_kv_are_refused() -> None:
+    model = tiny_llama()
+    info = replace(inspect_model(model), num_layers=3)
+    with pytest.raises(CaptureError, match=r"wrote KV for layers \[0, 1\], expected 0 .. 2"):
+        observe_kv(model, info)
+
+
+def test_masks_that_are_not_causal_are_refused() -> None:
+    mask = ALL_MASK_ATTENTION_FUNCTIONS[NAME]
+    assert mask(mask_function=causal_mask_function) == CausalMask()
+    for other in (None, sliding_window_overlay(4)):
+        with pytest.raises(UnsupportedModel, match="it asks for the attention mask"):
+            mask(mask_function=other)
+
+
+@pytest.mark.parametrize("option", ["softcap", "sliding_window", "s_aux"])
+def test_attention_that_the_op_cannot_express_is_refused(option: str) -> None:
+    attention = ALL_ATTENTION_FUNCTIONS[NAME]
+    heads = torch.zeros(1, 4, 3, 16)
+    module = tiny_llama().model.layers[0].self_attn
+    with pytest.raises(UnsupportedModel, match=f"LlamaAttention.*its attention uses {option}=3"):
+        attention(module, heads, heads, heads, CausalMask(), **{option: 3})
+    # No mask would mean no causality.
+    for mask in (None, torch.zeros(1, 1, 3, 3)):
+        with pytest.raises(UnsupportedModel, match="not plain causal"):
+            attention(module, heads, heads, heads, mask)

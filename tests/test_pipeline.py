@@ -1,0 +1,280 @@
+"""The pipeline: order by facts, what it says when that fails, and the stages it keeps."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import tiny_llama
+from torch import fx
+
+import speccompile
+from speccompile.errors import MissingFact, NothingMatched, PassOrderError, UnknownStage, VerifierError
+from speccompile.graph_capture.graph import Anchors, Port, StepGraph
+from speccompile.graph_capture.state import resolve_layout
+from speccompile.passes.base import Changes, Pass, facts
+from speccompile.passes.pipeline import Pipeline
+from speccompile.speculator import Speculator
+
+
+def small_graph() -> StepGraph:
+    """``logits = exp(x)``, with the fact ``start``."""
+    layout = resolve_layout([], max_batch=1, max_len=8, max_draft_len=1, max_width=2, vocab_size=3)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    logits = graph.create_node("call_function", torch.ops.aten.exp.default, (x,), name="logits")
+    graph.output((logits,))
+    ports = {"x": Port("x", "input", (2, 3), torch.float32, torch.device("cpu"))}
+    anchors = Anchors(x, x, logits, [logits], logits, logits)
+    step = StepGraph(graph, ports, anchors, layout, torch.device("cpu"), {}, {"start"}, {"logits": logits})
+    step.propagate()
+    return step
+
+
+def made(
+    name: str,
+    requires: str = "",
+    provides: str = "",
+    invalidates: str = "",
+    *,
+    matched: int = 1,
+    optional: bool = False,
+) -> Pass:
+    """A pass that negates the logits once more."""
+
+    def run(self: Pass, graph: StepGraph) -> Changes:
+        if matched:
+            graph.set_outputs(graph.insert(torch.neg, graph.output.args[0][0]))  # type: ignore[index, union-attr]
+        return Changes(matched, f"{name} was here")
+
+    fields: dict[str, Any] = dict(
+        name=name,
+        looks_for=f"what {name} looks for",
+        requires=facts(*requires.split()),
+        provides=facts(*provides.split()),
+        invalidates=facts(*invalidates.split()),
+        optional=optional,
+        run=run,
+    )
+    cls: type[Pass] = type(name, (Pass,), fields)
+    return cls()
+
+
+def names(passes: list[Pass]) -> list[str]:
+    return [item.name for item in passes]
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def test_producers_come_before_consumers() -> None:
+    passes = (made("last", "b"), made("middle", "a", "b"), made("first", "start", "a"))
+    assert names(Pipeline(passes, facts()).order({"start"})) == ["first", "middle", "last"]
+
+
+def test_ties_keep_the_order_of_declaration() -> None:
+    passes = (made("z"), made("needs", "a"), made("m"), made("makes", "", "a"), made("b"))
+    assert names(Pipeline(passes, facts()).order(())) == ["z", "m", "makes", "needs", "b"]
+
+
+def test_who_needs_a_fact_comes_before_who_ends_it() -> None:
+    passes = (made("ends", "a", "", "a"), made("reads", "a"), made("makes", "", "a"))
+    assert names(Pipeline(passes, facts()).order(())) == ["makes", "reads", "ends"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 6), max_size=3), max_size=7), st.randoms())
+def test_any_order_of_declaration_is_put_right(needs: list[list[int]], shuffler: random.Random) -> None:
+    # Pass i needs facts of some earlier ones, so there is an order; the declaration is shuffled.
+    passes = [
+        made(f"p{i}", " ".join(f"f{j}" for j in wanted if j < i), f"f{i} shared") for i, wanted in enumerate(needs)
+    ]
+    shuffler.shuffle(passes)
+    order = Pipeline(tuple(passes), facts()).order(())
+    assert sorted(names(order)) == sorted(names(passes))
+    for place, item in enumerate(order):
+        assert item.requires <= set().union(*(other.provides for other in order[:place]))
+
+
+def test_a_missing_fact_is_named_with_who_needs_it() -> None:
+    passes = (made("makes", "start", "a"), made("reads", "a nowhere"))
+    with pytest.raises(MissingFact, match=r"pass 'reads' needs the fact 'nowhere'.*Provided here: a, start\."):
+        Pipeline(passes, facts()).run(small_graph())
+
+
+def test_a_missing_goal_is_named_with_the_tier() -> None:
+    with pytest.raises(MissingFact, match="tier K=3 needs the fact 'committed'"):
+        Pipeline((made("makes", "", "a"),), facts("committed"), "tier K=3").run(small_graph())
+
+
+def test_a_pass_cannot_provide_for_itself() -> None:
+    with pytest.raises(MissingFact, match="pass 'selfish' needs the fact 'a'"):
+        Pipeline((made("selfish", "a", "a"),), facts()).run(small_graph())
+
+
+def test_a_goal_that_a_later_pass_ends_is_missing() -> None:
+    passes = (made("makes", "", "a"), made("ends", "a", "", "a"))
+    with pytest.raises(MissingFact, match="needs the fact 'a'"):
+        Pipeline(passes, facts("a")).run(small_graph())
+
+
+def test_a_circle_is_refused_with_its_passes() -> None:
+    passes = (made("egg", "hen", "egg"), made("hen", "egg", "hen"), made("farm"))
+    with pytest.raises(PassOrderError, match=r"egg -> hen|hen -> egg") as caught:
+        Pipeline(passes, facts()).order(())
+    assert "farm" not in str(caught.value)
+
+
+def test_without_removes_one_pass_by_name() -> None:
+    pipeline = Pipeline((made("a"), made("b")), facts("x"), "a tier")
+    assert names(list(pipeline.without("a").passes)) == ["b"]
+    assert pipeline.without("a").goals == facts("x") and pipeline.without("a").tier == "a tier"
+    with pytest.raises(UnknownStage, match=r"no stage 'c' in tier a tier. Stages: a, b\."):
+        pipeline.without("c")
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+def test_facts_are_kept_by_the_graph() -> None:
+    passes = (made("makes", "start", "a b"), made("ends", "a", "c", "a start"))
+    graph, stages = Pipeline(passes, facts("b", "c")).run(small_graph())
+    assert graph.facts == {"b", "c"}
+    assert stages["makes"].graph.facts == {"start", "a", "b"}
+
+
+def test_a_pass_that_matches_nothing_fails_unless_optional() -> None:
+    with pytest.raises(NothingMatched, match="'idle' found nothing to change: it looked for what idle looks for"):
+        Pipeline((made("idle", matched=0),), facts()).run(small_graph())
+    _, stages = Pipeline((made("idle", "", "a", matched=0, optional=True),), facts("a")).run(small_graph())
+    assert list(stages) == ["idle"]
+
+
+def test_every_pass_is_verified_at_once() -> None:
+    class Breaks(Pass):
+        name, looks_for, provides = "breaks", "trouble", facts("broken")
+
+        def run(self, graph: StepGraph) -> Changes:
+            del graph.ports["x"]
+            return Changes(1)
+
+    with pytest.raises(VerifierError, match="after pass 'breaks'"):
+        Pipeline((Breaks(), made("later", "broken")), facts()).run(small_graph())
+
+
+def test_the_graph_that_was_given_stays_as_it_was() -> None:
+    step = small_graph()
+    before = str(step.graph)
+    Pipeline((made("a", "", "a"),), facts()).run(step)
+    assert str(step.graph) == before and step.facts == {"start"}
+
+
+def test_stages_keep_name_note_diff_counts_and_seconds() -> None:
+    graph, stages = Pipeline((made("one", "", "a"), made("two", "a")), facts(), "a tier").run(small_graph())
+    one, two = stages["one"], stages["two"]
+    assert list(stages) == ["one", "two"] and len(stages) == 2 and "two" in stages and "zwei" not in stages
+    assert one.op_counts == {"aten.exp.default": 1, "aten.neg.default": 1}
+    assert two.op_counts == {"aten.neg.default": 2, "aten.exp.default": 1}
+    assert two.note == "two was here" and two.seconds > 0 and two.tier == "a tier"
+    assert one.diff == "" and two.previous is one
+    added = [line for line in two.diff.splitlines() if line.startswith("+") and "ops" in line]
+    assert len(added) == 1 and "torch.ops.aten.neg.default" in added[0]
+    assert stages.last is two and str(stages.last.graph.graph) == str(graph.graph)
+    # Who made a node is on record, in the graph and in print.
+    negations = two.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+    assert [item.meta["pass"] for item in negations] == ["one", "two"]
+    assert two.python.index("# one") < two.python.index("# two")
+    with pytest.raises(UnknownStage, match=r"no stage 'three' in tier a tier. Stages: one, two\."):
+        stages["three"]
+
+
+def test_each_stage_runs_and_shows_the_work_up_to_it() -> None:
+    _, stages = Pipeline((made("one", "", "a"), made("two", "a")), facts()).run(small_graph())
+    (x,) = stages["one"].make_inputs()
+    torch.testing.assert_close(stages["one"].call(x), (-x.exp(),))
+    torch.testing.assert_close(stages["two"].call(x), (x.exp(),))
+
+
+def test_stages_follow_one_another() -> None:
+    graph, first = Pipeline((made("one"),), facts()).run(small_graph())
+    _, second = Pipeline((made("two"),), facts()).run(graph, first.last)
+    both = first.followed_by(second)
+    assert list(both) == ["one", "two"] and both["two"].previous is first["one"]
+
+
+# --- the real pipelines --------------------------------------------------------------------------
+
+TIER = {
+    "bind_rows": "rows",
+    "verify_inputs": "step_logits",
+    "greedy_accept": "accepted",
+    "commit": "committed",
+}
+PREFILL = {
+    "bind_rows": "rows",
+    "no_drafts": "drafts",
+    "prefill_inputs": "last_index",
+    "last_logits": "step_logits",
+    "greedy_accept": "accepted",
+    "commit": "committed",
+}
+# What each mode adds at K=0, at K>0 and to prefill.
+OF_MODE = {
+    "none": ({"no_drafts": "drafts"}, {"no_drafts": "drafts"}, {}),
+    "ngram": (
+        {"no_drafts": "drafts", "propose": "proposed"},
+        {"read_drafts": "drafts", "propose": "proposed"},
+        {"propose": "proposed"},
+    ),
+    "early_exit": ({"no_drafts": "drafts"}, {"draft_early_exit": "drafts"}, {}),
+}
+
+
+@pytest.fixture(scope="module", params=OF_MODE)
+def spec(request: pytest.FixtureRequest) -> Speculator:
+    return speccompile.wrap(tiny_llama(), request.param, tiers=(0, 2), max_batch=2, max_len=16, backend="eager")
+
+
+def test_removing_any_pass_fails_with_the_missing_fact(spec: Speculator) -> None:
+    """No pass is a leaf: what nothing else needs is a goal of the tier."""
+    plain, drafting, filling = OF_MODE[spec._config.mode.name]
+    wanted = [
+        (spec.pipeline(0), TIER | plain),
+        (spec.pipeline(2), TIER | drafting),
+        (spec.pipeline(prefill=8), PREFILL | filling),
+    ]
+    outlined = spec.stages["outline"].graph
+    for pipeline, missing in wanted:
+        assert sorted(names(list(pipeline.passes))) == sorted(missing)
+        graph, _ = pipeline.run(outlined)
+        assert pipeline.goals <= graph.facts
+        for name, fact in missing.items():
+            with pytest.raises(MissingFact) as caught:
+                pipeline.without(name).run(outlined)
+            assert caught.value.fields["fact"] == fact, (pipeline.tier, name)
+            # It says who misses it: a pass of the pipeline, or the tier itself.
+            assert caught.value.fields["consumer"] in [pipeline.tier, *(f"pass {other!r}" for other in missing)]
+
+
+def test_a_tier_needs_the_outlined_model(spec: Speculator) -> None:
+    with pytest.raises(MissingFact, match="'outlined'"):
+        spec.pipeline(2).run(spec.stages["capture"].graph)
+
+
+def test_declaration_order_does_not_matter(spec: Speculator) -> None:
+    outlined = spec.stages["outline"].graph
+    pipeline = spec.pipeline(2)
+    turned = Pipeline(pipeline.passes[::-1], pipeline.goals, pipeline.tier)
+    assert set(turned.run(outlined)[1]) == set(pipeline.run(outlined)[1])
+
+
+def test_stages_of_a_tier_begin_with_those_of_the_model(spec: Speculator) -> None:
+    stages = list(spec.tiers[2].stages)
+    assert stages[0] == "capture" and stages[-1] in ("commit", "propose")
+    assert stages.index("choose_attention") < stages.index("outline") < stages.index("bind_rows")
+    assert spec.tiers[2].stages["outline"] is spec.tiers[0].stages["outline"]
+    assert all(spec.stages[name].diff for name in ("outline", "bind_rows", "verify_inputs", "commit"))

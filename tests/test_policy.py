@@ -1,0 +1,116 @@
+"""Policies: how their text is read, and what they choose."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccompile.errors import InvalidPolicy, UnknownTier, UserError
+from speccompile.runtime.policy import Fixed, Policy, Schedule, check_tier, parse_policy
+
+TIERS = (0, 1, 3, 7)
+
+
+@pytest.mark.parametrize("draft_len", TIERS)
+def test_fixed(draft_len: int) -> None:
+    policy = parse_policy(f"fixed:{draft_len}", TIERS)
+    assert policy == Fixed(draft_len)
+    assert {policy.choose(rows) for rows in range(1, 20)} == {draft_len}
+    assert str(policy) == f"fixed:{draft_len}"
+
+
+def test_schedule_by_example() -> None:
+    policy = parse_policy("schedule:1=7,4=3,8=0", TIERS)
+    assert [policy.choose(rows) for rows in range(1, 11)] == [7, 7, 7, 3, 3, 3, 3, 0, 0, 0]
+    assert str(policy) == "schedule:1=7,4=3,8=0"
+
+
+@given(
+    later=st.dictionaries(st.integers(2, 30), st.sampled_from(TIERS), max_size=5),
+    first=st.sampled_from(TIERS),
+    live_rows=st.integers(1, 40),
+)
+def test_of_a_schedule_the_largest_row_count_reached_counts(
+    later: dict[int, int], first: int, live_rows: int
+) -> None:
+    steps = {1: first, **dict(sorted(later.items()))}
+    text = "schedule:" + ",".join(f"{rows}={draft_len}" for rows, draft_len in steps.items())
+    policy = parse_policy(text, TIERS)
+    assert policy.choose(live_rows) == steps[max(rows for rows in steps if rows <= live_rows)]
+    assert parse_policy(str(policy), TIERS) == policy
+
+
+def test_spaces_are_allowed_around_numbers() -> None:
+    assert parse_policy("fixed: 3", TIERS) == Fixed(3)
+    assert parse_policy("schedule: 1=7, 4 = 3", TIERS) == Schedule(((1, 7), (4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no policy ''"),
+        ("7", "no policy '7'"),
+        ("fixed", "'' is no whole number"),
+        ("fixed:", "'' is no whole number"),
+        ("fixed:-1", "'-1' is no whole number"),
+        ("fixed:1.0", "'1.0' is no whole number"),
+        ("fixed:seven", "'seven' is no whole number"),
+        ("fixed:7,3", "'7,3' is no whole number"),
+        ("fixed:\N{SUPERSCRIPT TWO}", "no whole number"),
+        ("adaptive:3", "no policy 'adaptive'"),
+        ("schedule", "no whole number"),
+        ("schedule:", "no whole number"),
+        ("schedule:7", "no whole number"),
+        ("schedule:1=", "no whole number"),
+        ("schedule:1=7,", "no whole number"),
+        ("schedule:1=7,x=3", "'x' is no whole number"),
+        ("schedule:1=7,4=3,2=1", "do not rise"),
+        ("schedule:1=7,4=3,4=1", "do not rise"),
+        ("schedule:2=7", "begin with 1=K"),
+        ("schedule:0=7,1=3", "begin with 1=K"),
+    ],
+)
+def test_text_that_cannot_be_read(text: str, says: str) -> None:
+    with pytest.raises(InvalidPolicy) as error:
+        parse_policy(text, TIERS)
+    assert says in str(error.value)
+    # What was given, and what would do.
+    assert f"policy={text!r}" in str(error.value)
+    assert "'fixed:7'" in str(error.value)
+    assert "'schedule:1=7,4=3,8=0'" in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "tier"), [("fixed:2", 2), ("schedule:1=7,4=5", 5), ("schedule:1=4,4=3", 4)])
+def test_a_tier_that_was_not_built(text: str, tier: int) -> None:
+    with pytest.raises(UnknownTier) as error:
+        parse_policy(text, TIERS)
+    assert f"draft length {tier} " in str(error.value)
+    assert "built: 0, 1, 3, 7" in str(error.value)
+    assert "tiers=... of wrap" in str(error.value)
+
+
+def test_check_tier() -> None:
+    for tier in TIERS:
+        check_tier(tier, TIERS)
+    for wrong in (2, -1, 8, "3", None, True, False):
+        with pytest.raises(UnknownTier):
+            check_tier(wrong, TIERS)  # type: ignore[arg-type]
+
+
+def test_an_object_with_choose_is_taken_as_it_is() -> None:
+    class Own:
+        def choose(self, live_rows: int) -> int:
+            return 3
+
+    own = Own()
+    assert isinstance(own, Policy)
+    assert parse_policy(own, TIERS) is own
+
+
+@pytest.mark.parametrize("given", [7, None, object(), ["fixed:7"], lambda rows: 7])
+def test_what_is_no_policy(given: object) -> None:
+    with pytest.raises(InvalidPolicy, match=r"no method choose\(live_rows\)") as error:
+        parse_policy(given, TIERS)  # type: ignore[arg-type]
+    assert isinstance(error.value, UserError)
+    assert isinstance(error.value, ValueError)

@@ -1,0 +1,152 @@
+"""Counters, held against a trace that was counted by hand, and against what a real decode did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_llama
+
+import speccompile
+from speccompile import Speculator
+from speccompile.runtime.stats import Counters, RequestStats, Stats
+
+
+def traced() -> Stats:
+    """Four row-steps with Kmax 3: (emitted, accepted, proposed)."""
+    stats = Stats(3)
+    stats.count(4, 3, 3)
+    stats.count(1, 0, 3)
+    stats.count(2, 1, 2)
+    stats.count(1, 0, 0)
+    return stats
+
+
+def test_a_trace_counted_by_hand() -> None:
+    stats = traced()
+    assert stats.row_steps == 4
+    assert stats.emitted_tokens == 8
+    assert stats.accepted_tokens == 4
+    assert stats.draft_tokens == 8
+    assert stats.acceptance_length == 8 / 4
+    # Place 0 was offered three times and accepted twice; place 1 three times, once; place 2 twice, once.
+    assert stats.proposed_at == [3, 3, 2]
+    assert stats.accepted_at == [2, 1, 1]
+    assert stats.per_position == [2 / 3, 1 / 3, 1 / 2]
+
+
+def test_an_accepted_end_leaves_offered_drafts_behind_it() -> None:
+    """An EOS among the drafts: three were offered, two accepted, the second of them the end, and no bonus token."""
+    counters = Counters(3)
+    counters.count(2, 2, 3)
+    assert counters.per_position == [1.0, 1.0, 0.0]
+    assert counters.acceptance_length == 2
+
+
+def test_before_the_first_step() -> None:
+    stats = Stats(7)
+    assert stats.acceptance_length == 0.0
+    assert stats.per_position == [0.0] * 7
+    assert stats.tier_steps == {}
+    assert stats.requests == []
+
+
+def test_without_drafts() -> None:
+    stats = Stats(0)
+    stats.count(1, 0, 0)
+    assert stats.per_position == []
+    assert stats.acceptance_length == 1.0
+
+
+def test_steps_by_tier() -> None:
+    stats = Stats(7)
+    for draft_len in (7, 3, 7, 0, 7):
+        stats.count_step(draft_len)
+    assert stats.steps == stats.target_passes == 5
+    assert stats.tier_steps == {7: 3, 3: 1, 0: 1}
+
+
+def test_reset() -> None:
+    stats = traced()
+    stats.count_step(3)
+    stats.prefill_passes = 2
+    stats.requests.append(RequestStats(3))
+    stats.reset()
+    assert stats == Stats(3)
+    # What is counted afterwards is no one else's.
+    stats.count(4, 3, 3)
+    stats.count_step(3)
+    assert (stats.emitted_tokens, stats.proposed_at, stats.tier_steps) == (4, [1, 1, 1], {3: 1})
+    assert Stats(3).tier_steps == {}
+
+
+def test_two_counters_share_nothing() -> None:
+    first, second = RequestStats(3), RequestStats(3)
+    first.count(4, 3, 3)
+    assert second == RequestStats(3)
+
+
+@given(
+    st.lists(
+        st.integers(0, 7).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))).map(lambda x: (x[1] + 1, *x[::-1]))
+    )
+)
+def test_sums_agree(trace: list[tuple[int, int, int]]) -> None:
+    counters = Counters(7)
+    for emitted, accepted, proposed in trace:
+        counters.count(emitted, accepted, proposed)
+    assert sum(counters.proposed_at) == counters.draft_tokens
+    assert sum(counters.accepted_at) == counters.accepted_tokens
+    assert counters.emitted_tokens == counters.accepted_tokens + counters.row_steps
+    assert counters.accepted_at == sorted(counters.accepted_at, reverse=True)
+
+
+# --- in a decode -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spec() -> Speculator:
+    model = tiny_llama()
+    return speccompile.wrap(
+        model, "early_exit", exit_layer=1, tiers=(0, 3), max_batch=3, max_len=128, backend="eager"
+    )
+
+
+def random_ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(128, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_totals_are_the_sums_over_requests(spec: Speculator) -> None:
+    spec.stats.reset()
+    spec.set_tier(3)
+    spec.generate(random_ids(3, 40), max_new_tokens=25)
+    stats, requests = spec.stats, spec.stats.requests
+    assert len(requests) == 3
+    for name in ("row_steps", "emitted_tokens", "draft_tokens", "accepted_tokens"):
+        assert getattr(stats, name) == sum(getattr(request, name) for request in requests), name
+    for name in ("proposed_at", "accepted_at"):
+        columns = zip(*(getattr(request, name) for request in requests), strict=True)
+        assert getattr(stats, name) == [sum(column) for column in columns], name
+    for request in requests:
+        # Prefill emits the first token; it is no step.
+        assert request.prompt_tokens == 40
+        assert request.new_tokens == 25 == request.emitted_tokens + 1
+        assert request.emitted_tokens == request.accepted_tokens + request.row_steps
+        assert request.finish_reason == "max_new_tokens"
+    # 40 tokens are a chunk of 32 and one of 8.
+    assert stats.prefill_passes == 3 * 2
+    assert stats.steps == max(request.row_steps for request in requests)
+    assert 0 < stats.accepted_tokens < stats.draft_tokens
+
+
+def test_counts_go_on_over_calls_and_requests_are_the_newest(spec: Speculator) -> None:
+    spec.stats.reset()
+    spec.set_tier(0)
+    spec.generate(random_ids(2, 5), max_new_tokens=10)
+    spec.generate(random_ids(1, 5), max_new_tokens=4)
+    assert spec.stats.steps == 9 + 3
+    assert spec.stats.emitted_tokens == 2 * 9 + 3
+    assert spec.stats.acceptance_length == 1.0
+    assert spec.stats.draft_tokens == 0
+    assert [request.new_tokens for request in spec.stats.requests] == [4]
