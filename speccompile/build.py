@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from speccompile.errors import CaptureMismatch
 from speccompile.graph_capture.capture import capture, observe_kv
 from speccompile.graph_capture.check import check_capture
-from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import Layout, core_state, resolve_layout
+from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.determinism import prove_deterministic
@@ -34,6 +36,7 @@ from speccompile.progress import task
 from speccompile.runtime.arena import Arena
 
 PREFILL_WIDTHS = (8, 32, 128, 512)
+FROM_STORE = "read from the store"
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,20 @@ def plan_layout(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) ->
     )
 
 
-def build_stages(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, arena: Arena) -> _Stages:
-    """Capture and run all passes; nothing is lowered."""
-    with task("capture the model"):
-        started = time.perf_counter()
-        captured = capture(model, info, arena.layout, dict(arena))
-        first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started)
+def build_stages(
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, arena: Arena, *, stored: bool = True
+) -> BuiltStages:
+    """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered."""
+    started = time.perf_counter()
+    store = CaptureStore(model, info, arena.layout)
+    captured = store.load() if stored else None
+    note = FROM_STORE
+    if captured is None:
+        note = "exported"
+        with task("capture the model"):
+            captured = capture(model, info, arena.layout, dict(arena))
+        store.save(captured)
+    first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         outlined, model_stages = model_pipeline(config).run(captured, first)
         tiers, prefill = {}, {}
@@ -145,15 +156,17 @@ def build_stages(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, a
         for width in prefill_widths(config.max_len):
             _, stages = prefill_pipeline(config, width).run(outlined, model_stages.last)
             prefill[width] = model_stages.followed_by(stages)
-    return _Stages(captured, outlined, tiers, prefill)
+    return BuiltStages(model_stages, tiers, prefill, from_store=note == FROM_STORE)
 
 
 @dataclass
-class _Stages:
-    captured: StepGraph
-    outlined: StepGraph
+class BuiltStages:
+    """What the passes left: of the model alone, of each tier, of each prefill width."""
+
+    model: Stages
     tiers: dict[int, Stages]
     prefill: dict[int, Stages]
+    from_store: bool
 
 
 def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build:
@@ -162,38 +175,58 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
     Raises:
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable.
     """
-    seconds: dict[str, float] = {}
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        started = time.perf_counter()
-        result = work()
-        seconds[name] = time.perf_counter() - started
-        return result
-
-    arena = Arena(plan_layout(model, info, config), info.device)
-    stages = timed("capture and passes", lambda: build_stages(model, info, config, arena))
-
-    def lower_all() -> tuple[dict[int, Tier], dict[int, Tier], Callable[..., Any]]:
-        outlined = config.backend.lower(stages.outlined, "the captured model")
+    clock = _Clock()
+    with clock.time("layout"):
+        arena = Arena(plan_layout(model, info, config), info.device)
+    try:
+        stages, lowered, difference = _checked_stages(model, info, config, arena, clock, stored=True)
+    except StoredCaptureMismatch:
+        stages, lowered, difference = _checked_stages(model, info, config, arena, clock, stored=False)
+    with clock.time("binding"):
         tiers = {k: _tier(config, arena, f"tier K={k}", k, s) for k, s in stages.tiers.items()}
         prefill = {w: _tier(config, arena, f"prefill T={w}", 0, s) for w, s in stages.prefill.items()}
-        return tiers, prefill, outlined
-
-    tiers, prefill, outlined = timed("lowering", lower_all)
-    reference = Eager("reference").lower(stages.outlined, "the captured model")
-    with task("check the captured graph against the model"):
-        difference = timed(
-            "capture check",
-            lambda: check_capture(model, info, stages.outlined, arena, outlined, reference),
-        )
     if config.deterministic:
-        with task("prove that results do not depend on the tier"):
-            width = config.width(0)
-            timed(
-                "determinism proof",
-                lambda: prove_deterministic(stages.outlined, stages.captured, outlined, arena, width),
-            )
-    return Build(info, arena, tiers, prefill, difference, seconds)
+        with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
+            flat = stages.model["choose_linear"].graph
+            prove_deterministic(stages.model.last.graph, flat, lowered, arena, config.width(0))
+    return Build(info, arena, tiers, prefill, difference, clock.seconds)
+
+
+def _checked_stages(
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, arena: Arena, clock: _Clock, *, stored: bool
+) -> tuple[BuiltStages, Callable[..., Any], float]:
+    """Stages, the lowered outlined model, and the largest difference that its capture check saw."""
+    with clock.time("capture and passes"):
+        stages = build_stages(model, info, config, arena, stored=stored)
+    outlined = stages.model.last.graph
+    with clock.time("compile"):
+        lowered = config.backend.lower(outlined, "the captured model")
+    reference = Eager("reference").lower(outlined, "the captured model")
+    with task("check the captured graph against the model"), clock.time("capture check"):
+        try:
+            difference = check_capture(model, info, outlined, arena, lowered, reference)
+        except CaptureMismatch as mismatch:
+            if stages.from_store:
+                raise StoredCaptureMismatch from mismatch
+            raise
+    return stages, lowered, difference
+
+
+class StoredCaptureMismatch(Exception):
+    """A stored capture is not what the model computes any more; it has to be captured again."""
+
+
+class _Clock:
+    """Seconds by name of the work, added up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, stages: Stages) -> Tier:

@@ -28,6 +28,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from speccompile import paths
 from speccompile.errors import PretrainedError
 
 SMOLLM2 = "smollm2"
@@ -81,22 +82,13 @@ def show_when_slow(what: str) -> Iterator[None]:
             progress.stop()
 
 
-def default_cache_dir() -> Path:
-    """``$SPECCOMPILE_CACHE``, else ``speccompile`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if own := os.environ.get("SPECCOMPILE_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "speccompile"
-    return Path.home() / ".cache" / "speccompile"
-
-
 def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_slow) -> Path:
     """Fetch SmolLM2-135M-Instruct once, as float32 safetensors; later calls find it in the cache.
 
     Any number of processes may call this at once: the folder appears complete or not at all.
 
     Args:
-        cache_dir: where to keep it; ``default_cache_dir()`` without one.
+        cache_dir: where to keep it; ``paths.cache_dir()`` without one.
         progress: entered with a line of text around each slow step.
 
     Returns:
@@ -105,7 +97,7 @@ def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_
     Raises:
         PretrainedError: it cannot be fetched, is not the pinned file, or cannot be stored.
     """
-    root = default_cache_dir() if cache_dir is None else cache_dir
+    root = paths.cache_dir() if cache_dir is None else cache_dir
     folder = root / _FOLDER
     if folder.is_dir():
         return folder

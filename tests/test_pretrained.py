@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from speccompile import pretrained
+from speccompile import paths, pretrained
 from speccompile.errors import PretrainedError
 
 GGUF = b"the pinned file"
@@ -169,11 +169,11 @@ def test_default_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SPECCOMPILE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert pretrained.default_cache_dir() == tmp_path / ".cache" / "speccompile"
+    assert paths.cache_dir() == tmp_path / ".cache" / "speccompile"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert pretrained.default_cache_dir() == tmp_path / "xdg" / "speccompile"
+    assert paths.cache_dir() == tmp_path / "xdg" / "speccompile"
     monkeypatch.setenv("SPECCOMPILE_CACHE", str(tmp_path / "own"))
-    assert pretrained.default_cache_dir() == tmp_path / "own"
+    assert paths.cache_dir() == tmp_path / "own"
 
 
 def test_progress_is_shown_only_when_slow(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

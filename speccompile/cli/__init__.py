@@ -2,7 +2,9 @@
 
 import typer
 
-from speccompile.cli import demo, generate, inspect
+import speccompile.cli.demo as demo
+import speccompile.cli.generate as generate
+import speccompile.cli.inspect as inspect
 
 app = typer.Typer(
     name="speccompile",

@@ -82,7 +82,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool | None = No
         return torch.tensor([tokenizer(text)["input_ids"]], dtype=torch.int64)
     messages = [{"role": "user", "content": text}]
     encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    return torch.tensor([encoded["input_ids"]], dtype=torch.int64)
+    return torch.tensor([encoded["input_ids"]], dtype=torch.int64)  # type: ignore[call-overload, index]
 
 
 def max_len_for(prompts: list[torch.Tensor], new_tokens: int) -> int:

@@ -71,20 +71,19 @@ _STORY = (
 
 _JOURNEY = (
     "Anna left Lisbon in March and took the night train to Madrid. In April she found work in Marseille, where her "
-    "brother owns a bakery. They plan to visit Vienna together in the summer."
+    "brother Paul owns a bakery. They plan to visit Vienna together in the summer."
 )
 
-_CODE = """```python
-def average(numbers):
-    total = 0
-    for number in numbers:
-        total = number
-    return total / len(numbers)
-```"""
+_MUSEUM = (
+    "The museum opens at nine in the mornning. Visitors can leave there coats at the entrance. The guided tour starts "
+    "at ten and takes about one hour. The museum closes at six in the evening."
+)
+
+_CORRECT = "Fix the spelling mistakes in this text and write out the whole corrected text"
 
 BUILT_IN = (
     Prompt("repeat", "quoting", f"Repeat this text word for word:\n\n{_STORY}"),
-    Prompt("extract", "quoting", f"List every sentence of this text that mentions a city:\n\n{_JOURNEY}"),
-    Prompt("fix", "quoting", f"Fix the bug in this Python function and show the whole corrected function:\n\n{_CODE}"),
+    Prompt("extract", "quoting", f"Extract all names and places from this text:\n\n{_JOURNEY}"),
+    Prompt("correct", "quoting", f"{_CORRECT}:\n\n{_MUSEUM}"),
     Prompt("write", "writing", "Write the opening of a story about a clockmaker who finds a letter in an old watch."),
 )

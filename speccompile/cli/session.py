@@ -42,7 +42,7 @@ def _only_own_warnings() -> Iterator[None]:
             warnings.simplefilter("ignore")
             # The package's warnings are attributed to its caller, which is a command.
             warnings.filterwarnings("always", category=UserWarning, module=r"speccompile\.")
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             yield
     finally:
         hf_logging.set_verbosity(before)

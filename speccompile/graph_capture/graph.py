@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx
@@ -83,9 +83,7 @@ class Body:
         if shapes not in self._fakes:
             with mode:
                 self._fakes[shapes] = self.module(*inputs)
-        result = self._fakes[shapes]
-        with mode:
-            return torch.empty_like(result)
+        return self._fakes[shapes]
 
 
 @dataclass
@@ -115,6 +113,8 @@ class StepGraph:
         graph.output(result)
         for old, new in node_map.items():
             new.meta = copy.copy(old.meta)
+            if _is_current(old):
+                new.meta["seen"] = (new.target, new.args, new.kwargs)
         return StepGraph(
             graph=graph,
             ports=dict(self.ports),
@@ -266,20 +266,35 @@ class StepGraph:
     # --- shapes ----------------------------------------------------------------------------------
 
     def propagate(self) -> None:
-        """Recompute every ``meta["val"]`` from the ports."""
-        values: dict[fx.Node, Any] = {}
+        """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
+        fresh: set[fx.Node] = set()
         for node in self.graph.nodes:
+            if node.op == "output":
+                continue
             if node.op == "placeholder":
-                port = self.ports[node.name]
-                values[node] = self.fake(port.shape, port.dtype)
-            elif node.op == "output":
+                port, old = self.ports[node.name], node.meta.get("val")
+                same = old is not None and (tuple(old.shape), old.dtype) == (port.shape, port.dtype)
+                value = old if same else self.fake(port.shape, port.dtype)
+            elif _is_current(node) and fresh.isdisjoint(node.all_input_nodes):
                 continue
             else:
-                args = fx.map_arg(node.args, values.__getitem__)
-                kwargs = fx.map_arg(node.kwargs, values.__getitem__)
-                if node.op == "call_module":
-                    values[node] = self.bodies[str(node.target)].fake(args, self.fake_mode)
-                else:
-                    with self.fake_mode, torch.no_grad():
-                        values[node] = node.target(*args, **kwargs)
-            node.meta["val"] = values[node]
+                same = False
+                value = self._fake_call(node)
+            if not same:
+                fresh.add(node)
+            node.meta["val"], node.meta["seen"] = value, (node.target, node.args, node.kwargs)
+
+    def _fake_call(self, node: fx.Node) -> Any:
+        args = fx.map_arg(node.args, lambda item: item.meta["val"])
+        kwargs = fx.map_arg(node.kwargs, lambda item: item.meta["val"])
+        if node.op == "call_module":
+            return self.bodies[str(node.target)].fake(cast(Any, args), self.fake_mode)
+        with self.fake_mode, torch.no_grad():
+            return cast(Any, node.target)(*args, **kwargs)
+
+
+def _is_current(node: fx.Node) -> bool:
+    """Whether ``meta["val"]`` was computed from the call that the node makes now."""
+    seen = node.meta.get("seen")
+    call = (node.target, node.args, node.kwargs)
+    return seen is not None and all(now is then for now, then in zip(call, seen, strict=True))

@@ -1,0 +1,133 @@
+"""``speccompile inspect``: stages, ops, tiers, buffers and bytes of a step, before and after it is built."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from speccompile import modes, wrap
+from speccompile.build import BuildConfig, build_stages, plan_layout
+from speccompile.cli.generate import Backend, Mode, Model, Options, Tiers
+from speccompile.cli.models import load
+from speccompile.cli.session import parse_options, parse_tiers, session
+from speccompile.cli.tables import buffers_table, kernels_table, stages_table, tiers_table, weights_line
+from speccompile.errors import UnknownTier
+from speccompile.graph_capture.state import Layout
+from speccompile.graph_capture.support import inspect_model
+from speccompile.lowering.backends import choose_backend
+from speccompile.passes.pipeline import Stages
+from speccompile.runtime.arena import Arena
+
+
+@dataclass(frozen=True)
+class View:
+    """What there is to look at. ``backend`` is None where nothing was lowered."""
+
+    tiers: Mapping[int, Stages]
+    prefill: Mapping[int, Stages]
+    layout: Layout
+    drafter_state: frozenset[str]
+    backend: str | None
+    explanation: str = ""
+
+
+def command(
+    model: Model,
+    mode: Mode = "ngram",
+    tiers: Tiers = "0,1,3,7",
+    tier: Annotated[
+        int | None, typer.Option(help="The tier to look at, by draft length; the largest if left out.")
+    ] = None,
+    max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a sequence.")] = 2048,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most rows.")] = 1,
+    stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
+    build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
+    backend: Backend = "auto",
+    option: Options = None,
+) -> None:
+    """Show what a model becomes: stages, ops and kernels, tiers, buffers."""
+    with session():
+        options = parse_options(option or [])
+        draft_lens = parse_tiers(tiers)
+        if tier is not None and tier not in draft_lens:
+            raise UnknownTier(tier=tier, built=", ".join(str(draft_len) for draft_len in draft_lens))
+        modes.create(mode, options)
+        target, _ = load(model)
+        sizes = {"max_batch": max_batch, "max_len": max_len}
+        if build and stage is None:
+            view = _built(target, mode, draft_lens, sizes, backend, options)
+        else:
+            view = _captured(target, mode, draft_lens, sizes, backend, options)
+        draft_len = max(draft_lens) if tier is None else tier
+        if stage is not None:
+            sys.stdout.write(view.tiers[draft_len][stage].python)
+        else:
+            _show(view, draft_len)
+
+
+def _built(
+    model: PreTrainedModel,
+    mode: str,
+    tiers: tuple[int, ...],
+    sizes: dict[str, int],
+    backend: str,
+    options: dict[str, Any],
+) -> View:
+    with wrap(model, mode, tiers=tiers, backend=backend, **sizes, **options) as spec:  # type: ignore[arg-type]
+        return View(
+            {draft_len: built.stages for draft_len, built in spec.tiers.items()},
+            {width: built.stages for width, built in spec.prefill.items()},
+            spec.arena.layout,
+            frozenset(item.name for item in modes.create(mode, options).state()),
+            choose_backend(backend, model.device).name,
+            spec.explain(),
+        )
+
+
+def _captured(
+    model: PreTrainedModel,
+    mode: str,
+    tiers: tuple[int, ...],
+    sizes: dict[str, int],
+    backend: str,
+    options: dict[str, Any],
+) -> View:
+    chosen_mode = modes.create(mode, options)
+    info = inspect_model(model)
+    chosen_mode.check(info)
+    chosen_backend = choose_backend(backend, info.device)
+    config = BuildConfig(
+        mode=chosen_mode,
+        tiers=tuple(sorted(tiers)),
+        backend=chosen_backend,
+        deterministic=False,
+        linears=chosen_backend.choose_linears(model, [sizes["max_batch"] * (k + 1) for k in tiers]),
+        **sizes,
+    )
+    layout = plan_layout(model, info, config)
+    stages = build_stages(model, info, config, Arena(layout, info.device))
+    drafter = frozenset(item.name for item in chosen_mode.state())
+    return View(stages.tiers, stages.prefill, layout, drafter, None)
+
+
+def _show(view: View, draft_len: int) -> None:
+    stages = view.tiers[draft_len]
+    graph = stages.last.graph
+    console = Console()
+    if view.explanation:
+        console.print(view.explanation, markup=False, highlight=False, soft_wrap=True)
+    tables = (
+        stages_table(stages, f"Stages of tier K={draft_len}"),
+        kernels_table(graph, f"Ops and kernels of tier K={draft_len}", view.backend),
+        tiers_table(view.tiers, view.prefill, view.backend),
+        buffers_table(view.layout, view.drafter_state),
+    )
+    for table in tables:
+        console.print(table, "")
+    console.print(weights_line(graph), highlight=False)

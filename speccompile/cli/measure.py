@@ -1,0 +1,179 @@
+"""Times ways to decode the same prompts, side by side in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from speccompile.runtime.check import Difference, first_difference
+from speccompile.speculator import Speculator
+
+TRANSFORMERS = "transformers generate"
+
+#: Logit change from which on a different token is more than a near-tie of floating point.
+NEAR_TIE = 1e-3
+
+_WARM_UP_TOKENS = 8
+
+
+class Clock:
+    """A streamer that notes when the first token came, and how many came in how many target passes behind it."""
+
+    def __init__(self) -> None:
+        self.first_seconds = 0.0
+        self.passes = 0
+        self.emitted = 0
+        self._calls = 0
+        self._started = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    def put(self, value: torch.Tensor) -> None:
+        # First comes the prompt, then what each target pass emitted, the one over the prompt at the head.
+        self._calls += 1
+        if self._calls == 2:
+            self.first_seconds = self.seconds
+        elif self._calls > 2:
+            self.passes += 1
+            self.emitted += value.numel()
+
+    def end(self) -> None:
+        """Nothing to flush."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to decode: (ids ``[1, P]``, new tokens, clock) -> ids ``[1, P + new]``."""
+
+    name: str
+    generate: Callable[[torch.Tensor, int, Clock], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt through one variant; ``passes`` and ``emitted`` leave out the pass over the prompt."""
+
+    tokens: list[int]
+    first_seconds: float
+    seconds: float
+    passes: int
+    emitted: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Several runs of one variant."""
+
+    runs: Sequence[Run]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(len(run.tokens) for run in self.runs) / sum(run.seconds for run in self.runs)
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Without the time to the first token, and without that token; 0.0 where there was but one."""
+        seconds = sum(run.seconds - run.first_seconds for run in self.runs if len(run.tokens) > 1)
+        return sum(len(run.tokens) - 1 for run in self.runs) / seconds if seconds else 0.0
+
+    @property
+    def first_seconds(self) -> float:
+        """Mean time to the first token."""
+        return sum(run.first_seconds for run in self.runs) / len(self.runs)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean emitted tokens a target pass; 0.0 where no pass followed the one over the prompt."""
+        passes = sum(run.passes for run in self.runs)
+        return sum(run.emitted for run in self.runs) / passes if passes else 0.0
+
+
+def transformers_variant(model: PreTrainedModel, name: str = TRANSFORMERS, **settings: Any) -> Variant:
+    """The model's own greedy ``generate``, with further ``settings`` of it."""
+    pad = model.generation_config.pad_token_id
+    # Without one, generate warns on every call; the only row never needs it.
+    settings = {"pad_token_id": 0 if pad is None else pad, **settings}
+
+    def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+        result: torch.Tensor = model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            num_beams=1,
+            streamer=clock,
+            **settings,
+        )
+        return result
+
+    return Variant(name, generate)
+
+
+def tier_variant(spec: Speculator, draft_len: int) -> Variant:
+    """``spec`` at one tier; a ready drafter may still have a smaller one serve a step."""
+
+    def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+        spec.set_tier(draft_len)
+        result = spec.generate(ids, torch.ones_like(ids), max_new_tokens=new_tokens, streamer=clock)
+        # It streams token by token, so the passes are counted where they ran.
+        request = spec.stats.requests[0]
+        clock.passes, clock.emitted = request.row_steps, request.emitted_tokens
+        return result
+
+    return Variant(tier_name(draft_len), generate)
+
+
+def tier_name(draft_len: int) -> str:
+    return f"speccompile K={draft_len}"
+
+
+def measure(
+    variants: Sequence[Variant],
+    prompts: Sequence[torch.Tensor],
+    new_tokens: int,
+    after_run: Callable[[], None] = lambda: None,
+) -> dict[str, list[Run]]:
+    """Each prompt ``[1, P]`` through all variants before the next one, after an untimed warm-up of each.
+
+    Returns:
+        The runs of each variant by its name, in the order of the prompts.
+    """
+    # The longest prompt warms up, so that whatever a variant sizes by its input has its size from then on.
+    longest = max(prompts, key=lambda ids: ids.shape[1])
+    for variant in variants:
+        variant.generate(longest, min(new_tokens, _WARM_UP_TOKENS), Clock())
+        after_run()
+    runs: dict[str, list[Run]] = {variant.name: [] for variant in variants}
+    for number, ids in enumerate(prompts):
+        # Whoever runs first finds other caches than the rest do, so that place goes round.
+        first = number % len(variants)
+        for variant in [*variants[first:], *variants[:first]]:
+            runs[variant.name].append(_timed(variant, ids, new_tokens))
+            after_run()
+    return runs
+
+
+def _timed(variant: Variant, ids: torch.Tensor, new_tokens: int) -> Run:
+    clock = Clock()
+    result = variant.generate(ids, new_tokens, clock)
+    seconds = clock.seconds
+    tokens = result[0, ids.shape[1] :].tolist()
+    return Run(tokens, clock.first_seconds, seconds, clock.passes, clock.emitted)
+
+
+def differences(
+    model: PreTrainedModel, prompts: Sequence[torch.Tensor], expected: Sequence[Run], got: Sequence[Run]
+) -> list[Difference]:
+    """Where the text of ``got`` parts from ``expected``, and the logit change that explains it."""
+    found = (
+        first_difference(model, index, ids[0].tolist(), expected[index].tokens, got[index].tokens)
+        for index, ids in enumerate(prompts)
+    )
+    return [difference for difference in found if difference is not None]

@@ -1,0 +1,132 @@
+"""The tables of ``speccompile inspect``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from rich.table import Table
+from torch import fx
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.state import Layout, StateTensor
+from speccompile.passes.pipeline import Stage, Stages
+
+_TEXT = ("tokens", "length", "limit", "alive", "eos")
+_SHOWN_CHANGES = 3
+
+
+def stages_table(stages: Stages, title: str) -> Table:
+    table = _table(title, "stage", "nodes", "seconds", "matched", "ops that came and went")
+    previous: Stage | None = None
+    for name, stage in stages.items():
+        nodes = sum(stage.op_counts.values())
+        change = "" if previous is None else _change(previous.op_counts, stage.op_counts)
+        table.add_row(name, str(nodes), f"{stage.seconds:.2f}", stage.note, change)
+        previous = stage
+    return table
+
+
+def _change(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    delta = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
+    changed = sorted((item for item in delta.items() if item[1]), key=lambda item: (-abs(item[1]), item[0]))
+    shown = [f"{count:+} {_op_name(name)}" for name, count in changed[:_SHOWN_CHANGES]]
+    rest = len(changed) - len(shown)
+    return ", ".join(shown) + (f", {rest} more" if rest else "")
+
+
+def kernels_table(graph: StepGraph, title: str, backend: str | None) -> Table:
+    """What the step calls, and what each outlined body calls in turn."""
+    body_kind = {None: "body, not lowered", "eager": "body, run op by op"}.get(backend, f"body, compiled by {backend}")
+    table = _table(title, "called from", "calls", "op or kernel", "kind")
+    for name, count in graph.op_counts().items():
+        table.add_row("step", str(count), _op_name(name), body_kind if name in graph.bodies else _kind(name))
+    for body in graph.bodies.values():
+        table.add_section()
+        for name, count in _body_ops(body.module.graph):
+            table.add_row(body.name, str(count), _op_name(name), _kind(name))
+    return table
+
+
+def _body_ops(graph: fx.Graph) -> list[tuple[str, int]]:
+    return Counter(str(node.target) for node in graph.nodes if node.op == "call_function").most_common()
+
+
+def _kind(name: str) -> str:
+    return "op of speccompile" if name.startswith("speccompile.") else "stock op"
+
+
+def _op_name(name: str) -> str:
+    # Arithmetic on sizes is a Python builtin, whose text rich would take for markup.
+    return name.removeprefix("<built-in function ").removesuffix(">").removesuffix(".default")
+
+
+def tiers_table(tiers: Mapping[int, Stages], prefill: Mapping[int, Stages], backend: str | None) -> Table:
+    table = _table("Tiers and prefill", "", "rows x width", "ops", "bodies", "executable")
+    rows = [(f"tier K={draft_len}", stages) for draft_len, stages in tiers.items()]
+    rows += [(f"prefill T={width}", stages) for width, stages in prefill.items()]
+    for name, stages in rows:
+        graph = stages.last.graph
+        counts = graph.op_counts()
+        bodies = ", ".join(f"{count} x {body}" for body, count in counts.items() if body in graph.bodies)
+        size = f"{graph.sizes['B']} x {graph.sizes['T']}"
+        table.add_row(name, size, str(sum(counts.values())), bodies, backend or "not lowered")
+    return table
+
+
+def buffers_table(layout: Layout, drafter_state: Iterable[str]) -> Table:
+    """The arena by group, KV of all layers on a line for each shape."""
+    table = _table("Buffers (arena)", "group", "tensors", "shape", "type", "bytes")
+    groups: dict[str, list[StateTensor]] = {"KV": [], "text": [], "drafter": [], "io": []}
+    drafter = set(drafter_state)
+    for tensor in layout.tensors.values():
+        groups[_group(tensor.name, drafter)].append(tensor)
+    for group, tensors in groups.items():
+        for line in _alike(tensors, group == "KV"):
+            first, last = line[0], line[-1]
+            name = first.name if len(line) == 1 else f"{first.name} .. {last.name} ({len(line)})"
+            size = sum(tensor.nbytes for tensor in line)
+            table.add_row(group, name, str(list(first.shape)), _type(first), f"{size:,}")
+        if len(tensors) > 1:
+            total = sum(tensor.nbytes for tensor in tensors)
+            table.add_row(group, f"all {len(tensors)}", "", "", f"{total:,}", style="bold")
+        table.add_section()
+    everything = sum(tensor.nbytes for tensor in layout.tensors.values())
+    table.add_row("arena", f"all {len(layout.tensors)}", "", "", f"{everything:,}", style="bold")
+    return table
+
+
+def _group(name: str, drafter: set[str]) -> str:
+    if name in drafter:
+        return "drafter"
+    if name.startswith(("k_", "v_")):
+        return "KV"
+    return "text" if name in _TEXT else "io"
+
+
+def _alike(tensors: list[StateTensor], merge: bool) -> Iterable[list[StateTensor]]:
+    """Tensors that share a line: of the KV, all keys of one shape, and all values."""
+    lines: dict[object, list[StateTensor]] = {}
+    for tensor in tensors:
+        key = (tensor.name[0], tensor.shape, tensor.dtype) if merge else tensor.name
+        lines.setdefault(key, []).append(tensor)
+    return lines.values()
+
+
+def _type(tensor: StateTensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def weights_line(graph: StepGraph) -> str:
+    weights = [port.value for port in graph.ports.values() if port.value is not None]
+    # Tied weights come in through one port each and lie in memory once.
+    size = sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
+    return f"Weights: {len(weights)} tensors, {size:,} bytes ({size / 2**20:.1f} MiB), shared with the model"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        right = name in ("nodes", "seconds", "calls", "ops", "bytes")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    return table

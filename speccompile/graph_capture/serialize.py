@@ -1,0 +1,153 @@
+"""A captured graph as JSON: ops by name, arguments by value, weights by their names in the model."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+
+from speccompile.errors import CaptureError
+from speccompile.graph_capture.graph import Anchors, Port, StepGraph
+from speccompile.graph_capture.state import Layout
+
+# What export leaves in a graph besides torch ops: arithmetic on sizes.
+_OPERATORS = {f"operator.{f.__name__}": f for f in (operator.add, operator.sub, operator.mul, operator.floordiv)}
+
+
+def to_json(graph: StepGraph) -> dict[str, Any]:
+    """Everything of a captured graph but its tensors."""
+    anchors = graph.anchors
+    return {
+        "ports": [_port(graph.ports[node.name]) for node in graph.placeholders],
+        "nodes": [_node(node) for node in graph.graph.nodes if node.op == "call_function"],
+        "outputs": _encode(graph.output.args[0]),
+        "anchors": {
+            "tokens": anchors.tokens.name,
+            "positions": anchors.positions.name,
+            "start": anchors.start.name,
+            "layers": [layer.name for layer in anchors.layers],
+            "final_norm": anchors.final_norm.name,
+            "lm_head": anchors.lm_head.name,
+        },
+        "values": {name: node.name for name, node in graph.values.items()},
+        "sizes": dict(graph.sizes),
+        "facts": sorted(graph.facts),
+    }
+
+
+def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: torch.device) -> StepGraph:
+    """The graph that :func:`to_json` described, over the weights of ``model``."""
+    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    ports = {}
+    for entry in data["ports"]:
+        port = _read_port(entry, tensors, device)
+        ports[port.name] = port
+        nodes[port.name] = graph.placeholder(port.name)
+        nodes[port.name].meta = {"pass": "capture"}
+    for entry in data["nodes"]:
+        args, kwargs = _decode(entry["args"], nodes), _decode(entry["kwargs"], nodes)
+        node = graph.create_node("call_function", _read_target(entry["target"]), tuple(args), kwargs, entry["name"])
+        node.meta = {"pass": "capture"} if entry["layer"] is None else {"pass": "capture", "layer": entry["layer"]}
+        nodes[entry["name"]] = node
+    graph.output(tuple(_decode(data["outputs"], nodes)))
+    names = data["anchors"]
+    step = StepGraph(
+        graph=graph,
+        ports=ports,
+        anchors=Anchors(
+            nodes[names["tokens"]],
+            nodes[names["positions"]],
+            nodes[names["start"]],
+            [nodes[name] for name in names["layers"]],
+            nodes[names["final_norm"]],
+            nodes[names["lm_head"]],
+        ),
+        layout=layout,
+        device=device,
+        sizes=data["sizes"],
+        facts=set(data["facts"]),
+        values={name: nodes[node] for name, node in data["values"].items()},
+    )
+    step.propagate()
+    return step
+
+
+def _port(port: Port) -> dict[str, Any]:
+    return {
+        "name": port.name,
+        "role": port.role,
+        "shape": list(port.shape),
+        "dtype": _encode(port.dtype),
+        "low": port.low,
+        "high": port.high,
+        "distinct": port.distinct,
+        "path": port.path,
+    }
+
+
+def _read_port(entry: dict[str, Any], tensors: dict[str, torch.Tensor], device: torch.device) -> Port:
+    value = None if entry["path"] is None else tensors[entry["path"]].detach()
+    fields = {**entry, "shape": tuple(entry["shape"]), "dtype": _decode(entry["dtype"], {})}
+    return Port(**fields, device=device, value=value)
+
+
+def _node(node: fx.Node) -> dict[str, Any]:
+    if isinstance(node.target, torch._ops.OpOverload):
+        target = str(node.target)
+    else:
+        target = f"operator.{cast(Any, node.target).__name__}"
+        if target not in _OPERATORS:
+            raise CaptureError(f"node {node.name!r} calls {node.target!r}, which is no torch op")
+    return {
+        "name": node.name,
+        "target": target,
+        "args": _encode(list(node.args)),
+        "kwargs": {name: _encode(value) for name, value in node.kwargs.items()},
+        "layer": node.meta.get("layer"),
+    }
+
+
+def _read_target(name: str) -> Any:
+    if name in _OPERATORS:
+        return _OPERATORS[name]
+    return functools.reduce(getattr, name.split("."), torch.ops)
+
+
+def _encode(value: Any) -> Any:
+    """JSON for an argument; what JSON has no form for becomes ``{kind: text}``."""
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise CaptureError(f"cannot store the argument {value!r} of a captured graph")
+
+
+def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, nodes) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((kind, text),) = value.items()
+        if kind == "node":
+            return nodes[text]
+        if kind == "torch":
+            return getattr(torch, text)
+        if kind == "device":
+            return torch.device(text)
+        if kind == "float":
+            return float.fromhex(text)
+    return {name: _decode(item, nodes) for name, item in value.items()}

@@ -1,0 +1,209 @@
+"""The capture check: a graph that does not compute what the model computes is refused, whoever made it wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_llama
+from torch import fx
+from transformers import LlamaForCausalLM
+
+from speccompile.errors import CaptureMismatch, LoweringError
+from speccompile.graph_capture.capture import capture, observe_kv
+from speccompile.graph_capture.check import check_capture
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.state import core_state, resolve_layout
+from speccompile.graph_capture.support import ModelInfo, inspect_model
+from speccompile.lowering.backends import Eager
+from speccompile.passes.verify import verify
+from speccompile.runtime.arena import Arena
+
+Run = Callable[..., Any]
+
+
+@dataclass
+class Captured:
+    model: LlamaForCausalLM
+    info: ModelInfo
+    graph: StepGraph
+    arena: Arena
+
+    def check(self, graph: StepGraph | None = None, lowered: Run | None = None) -> float:
+        """The check of ``graph`` (else of the captured one), lowered to ``lowered`` (else as it is)."""
+        reference = Eager("reference").lower(graph or self.graph, "the captured model")
+        return check_capture(self.model, self.info, graph or self.graph, self.arena, lowered or reference, reference)
+
+
+def captured(model: LlamaForCausalLM, max_len: int) -> Captured:
+    info = inspect_model(model)
+    layout = resolve_layout(
+        [*core_state(info.vocab_size), *observe_kv(model, info)],
+        max_batch=2,
+        max_len=max_len,
+        max_draft_len=3,
+        max_width=4,
+        vocab_size=info.vocab_size,
+    )
+    arena = Arena(layout, info.device)
+    return Captured(model, info, capture(model, info, layout, dict(arena)), arena)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Captured:
+    return captured(tiny_llama(), 64)
+
+
+def attention_nodes(graph: StepGraph) -> list[fx.Node]:
+    return graph.graph.find_nodes(op="call_function", target=torch.ops.speccompile.attention.default)
+
+
+def changed_argument(node: fx.Node, index: int, value: Any) -> None:
+    node.args = (*node.args[:index], value, *node.args[index + 1 :])
+
+
+# --- graphs that are wrong -----------------------------------------------------------------------
+
+
+def sees_one_key_ahead(graph: StepGraph) -> None:
+    for node in attention_nodes(graph):
+        changed_argument(node, 4, graph.insert(lambda positions: positions + 1, graph.anchors.positions, before=node))
+
+
+def one_layer_forgets_its_newest_key(graph: StepGraph) -> None:
+    node = attention_nodes(graph)[1]
+    behind = graph.insert(lambda positions: (positions - 1).clamp(min=0), graph.anchors.positions, before=node)
+    changed_argument(node, 4, behind)
+
+
+def other_scale(graph: StepGraph) -> None:
+    node = attention_nodes(graph)[0]
+    changed_argument(node, 5, node.args[5] * 1.1)
+
+
+def other_epsilon(graph: StepGraph) -> None:
+    norm = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.add.Tensor and node.args[1] == 1e-6)
+    changed_argument(norm, 1, 0.5)
+
+
+def one_weight_in_a_matrix(graph: StepGraph) -> None:
+    port = graph.ports["model_layers_1_mlp_down_proj_weight"]
+    assert port.value is not None
+    weight = port.value.clone()
+    weight[3, 5] += 1
+    graph.ports[port.name] = replace(port, value=weight)
+
+
+def one_position_for_all_rows(graph: StepGraph) -> None:
+    own = graph.anchors.positions
+    readers = {user for user in own.users if isinstance(user.meta["val"], torch.Tensor)}
+    shared = graph.insert(lambda positions: positions * 0 + positions[:1], own, before=graph.anchors.start)
+    own.replace_all_uses_with(shared, delete_user_cb=lambda user: user in readers)
+
+
+def one_slot_for_all_rows(graph: StepGraph) -> None:
+    slots = next(node for node in graph.placeholders if node.name == "row_slots")
+    first = graph.insert(torch.zeros_like, slots, before=graph.anchors.start)
+    slots.replace_all_uses_with(first, delete_user_cb=lambda user: user is not first)
+
+
+def keys_are_not_kept(graph: StepGraph) -> None:
+    """Reads right within a step and forgets it: only pieces behind the first show that."""
+    node = attention_nodes(graph)[0]
+    keys = graph.insert(torch.clone, node.args[1], before=node)
+    wiped = graph.insert(lambda cache: cache.zero_(), next(n for n in graph.placeholders if n.name == "k_0"))
+    changed_argument(node, 1, keys)
+    assert wiped is not None
+
+
+WRONG = [
+    sees_one_key_ahead,
+    one_layer_forgets_its_newest_key,
+    other_scale,
+    other_epsilon,
+    one_weight_in_a_matrix,
+    one_position_for_all_rows,
+    one_slot_for_all_rows,
+    keys_are_not_kept,
+]
+
+
+@pytest.mark.parametrize("tamper", WRONG, ids=[tamper.__name__ for tamper in WRONG])
+def test_a_wrong_graph_is_refused(tiny: Captured, tamper: Callable[[StepGraph], None]) -> None:
+    graph = tiny.graph.copy()
+    tamper(graph)
+    # It looks like a graph as good as any other: only its numbers are wrong.
+    verify(graph, "tamper")
+    with pytest.raises(CaptureMismatch, match=r"LlamaForCausalLM.*in tokens \d+ to \d+.*refused") as caught:
+        tiny.check(graph)
+    assert caught.value.fields["difference"] > caught.value.fields["allowed"] > 0
+
+
+def test_a_right_graph_passes(tiny: Captured) -> None:
+    assert 0 <= tiny.check() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_passes_and_is_still_checked(dtype: torch.dtype) -> None:
+    half = captured(tiny_llama(dtype=dtype), 64)
+    half.check()
+    graph = half.graph.copy()
+    sees_one_key_ahead(graph)
+    with pytest.raises(CaptureMismatch):
+        half.check(graph)
+
+
+@pytest.mark.parametrize("max_len", [2, 5, 17, 47, 48])
+def test_short_caches_are_checked_too(max_len: int) -> None:
+    short = captured(tiny_llama(), max_len)
+    widths = []
+
+    def counted(*inputs: torch.Tensor) -> Any:
+        names = [node.name for node in short.graph.placeholders]
+        widths.append(inputs[names.index("input_ids")].shape[1])
+        return step(*inputs)
+
+    step = Eager("reference").lower(short.graph, "the captured model")
+    assert short.check(lowered=counted) < 1e-4
+    # Pieces of different width, each within the text.
+    assert len(set(widths)) > 1 and max(widths) <= max_len
+    graph = short.graph.copy()
+    sees_one_key_ahead(graph)
+    with pytest.raises(CaptureMismatch):
+        short.check(graph)
+
+
+# --- the backend is wrong ------------------------------------------------------------------------
+
+
+def test_a_wrong_backend_is_not_blamed_on_the_graph(tiny: Captured) -> None:
+    step = Eager("reference").lower(tiny.graph, "the captured model")
+
+    def wrong(*inputs: torch.Tensor) -> Any:
+        return (step(*inputs)[0] * 1.1,)
+
+    with pytest.raises(LoweringError, match=r"the compiled graph differs .* use backend='eager'"):
+        tiny.check(lowered=wrong)
+
+
+def test_numbers_that_are_none_are_refused(tiny: Captured) -> None:
+    step = Eager("reference").lower(tiny.graph, "the captured model")
+
+    def broken(*inputs: torch.Tensor) -> Any:
+        (logits,) = step(*inputs)
+        logits[0, -1, -1] = torch.nan
+        return (logits,)
+
+    with pytest.raises(LoweringError, match="differs from the captured one by inf"):
+        tiny.check(lowered=broken)
+
+
+def test_a_wrong_graph_is_blamed_even_if_the_backend_is_wrong_too(tiny: Captured) -> None:
+    graph = tiny.graph.copy()
+    other_scale(graph)
+    step = Eager("reference").lower(graph, "the captured model")
+    with pytest.raises(CaptureMismatch):
+        tiny.check(graph, lowered=lambda *inputs: (step(*inputs)[0] * 1.1,))
