@@ -59,6 +59,15 @@ def wrap(model: Any, mode: str | None = "ngram", **arguments: Any) -> Speculator
     )
 
 
+def label(value: Any) -> str | None:
+    """Names a case after its error and arguments."""
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, dict):
+        return " ".join(f"{name}={list(x.shape) if isinstance(x, torch.Tensor) else x!r}" for name, x in value.items())
+    return ""
+
+
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Stands in for the build, so that a refusal that comes too late shows."""
@@ -126,7 +135,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
         ({"max_len": 1}, InvalidOption, ["max_len=1", "at least 2"]),
         ({"max_len": "64"}, InvalidOption, ["max_len='64'"]),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_arguments(
     built: list[bool],
@@ -256,7 +265,7 @@ def ids(*rows: list[int]) -> torch.Tensor:
             ["attention_mask", "[1, 1]", "[1, 2]"],
         ),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_prompts(
     spec: Speculator, arguments: dict[str, Any], kind: type[SpecCompileError], says: list[str]
@@ -301,7 +310,7 @@ def test_check_refuses_the_same_prompts(
         ({"max_new_tokens": None}, InvalidOption, ["max_new_tokens=None"]),
         ({"eos_token_id": range(9)}, errors.TooManyEosTokens, ["9 EOS ids", "room for 8"]),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_arguments_of_generate(
     spec: Speculator, arguments: dict[str, Any], kind: type[SpecCompileError], says: list[str]

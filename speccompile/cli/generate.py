@@ -24,7 +24,7 @@ def command(
     model: Model,
     prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
     mode: Mode = "ngram",
-    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 128,
     tiers: Tiers = "0,1,3,7",
     policy: Annotated[
         str | None, typer.Option(help="fixed:K or schedule:ROWS=K,...; the largest tier if left out.")

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from speccompile import pretrained
-from speccompile.errors import InvalidOption
+from speccompile.errors import EmptyPrompt, InvalidOption
 
 TINY = "tiny"
 
@@ -69,7 +69,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool | None = No
 
     Raises:
         InvalidOption: ``chat`` is True and the tokenizer has no template.
+        EmptyPrompt: there is nothing to read.
     """
+    if not text:
+        raise EmptyPrompt(row=0)
     template = getattr(tokenizer, "chat_template", None)
     if chat and template is None:
         raise InvalidOption(

@@ -1,0 +1,1 @@
+"""Benchmarks: run them from the project's root, for example ``python -m benchmarks.compare``."""

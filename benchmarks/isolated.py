@@ -1,0 +1,109 @@
+"""One measurement in a process of its own: what a build takes, and the most memory that decoding needed.
+
+``python -m benchmarks.isolated speculator MODEL`` prints one line of JSON. Caches are where the environment says, so
+that the caller decides whether they are cold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import PreTrainedModel, StaticCache
+
+from speccompile import wrap
+from speccompile.cli.models import load
+from speccompile.cli.session import parse_options, parse_tiers, session
+
+SPECULATOR, COMPILED_FORWARD, TRANSFORMERS = "speculator", "compiled-forward", "transformers"
+
+_PROMPT_TOKENS = 32
+_NEW_TOKENS = 16
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has had, mapped files included."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def run_cold_and_warm(what: str, model: str, arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """Two runs of this module, one after the other, over caches that are empty at the start."""
+    with tempfile.TemporaryDirectory(prefix="speccompile-bench-") as folder:
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
+            "SPECCOMPILE_CACHE": str(Path(folder, "speccompile")),
+        }
+        return {heat: run(what, model, arguments, caches) for heat in ("cold", "warm")}
+
+
+def run(what: str, model: str, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """One run of this module in a process of its own.
+
+    Raises:
+        RuntimeError: with the end of what it wrote to stderr.
+    """
+    command = [sys.executable, "-m", "benchmarks.isolated", what, model, *arguments]
+    done = subprocess.run(
+        command, cwd=_ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command[2:])} failed: {' '.join(done.stderr.splitlines()[-5:])}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(
+    what: str,
+    model: str,
+    tiers: Annotated[str, typer.Option()] = "0,1,3,7",
+    mode: Annotated[str, typer.Option()] = "ngram",
+    max_len: Annotated[int, typer.Option()] = 2048,
+    backend: Annotated[str, typer.Option()] = "auto",
+    option: Annotated[list[str] | None, typer.Option()] = None,
+) -> None:
+    with session():
+        target, _ = load(model)
+        ids = (torch.arange(_PROMPT_TOKENS) % target.config.vocab_size)[None]
+        started = time.perf_counter()
+        parts: dict[str, float] = {}
+        if what == SPECULATOR:
+            options = parse_options(option or [])
+            spec = wrap(target, mode, tiers=parse_tiers(tiers), max_len=max_len, backend=backend, **options)
+            seconds = time.perf_counter() - started
+            parts = spec.build_seconds
+            spec.generate(ids, torch.ones_like(ids), max_new_tokens=_NEW_TOKENS)
+        elif what == COMPILED_FORWARD:
+            seconds = _compile_forward(target, ids, max_len)
+        else:
+            seconds = 0.0
+            target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=_NEW_TOKENS, do_sample=False)
+        print(json.dumps({"seconds": seconds, "parts": parts, "peak_rss_bytes": peak_rss_bytes()}))
+
+
+def _compile_forward(model: PreTrainedModel, ids: torch.Tensor, max_len: int) -> float:
+    """Seconds of the first call of the compiled forward on one token, over a static cache that holds a prompt."""
+    cache = StaticCache(config=model.config, max_cache_len=max_len)
+    compiled = torch.compile(model.forward)
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        started = time.perf_counter()
+        compiled(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+        seconds = time.perf_counter() - started
+        for _ in range(_NEW_TOKENS):
+            compiled(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+    return seconds
+
+
+if __name__ == "__main__":
+    typer.run(main)

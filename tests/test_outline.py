@@ -1,0 +1,246 @@
+"""Outlining: equal layers call one body, unequal ones do not, and nothing changes but the form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_llama
+from torch import fx, nn
+from transformers import LlamaForCausalLM
+
+from speccompile.errors import AnchorError
+from speccompile.graph_capture.capture import capture, observe_kv
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.state import core_state, resolve_layout
+from speccompile.graph_capture.support import inspect_model
+from speccompile.passes.choose_attention import ChooseAttention
+from speccompile.passes.outline import OutlineLayers
+from speccompile.passes.verify import verify
+from speccompile.runtime.arena import Arena
+
+aten = torch.ops.aten
+
+
+def captured(model: LlamaForCausalLM) -> StepGraph:
+    info = inspect_model(model)
+    layout = resolve_layout(
+        [*core_state(info.vocab_size), *observe_kv(model, info)],
+        max_batch=2,
+        max_len=32,
+        max_draft_len=3,
+        max_width=4,
+        vocab_size=info.vocab_size,
+    )
+    return capture(model, info, layout, dict(Arena(layout, info.device)))
+
+
+@pytest.fixture(scope="module")
+def three_layers() -> StepGraph:
+    return captured(tiny_llama(layers=3))
+
+
+def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) -> tuple[StepGraph, str]:
+    """A copy of ``graph``, changed by ``edit``, and outlined; and what the pass says it did."""
+    graph = graph.copy()
+    if edit is not None:
+        edit(graph)
+    ChooseAttention().run(graph)
+    changes = OutlineLayers().run(graph)
+    verify(graph, "outline")
+    assert changes.matched == len(graph.anchors.layers)
+    return graph, changes.note
+
+
+def calls(graph: StepGraph) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "call_module"]
+
+
+def outcome(graph: StepGraph, rows: int, width: int) -> dict[str, torch.Tensor]:
+    """Logits of random tokens at ragged positions, and all keys and values afterwards."""
+    generator = torch.Generator().manual_seed(rows * 100 + width)
+    first = torch.randint(8, (rows, 1), generator=generator)
+    inputs = {
+        "input_ids": torch.randint(128, (rows, width), generator=generator),
+        "position_ids": first + torch.arange(width),
+        "row_slots": torch.randperm(3, generator=generator)[:rows],
+    }
+    values: dict[str, torch.Tensor] = {}
+    for node in graph.placeholders:
+        port = graph.ports[node.name]
+        if port.role == "weight":
+            assert port.value is not None
+            values[node.name] = port.value
+        elif port.role == "state":
+            values[node.name] = torch.randn(port.shape, generator=torch.Generator().manual_seed(len(node.name)))
+        else:
+            values[node.name] = inputs[node.name]
+    root = nn.Module()
+    for name, body in graph.bodies.items():
+        root.add_module(name, body.module)
+    with torch.no_grad():
+        (logits,) = fx.Interpreter(fx.GraphModule(root, graph.graph)).run(*values.values())
+    return {"logits": logits} | {name: values[name] for name, port in graph.ports.items() if port.role == "state"}
+
+
+# --- one body for equal layers -------------------------------------------------------------------
+
+
+def test_equal_layers_share_one_body(three_layers: StepGraph) -> None:
+    graph, note = outlined(three_layers)
+    assert note == "3 layers share 1 bodies"
+    (body,) = graph.bodies.values()
+    assert body.layers == (0, 1, 2) and body.name == "decoder_layer"
+    assert [node.target for node in calls(graph)] == ["decoder_layer"] * 3
+    assert [node.meta["layer"] for node in calls(graph)] == [0, 1, 2]
+    # Each call reads its own weights and cache, and the layer before it.
+    for layer, node in enumerate(calls(graph)):
+        names = [item.name for item in node.args]
+        own = [name for name in names if "layers_" in name]
+        assert len(own) == 9 and all(name.startswith(f"model_layers_{layer}_") for name in own)
+        assert {f"k_{layer}", f"v_{layer}"} <= set(names)
+        assert node.args[0] is (calls(graph)[layer - 1] if layer else graph.anchors.start)
+    assert graph.anchors.layers == calls(graph)
+    assert not [node for node in graph.graph.nodes if node.op == "call_function" and "layer" in node.meta]
+
+
+def test_a_body_is_named_by_what_it_takes(three_layers: StepGraph) -> None:
+    graph, _ = outlined(three_layers)
+    body = graph.bodies["decoder_layer"]
+    names = [node.name for node in body.module.graph.find_nodes(op="placeholder")]
+    assert names[0] == "hidden"
+    assert {"k_cache", "v_cache", "self_attn_q_proj_weight", "input_layernorm_weight", "row_slots"} <= set(names)
+    assert not [name for name in names if "layers" in name]
+    assert len(names) == len(body.dims) == len(body.dtypes) == len(calls(graph)[0].args)
+    # Rows and width are named where they vary, and fixed sizes stay numbers.
+    assert body.dims[0] == ("B", "T", 64) and body.dims[names.index("row_slots")] == ("B",)
+    assert body.dims[names.index("k_cache")] == (3, 36, 2, 16)
+    assert body.dtypes[names.index("position_ids")] is torch.int64
+
+
+def test_mutates_says_what_the_body_writes(three_layers: StepGraph) -> None:
+    graph, _ = outlined(three_layers)
+    body = graph.bodies["decoder_layer"]
+    names = [node.name for node in body.module.graph.find_nodes(op="placeholder")]
+    assert {names[index] for index in body.mutates} == {"k_cache", "v_cache"}
+    # Truly: nothing else of the inputs changes when it runs.
+    generator = torch.Generator().manual_seed(0)
+    sizes: dict[Any, int] = {"B": 2, "T": 3}
+    inputs = []
+    for dims, dtype in zip(body.dims, body.dtypes, strict=True):
+        shape = [sizes.get(size, size) for size in dims]
+        if dtype is torch.int64:
+            inputs.append(torch.arange(torch.Size(shape).numel()).reshape(shape))
+        else:
+            inputs.append(torch.randn(shape, generator=generator))
+    before = [tensor.clone() for tensor in inputs]
+    with torch.no_grad():
+        body.module(*inputs)
+    changed = {i for i, (a, b) in enumerate(zip(before, inputs, strict=True)) if not torch.equal(a, b)}
+    assert changed == body.mutates
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (2, 5), (3, 8)])
+def test_outlined_computes_the_same(three_layers: StepGraph, rows: int, width: int) -> None:
+    graph, _ = outlined(three_layers)
+    flat, grouped = outcome(three_layers, rows, width), outcome(graph, rows, width)
+    assert flat.keys() == grouped.keys() and len(flat) == 7
+    for name, value in flat.items():
+        assert torch.equal(value, grouped[name]), name
+
+
+def test_a_tap_on_two_layers_reads_both(three_layers: StepGraph) -> None:
+    graph, _ = outlined(three_layers)
+    first, second, third = graph.anchors.layers
+    joined = graph.insert(lambda *hidden: torch.cat(hidden, dim=-1), first, second, third)
+    assert joined.all_input_nodes == [first, second, third]
+
+
+# --- bodies of their own -------------------------------------------------------------------------
+
+
+def scalar_of_layer(layer: int) -> Callable[[StepGraph], None]:
+    """Changes the attention scale of one layer."""
+
+    def edit(graph: StepGraph) -> None:
+        node = graph.graph.find_nodes(op="call_function", target=torch.ops.speccompile.attention.default)[layer]
+        node.args = (*node.args[:5], 0.3)
+
+    return edit
+
+
+def op_of_layer(layer: int) -> Callable[[StepGraph], None]:
+    """Changes the activation of one layer."""
+
+    def edit(graph: StepGraph) -> None:
+        graph.graph.find_nodes(op="call_function", target=aten.silu.default)[layer].target = aten.gelu.default
+
+    return edit
+
+
+def wiring_of_layer(layer: int) -> Callable[[StepGraph], None]:
+    """Lets one layer project queries and outputs by the same weight: the same ops on fewer inputs."""
+
+    def edit(graph: StepGraph) -> None:
+        nodes = {node.name: node for node in graph.placeholders}
+        first, second = (nodes[f"model_layers_{layer}_self_attn_{name}_proj_weight"] for name in "qo")
+        second.replace_all_uses_with(first)
+
+    return edit
+
+
+@pytest.mark.parametrize("edit", [scalar_of_layer, op_of_layer, wiring_of_layer])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_layer_that_differs_gets_a_body_of_its_own(
+    three_layers: StepGraph, edit: Callable[[int], Callable[[StepGraph], None]], layer: int
+) -> None:
+    graph, note = outlined(three_layers, edit(layer))
+    assert note == "3 layers share 2 bodies"
+    others = tuple(other for other in range(3) if other != layer)
+    groups = sorted(body.layers for body in graph.bodies.values())
+    assert groups == sorted([(layer,), others])
+    for node, index in zip(calls(graph), range(3), strict=True):
+        assert index in graph.bodies[str(node.target)].layers
+    assert len({body.key for body in graph.bodies.values()}) == 2
+    assert set(graph.bodies) == {"decoder_layer", "decoder_layer_1"}
+
+    changed = three_layers.copy()
+    edit(layer)(changed)
+    changed.remove_dead_code()
+    flat, grouped = outcome(changed, 2, 5), outcome(graph, 2, 5)
+    assert all(torch.equal(value, grouped[name]) for name, value in flat.items())
+    assert not torch.equal(flat["logits"], outcome(three_layers, 2, 5)["logits"])
+
+
+def test_the_same_change_in_two_layers_is_shared(three_layers: StepGraph) -> None:
+    def edit(graph: StepGraph) -> None:
+        scalar_of_layer(0)(graph)
+        scalar_of_layer(2)(graph)
+
+    graph, _ = outlined(three_layers, edit)
+    assert sorted(body.layers for body in graph.bodies.values()) == [(0, 2), (1,)]
+
+
+def test_keys_do_not_depend_on_names_and_do_on_constants(three_layers: StepGraph) -> None:
+    (body,) = outlined(three_layers)[0].bodies.values()
+    (other_weights,) = outlined(captured(tiny_llama(seed=5, layers=2)))[0].bodies.values()
+    assert body.key == other_weights.key
+    (other_epsilon,) = outlined(captured(tiny_llama(layers=2, rms_norm_eps=1e-5)))[0].bodies.values()
+    (other_sizes,) = outlined(captured(tiny_llama(layers=2, heads=2)))[0].bodies.values()
+    assert len({body.key, other_epsilon.key, other_sizes.key}) == 3
+
+
+def test_a_layer_that_reads_no_hidden_state_is_refused(three_layers: StepGraph) -> None:
+    def edit(graph: StepGraph) -> None:
+        for node in graph.graph.nodes:
+            if node.meta.get("layer") == 1:
+                del node.meta["layer"]
+        # All that is left of layer 1 is a piece that only reads a weight.
+        weight = next(node for node in graph.placeholders if node.name == "model_norm_weight")
+        graph.anchors.layers[1] = graph.insert(torch.exp, weight, before=graph.anchors.final_norm)
+        graph.anchors.layers[1].meta["layer"] = 1
+
+    with pytest.raises(AnchorError, match="cannot find the input of decoder layer 1"):
+        outlined(three_layers, edit)
