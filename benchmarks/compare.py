@@ -38,8 +38,8 @@ from speccompile.errors import InvalidOption
 from speccompile.pretrained import SMOLLM2, fetch_smollm2
 from speccompile.progress import task
 
-STATIC = "transformers static cache + torch.compile"
-LOOKUP = "transformers prompt lookup"
+STATIC = "static cache + torch.compile"
+LOOKUP = "prompt lookup"
 VARIANTS = ("static", "lookup", "ours")
 
 

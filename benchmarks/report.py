@@ -63,7 +63,7 @@ def _ratio(value: float, reference: float) -> float:
 
 
 def runs_table(comparison: Comparison) -> Table:
-    headings = ("tokens/s", "ratio", "decode tok/s", "ratio", "first token", "acc. length", "same tokens")
+    headings = ("tokens/s", "ratio", "decode tokens/s", "ratio", "first token", "acceptance length", "same tokens")
     table = _table(f"{len(comparison.prompts)} prompts", "", *headings)
     for row in comparison.rows():
         same = "yes" if row["same_tokens"] else f"no: {row['same_texts']} of {len(comparison.prompts)}"

@@ -1,6 +1,6 @@
 """A drafter of your own: one class, made known from outside, and the text stays what it was.
 
-    python examples/custom_drafter.py
+Run it: python examples/custom_drafter.py
 """
 
 from dataclasses import dataclass
@@ -42,8 +42,10 @@ class BigramWalk(ReadyMode):
 def main() -> None:
     speccompile.register_mode("bigram_walk", BigramWalk, replace=True)
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                         num_attention_heads=4, initializer_range=0.1, eos_token_id=None)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
+    )
+    config.initializer_range, config.eos_token_id = 0.1, None
     model = LlamaForCausalLM(config).eval()
     prompt = torch.randint(config.vocab_size, (2, 12))
     with speccompile.wrap(model, "bigram_walk", tiers=(0, 1, 3, 7), max_batch=2, max_len=256, backend="eager") as spec:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from speccompile.build import Build, BuildConfig, prefill_pipeline, tier_pipeline
 from speccompile.errors import Closed, InvalidInput, InvalidOption, UnknownOption
 from speccompile.explain import explain
+from speccompile.lowering.backends import Backend
 from speccompile.lowering.tier import Tier
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.runtime.arena import Arena
@@ -176,6 +177,11 @@ class Speculator:
     @property
     def arena(self) -> Arena:
         return self.engine.arena
+
+    @property
+    def backend(self) -> Backend:
+        """What lowers step graphs here; any stage can be lowered with it."""
+        return self._config.backend
 
     @property
     def stats(self) -> Stats:

@@ -1,4 +1,4 @@
-"""It does accept: where drafts are right they stay, the passes saved are counted from outside, and a pause costs nothing."""
+"""It does accept: right drafts stay, the passes saved are counted from outside, and a pause costs nothing."""
 
 from __future__ import annotations
 
@@ -150,9 +150,7 @@ def test_generate_reaches_acceptance_length_7(periodic: tuple[LlamaForCausalLM, 
 
 @pytest.mark.parametrize("draft_len", TIERS)
 @pytest.mark.parametrize("rest", [0, 1, 5])
-def test_the_whole_model_as_drafter_is_always_right(
-    whole_model_drafts: Speculator, draft_len: int, rest: int
-) -> None:
+def test_the_whole_model_as_drafter_is_always_right(whole_model_drafts: Speculator, draft_len: int, rest: int) -> None:
     spec = whole_model_drafts
     spec.set_tier(draft_len)
     spec.stats.reset()
@@ -168,9 +166,7 @@ def test_the_whole_model_as_drafter_is_always_right(
 
 
 @pytest.mark.parametrize("draft_len", TIERS)
-def test_target_passes_are_the_runs_of_tiers(
-    first_layer_drafts: Speculator, runs: list[str], draft_len: int
-) -> None:
+def test_target_passes_are_the_runs_of_tiers(first_layer_drafts: Speculator, runs: list[str], draft_len: int) -> None:
     spec = first_layer_drafts
     spec.set_tier(draft_len)
     spec.stats.reset()

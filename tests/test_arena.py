@@ -23,9 +23,7 @@ CPU = torch.device("cpu")
 
 
 def layout_of(*specs: StateSpec, max_batch: int = 3, max_len: int = 20) -> Layout:
-    return resolve_layout(
-        specs, max_batch=max_batch, max_len=max_len, max_draft_len=4, max_width=5, vocab_size=10
-    )
+    return resolve_layout(specs, max_batch=max_batch, max_len=max_len, max_draft_len=4, max_width=5, vocab_size=10)
 
 
 # --- allocation --------------------------------------------------------------------------------------------------
@@ -149,9 +147,7 @@ def test_fingerprint_holds_every_tensor_that_is_called_with(
     expected = {("arena", name, tensor.data_ptr()) for name, tensor in arena.items()}
     for tier in [*spec.tiers.values(), *spec.prefill.values()]:
         names = [node.name for node in tier.graph.placeholders]
-        expected |= {
-            (tier.name, name, tensor.data_ptr()) for name, tensor in zip(names, seen[tier.name], strict=True)
-        }
+        expected |= {(tier.name, name, tensor.data_ptr()) for name, tensor in zip(names, seen[tier.name], strict=True)}
     fingerprint = arena.fingerprint()
     assert {entry[:3] for entry in fingerprint} == expected
     assert len(fingerprint) == len(expected)
@@ -164,9 +160,10 @@ def test_fingerprint_shows_a_tensor_that_moved(spec: Speculator, seen: dict[str,
     run_everything(spec)
     before = spec.arena.fingerprint()
     tier = spec.tiers[1]
-    moved = tuple(tensor.clone() if name == "k_0" else tensor for name, tensor in zip(
-        tier.argument_names, tier.arguments, strict=True
-    ))
+    moved = tuple(
+        tensor.clone() if name == "k_0" else tensor
+        for name, tensor in zip(tier.argument_names, tier.arguments, strict=True)
+    )
     replace(tier, arguments=moved).run()
     after = spec.arena.fingerprint()
     changed = [(old[:2]) for old, new in zip(before, after, strict=True) if old != new]

@@ -186,16 +186,17 @@ def test_neighbours_and_dead_keys_do_not_matter(op: Any, rows: int, width: int, 
     width=st.integers(1, 8),
     # Around the edges of blocks a row's last query may need one block more than this one.
     target=st.sampled_from([8, 30, BLOCK - 4, BLOCK - 1, BLOCK, BLOCK + 5, 2 * BLOCK - 2]),
+    dim=st.sampled_from([16, 64]),
     dtype=st.sampled_from(list(TOLERANCE)),
     capacity=st.sampled_from([3 * BLOCK, 2 * BLOCK + 77]),
     seed=st.integers(0, 10**6),
 )
 def test_fixed_order_does_not_depend_on_the_place(
-    width: int, target: int, dtype: torch.dtype, capacity: int, seed: int
+    width: int, target: int, dim: int, dtype: torch.dtype, capacity: int, seed: int
 ) -> None:
     """One query over one past, as each of the ``width`` queries of each row, in every slot: bit for bit the same."""
     rows = 2
-    base = make(rows=rows, width=width, dim=16, capacity=capacity, dtype=dtype, seed=seed)
+    base = make(rows=rows, width=width, dim=dim, capacity=capacity, dtype=dtype, seed=seed)
     query = base.q[0, 0].clone()
     keys, values = base.k_cache[0, : target + 1].clone(), base.v_cache[0, : target + 1].clone()
     results = []
@@ -204,7 +205,7 @@ def test_fixed_order_does_not_depend_on_the_place(
             case = make(
                 rows=rows,
                 width=width,
-                dim=16,
+                dim=dim,
                 capacity=capacity,
                 dtype=dtype,
                 seed=seed + 1 + row * width + place,

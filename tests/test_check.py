@@ -1,4 +1,4 @@
-"""``spec.check``: true where the texts are equal, and where they are not it finds the place and how near a tie it was."""
+"""``spec.check``: true for equal texts; else it finds the first difference and how near a tie it was."""
 
 from __future__ import annotations
 

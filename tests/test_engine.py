@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_llama
 from transformers import LlamaForCausalLM
@@ -70,9 +70,7 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module", params=["ngram", "early_exit"])
 def shared(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> Speculator:
-    return speccompile.wrap(
-        model, request.param, tiers=TIERS, max_batch=MAX_BATCH, max_len=MAX_LEN, backend="eager"
-    )
+    return speccompile.wrap(model, request.param, tiers=TIERS, max_batch=MAX_BATCH, max_len=MAX_LEN, backend="eager")
 
 
 @pytest.fixture
@@ -184,9 +182,7 @@ def test_a_dead_row_changes_no_live_state(spec: Speculator) -> None:
 @pytest.mark.parametrize(
     ("new", "eos_at", "reason"), [(1, None, "max_new_tokens"), (12, None, "max_new_tokens"), (12, 4, "eos")]
 )
-def test_finish_reasons(
-    spec: Speculator, model: LlamaForCausalLM, new: int, eos_at: int | None, reason: str
-) -> None:
+def test_finish_reasons(spec: Speculator, model: LlamaForCausalLM, new: int, eos_at: int | None, reason: str) -> None:
     text = prompt(10, seed=3)
     expected = greedy(model, text, new)
     eos = [] if eos_at is None else [expected[eos_at]]
@@ -232,9 +228,7 @@ class Breaks:
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 9])
-def test_a_streamer_that_raises_leaves_the_engine_usable(
-    spec: Speculator, model: LlamaForCausalLM, at: int
-) -> None:
+def test_a_streamer_that_raises_leaves_the_engine_usable(spec: Speculator, model: LlamaForCausalLM, at: int) -> None:
     text = prompt(10, seed=5)
     # More often than there are slots: each failure has to give its slot back.
     for _ in range(MAX_BATCH + 1):

@@ -31,9 +31,7 @@ def test_schedule_by_example() -> None:
     first=st.sampled_from(TIERS),
     live_rows=st.integers(1, 40),
 )
-def test_of_a_schedule_the_largest_row_count_reached_counts(
-    later: dict[int, int], first: int, live_rows: int
-) -> None:
+def test_of_a_schedule_the_largest_row_count_reached_counts(later: dict[int, int], first: int, live_rows: int) -> None:
     steps = {1: first, **dict(sorted(later.items()))}
     text = "schedule:" + ",".join(f"{rows}={draft_len}" for rows, draft_len in steps.items())
     policy = parse_policy(text, TIERS)

@@ -44,7 +44,6 @@ from speccompile.errors import (
     UnknownTier,
     UnsupportedDtype,
     UnsupportedModel,
-    UserError,
 )
 
 # The module; the package's attribute of that name is the function.
@@ -438,7 +437,7 @@ def test_what_was_built(spec: Speculator) -> None:
     assert all(tier.key.rows == 2 for tier in spec.tiers.values())
     assert list(spec.prefill) == [8, 32, 128]
     assert set(spec.stages) == set(spec.tiers[3].stages)
-    assert list(spec.stages)[0] == "capture"
+    assert next(iter(spec.stages)) == "capture"
     assert "no_drafts" in spec.tiers[0].stages
     assert "no_drafts" not in spec.stages
 

@@ -64,8 +64,8 @@ class Anchors:
 class Body:
     """One group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
 
-    ``dims[i]`` are the sizes of input i, with the names ``"B"`` and ``"T"`` where they vary; ``mutates`` are the
-    inputs written in place; ``layers`` the decoder layers that call it.
+    ``dims[i]`` are the sizes of input i, with the names ``"B"``, ``"T"``, ``"N"``, ``"S"`` where they vary;
+    ``mutates`` are the inputs written in place; ``layers`` the decoder layers that call it.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""Compiles an outlined body once, with rows and width symbolic, for all layers, tiers and prefill.
+"""Compiles an outlined body once, for all layers, tiers, prefill and arena sizes.
 
-The recipe (own ShapeEnv, duck-shaped fakes, ``dynamic_shapes="from_graph"``) keeps both sizes symbolic from 1 upwards;
+The recipe (own ShapeEnv, duck-shaped fakes, ``dynamic_shapes="from_graph"``) keeps rows, width,
+slots and cache length symbolic, rows and width from 1 upwards;
 KV writes stay in place. Keys and values need example storages of their own, or AOTAutograd takes them for aliases.
 """
 
@@ -70,10 +71,10 @@ def _compile(body: Body, device: torch.device) -> BodyFunction:
 
 
 def _example_sizes(body: Body) -> dict[str, int]:
-    """Sizes for B and T that no fixed size of the body equals, so that duck shaping tells them apart."""
+    """Sizes for B, T, N and S that no fixed size of the body equals, so that duck shaping tells them apart."""
     fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
     free = (size for size in range(11, 1000) if size not in fixed)
-    return {"B": next(free), "T": next(free)}
+    return {name: next(free) for name in ("B", "T", "N", "S")}
 
 
 def _returning_tuple(body: Body) -> fx.GraphModule:

@@ -16,6 +16,8 @@ from speccompile.passes.verify import written
 
 aten = torch.ops.aten
 
+_KV = ("k_", "v_")
+
 
 @dataclass(frozen=True)
 class OutlineLayers(Pass):
@@ -114,8 +116,7 @@ class _Region:
             node_map[node] = inner.node_copy(node, node_map.__getitem__)
             node_map[node].meta = {}
         inner.output(node_map[self.live_out])
-        varying = {size: dim for dim, size in graph.sizes.items()}
-        dims = tuple(tuple(varying.get(size, size) for size in node.meta["val"].shape) for node in self.inputs)
+        dims = tuple(_dims(node, graph) for node in self.inputs)
         return Body(
             name=name,
             module=fx.GraphModule(torch.nn.Module(), inner, class_name=name),
@@ -161,6 +162,15 @@ def _is_hidden_state(node: fx.Node, graph: StepGraph) -> bool:
     )
 
 
+def _dims(node: fx.Node, graph: StepGraph) -> tuple[int | str, ...]:
+    """The sizes of a body's input, with names for those that differ between steps (B, T) and wraps (N, S)."""
+    shape = tuple(node.meta["val"].shape)
+    if node.name.startswith(_KV):
+        return ("N", "S", *shape[2:])
+    varying = {size: dim for dim, size in graph.sizes.items()}
+    return tuple(varying.get(size, size) for size in shape)
+
+
 def _layer_prefix(inputs: list[fx.Node]) -> str:
     """What the names of all weights of the layer start with, such as ``model_layers_0_``."""
     names = [node.name for node in inputs if node.name.endswith(("_weight", "_bias"))]
@@ -174,6 +184,6 @@ def _layer_prefix(inputs: list[fx.Node]) -> str:
 def _input_name(node: fx.Node, is_hidden: bool, prefix: str) -> str:
     if is_hidden:
         return "hidden"
-    if node.name.startswith(("k_", "v_")):
+    if node.name.startswith(_KV):
         return f"{node.name[0]}_cache"
     return node.name.removeprefix(prefix)

@@ -1,0 +1,193 @@
+"""The benchmark: readers of prompt files, choice of prompts, and a small comparison."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import isolated
+from benchmarks.compare import LOOKUP, compare, make_variants, parse_variants
+from benchmarks.machine import cpu_name
+from benchmarks.prompts import choose_prompts, spread
+from benchmarks.report import categories_table, runs_table
+from speccompile import wrap
+from speccompile.cli.measure import TRANSFORMERS, Clock, Run, Summary, Variant, measure, tier_name
+from speccompile.cli.models import encode, max_len_for, tiny_model, tiny_tokenizer
+from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
+from speccompile.errors import InvalidInput, InvalidOption
+
+SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write a haiku.", "Now another."]}
+HUMAN_EVAL = {"task_id": "HumanEval/0", "prompt": "def one():\n", "entry_point": "one"}
+
+
+def lines(*objects: object) -> str:
+    return "".join(json.dumps(item) + "\n" for item in objects)
+
+
+def test_spec_bench_lines(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text(lines(SPEC_BENCH) + "\n" + lines({**SPEC_BENCH, "question_id": 82, "category": "qa"}))
+    first, second = read_prompts(path)
+    assert first == Prompt("81", "writing", "Write a haiku.", None)
+    assert (second.name, second.category) == ("82", "qa")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_human_eval_lines(tmp_path: Path, zipped: bool) -> None:
+    data = lines(HUMAN_EVAL).encode()
+    path = tmp_path / ("HumanEval.jsonl.gz" if zipped else "HumanEval.jsonl")
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    assert read_prompts(path) == [Prompt("HumanEval/0", "HumanEval", "def one():\n", False)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{broken", "Expecting property name"),
+        ("[1, 2]", "no JSON object with 'turns'"),
+        ('{"question": "?"}', "no JSON object with 'turns'"),
+        ('{"turns": []}', "'turns' is no list with at least one text"),
+        ('{"turns": "text"}', "'turns' is no list with at least one text"),
+        ('{"turns": [3]}', "its prompt is no text"),
+        ('{"prompt": "  "}', "its prompt is no text, or an empty one"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(lines(SPEC_BENCH) + line + "\n")
+    with pytest.raises(InvalidInput, match="line 2 of the prompt file") as caught:
+        read_prompts(path)
+    assert reason in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_prompts(tmp_path / "missing.jsonl")
+    plain = tmp_path / "plain.jsonl.gz"
+    plain.write_text(lines(SPEC_BENCH))
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_prompts(plain)
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(lines(*[SPEC_BENCH] * 50).encode())[:-12])
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_prompts(cut)
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(b'{"prompt": "\xe4"}\n')
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_prompts(latin)
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n\n")
+    with pytest.raises(InvalidInput, match="holds no prompts"):
+        read_prompts(empty)
+
+
+def test_prompts_are_spread_over_categories() -> None:
+    prompts = [Prompt(str(i), category, "text") for i, category in enumerate("aaabbc")]
+    assert [prompt.name for prompt in spread(prompts, 4)] == ["0", "3", "5", "1"]
+    assert len(spread(prompts, 100)) == 6
+    assert choose_prompts(None, None) == list(BUILT_IN)
+    assert len(choose_prompts(None, 2)) == 2
+
+
+def test_summary_separates_the_first_token() -> None:
+    runs = [Run([1, 2, 3], 1.0, 2.0, 1, 2), Run([1], 0.5, 0.5, 0, 0)]
+    summary = Summary(runs)
+    assert summary.tokens_per_second == pytest.approx(4 / 2.5)
+    assert summary.decode_tokens_per_second == pytest.approx(2.0)
+    assert summary.first_seconds == pytest.approx(0.75)
+    assert summary.acceptance_length == 2.0
+    nothing = Summary(runs[1:])
+    assert (nothing.decode_tokens_per_second, nothing.acceptance_length) == (0.0, 0.0)
+
+
+def test_runs_are_interleaved() -> None:
+    order: list[tuple[str, int]] = []
+
+    def variant(name: str) -> Variant:
+        def generate(ids, new_tokens, clock):  # type: ignore[no-untyped-def]
+            order.append((name, ids.shape[1]))
+            return ids
+
+        return Variant(name, generate)
+
+    tokenizer = tiny_tokenizer()
+    ids = [encode(tokenizer, text) for text in ("a", "bb", "ccc")]
+    measure([variant("x"), variant("y")], ids, 4)
+    assert order == [("x", 3), ("y", 3), ("x", 1), ("y", 1), ("y", 2), ("x", 2), ("x", 3), ("y", 3)]
+
+
+def test_compare_on_a_tiny_model() -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    prompts = [Prompt("a", "one", "abcabcabcabc"), Prompt("b", "two", "hello, hello, hello")]
+    ids = [encode(tokenizer, prompt.text) for prompt in prompts]
+    with wrap(model, "ngram", tiers=(0, 3), max_len=max_len_for(ids, 12), backend="eager") as spec:
+        variants = make_variants(model, spec, parse_variants("lookup,ours"))
+        calls: list[int] = []
+        result = compare(model, variants, prompts, ids, 12, lambda: calls.append(1))
+    names = [TRANSFORMERS, LOOKUP, tier_name(0), tier_name(3)]
+    assert [row["variant"] for row in result.rows()] == names
+    assert len(calls) == len(names) * 3
+    rows = {row["variant"]: row for row in result.rows()}
+    for row in rows.values():
+        assert row["same_tokens"], row
+        assert row["tokens_per_second"] > 0
+        assert row["decode_tokens_per_second"] > row["tokens_per_second"] * 0.5
+    assert rows[TRANSFORMERS]["ratio"] == 1.0
+    assert rows[TRANSFORMERS]["acceptance_length"] == rows[tier_name(0)]["acceptance_length"] == 1.0
+    assert rows[tier_name(3)]["acceptance_length"] >= 1.0
+    report = json.loads(json.dumps(result.as_json()))
+    assert len(report["runs"]) == len(names) * 2
+    assert {run["new_tokens"] for run in report["runs"]} == {12}
+    assert runs_table(result).row_count == len(names)
+    assert categories_table(result).row_count == 2
+
+
+def test_a_different_text_is_explained() -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    ids = [encode(tokenizer, "abc")]
+    reference = make_variants(model, None, [])[0]  # type: ignore[arg-type]
+
+    def wrong(prompt, new_tokens, clock):  # type: ignore[no-untyped-def]
+        result = reference.generate(prompt, new_tokens, clock).clone()
+        result[0, prompt.shape[1] + 2] = (result[0, prompt.shape[1] + 2] + 1) % 256
+        return result
+
+    result = compare(model, [reference, Variant("wrong", wrong)], [Prompt("a", "one", "abc")], ids, 6)
+    (row,) = [row for row in result.rows() if row["variant"] == "wrong"]
+    assert not row["same_tokens"]
+    (difference,) = result.differences["wrong"]
+    assert difference.position == 2
+    assert difference.logit_change == row["largest_logit_change"] > 1e-3
+
+
+def test_unknown_variant() -> None:
+    with pytest.raises(InvalidOption, match="static, lookup, ours"):
+        parse_variants("ours,fast")
+
+
+def test_clock_counts_passes_behind_the_prompt() -> None:
+    model = tiny_model()
+    clock = Clock()
+    ids = encode(tiny_tokenizer(), "abc")
+    make_variants(model, None, [])[0].generate(ids, 5, clock)  # type: ignore[arg-type]
+    assert (clock.passes, clock.emitted) == (4, 4)
+    assert 0 < clock.first_seconds < clock.seconds
+
+
+def test_cpu_name(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: Some CPU @ 1 GHz\n")
+    assert cpu_name(path) == "Some CPU @ 1 GHz"
+    assert isinstance(cpu_name(tmp_path / "missing"), str)
+
+
+def test_isolated_build() -> None:
+    arguments = ["--tiers", "0,1", "--max-len", "64", "--backend", "eager"]
+    result = isolated.run(isolated.SPECULATOR, "tiny", arguments, {})
+    assert result["seconds"] > 0
+    assert result["peak_rss_bytes"] > 10 * 2**20
+    with pytest.raises(RuntimeError, match="0 is missing"):
+        isolated.run(isolated.SPECULATOR, "tiny", ["--tiers", "1"], {})

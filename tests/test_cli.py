@@ -1,0 +1,177 @@
+"""The command line, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from speccompile.cli import app
+from speccompile.cli import demo as demo_module
+from speccompile.cli.measure import Run
+from speccompile.cli.models import encode, tiny_tokenizer
+from speccompile.cli.progress import show_tasks
+from speccompile.cli.session import parse_options, parse_tiers, session
+from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, SpecCompileError
+from speccompile.progress import listener, task
+
+QUICK = ["--tiers", "0,3", "--backend", "eager"]
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def fails(*arguments: str) -> str:
+    """The only line on stderr of a call that ends with code 2."""
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    lines = [line for line in result.stderr.splitlines() if not line.endswith("...")]
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.output
+    return lines[0]
+
+
+def test_inspect_without_build_lowers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("something was lowered")
+
+    for backend in ("Eager", "Inductor"):
+        monkeypatch.setattr(f"speccompile.lowering.backends.{backend}.lower", refuse)
+    result = call("inspect", "tiny", "--no-build", "--tiers", "0,3", "--max-len", "64")
+    assert result.exit_code == 0
+    for text in ("capture", "outline", "commit", "tier K=3", "prefill T=8", "1 x 4", "not lowered", "speccompile."):
+        assert text in result.stdout, text
+
+
+def test_inspect_shows_what_was_built() -> None:
+    result = call("inspect", "tiny", *QUICK, "--max-len", "64", "--tier", "0", "--option", "max_ngram=2")
+    assert result.exit_code == 0
+    for text in ("last 2 to 1 tokens", "of tier K=0", "run op by op", "draft_tokens", "KV", "drafter", "Weights: "):
+        assert text in result.stdout, text
+
+
+def test_inspect_bytes_are_those_of_the_arena() -> None:
+    result = call("inspect", "tiny", "--no-build", "--tiers", "0", "--max-len", "64", "--mode", "none")
+    # 2 layers of keys and values, 2 slots, 65 places, 2 heads of 16 numbers, 4 bytes each.
+    assert f"{2 * 2 * 2 * 65 * 2 * 16 * 4:,}" in result.stdout
+
+
+@pytest.mark.parametrize("stage", ["capture", "outline", "commit"])
+def test_inspect_stage_is_python_that_runs(stage: str) -> None:
+    result = call("inspect", "tiny", "--stage", stage, "--tiers", "0,3", "--tier", "3", "--max-len", "64")
+    assert result.exit_code == 0
+    namespace: dict[str, object] = {"__name__": "printed"}
+    exec(compile(result.stdout, "printed", "exec"), namespace)
+    with torch.no_grad():
+        namespace["step"](*namespace["make_inputs"]())  # type: ignore[operator]
+
+
+def test_inspect_refuses() -> None:
+    quick = ["--tiers", "0,3", "--max-len", "64"]
+    assert "no stage 'nope'" in fails("inspect", "tiny", *quick, "--stage", "nope")
+    assert "no tier with draft length 5" in fails("inspect", "tiny", *quick, "--tier", "5")
+    assert "cannot load 'no/such/folder'" in fails("inspect", "no/such/folder", *quick)
+
+
+def test_generate_streams_and_counts() -> None:
+    result = call("generate", "tiny", *QUICK, "--prompt", "abcabcabc", "--max-new-tokens", "12", "--max-len", "64")
+    assert result.exit_code == 0
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("12 tokens in ")
+    assert "tokens/s, acceptance length" in last
+
+
+def test_generate_warns_when_the_text_is_cut() -> None:
+    result = call("generate", "tiny", *QUICK, "--prompt", "abc", "--max-new-tokens", "60", "--max-len", "32")
+    assert result.exit_code == 0
+    assert "warning: rows [0] ended at max_len=32" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "telepathy"], "unknown mode 'telepathy'"),
+        (["--option", "depth=3"], "does not take depth"),
+        (["--option", "max_ngram"], "write it as name=value"),
+        (["--option", "max_ngram=0"], "max_ngram=0 is not valid"),
+        (["--tiers", "1,3"], "0 is missing"),
+        (["--tiers", "0,x"], "'x' is no draft length"),
+        (["--tiers", "0,3,3"], "a draft length occurs twice"),
+        (["--policy", "fast"], "there is no policy 'fast'"),
+        (["--policy", "fixed:5"], "no tier with draft length 5"),
+        (["--backend", "magic"], "unknown backend 'magic'"),
+        (["--chat"], "the tokenizer has no chat template"),
+        (["--prompt", ""], "prompt 0 is empty"),
+    ],
+)
+def test_generate_refuses_in_one_line(arguments: list[str], message: str) -> None:
+    assert message in fails("generate", "tiny", "--prompt", "abc", *arguments)
+
+
+def test_demo_ends_with_the_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("abcabcabc", "hello")))
+    result = call("demo", "--model", "tiny", *QUICK, "--new-tokens", "10", "--prompts", str(path))
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "same tokens as transformers generate: yes"
+    assert lines[-2].startswith("acceptance length ")
+    assert lines[0].startswith("built in ")
+    for name in ("transformers generate", "speccompile K=0", "speccompile K=3"):
+        assert any((name in line and "2 of 2" in line) or name == "transformers generate" for line in lines)
+
+
+def test_demo_fails_when_the_text_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = demo_module.measure
+
+    def measure(*arguments):  # type: ignore[no-untyped-def]
+        runs = timed(*arguments)
+        run = runs["speccompile K=3"][1]
+        wrong = [run.tokens[0], (run.tokens[1] + 1) % 256, *run.tokens[2:]]
+        runs["speccompile K=3"][1] = Run(wrong, run.first_seconds, run.seconds, run.passes, run.emitted)
+        return runs
+
+    monkeypatch.setattr(demo_module, "measure", measure)
+    result = call("demo", "--model", "tiny", *QUICK, "--new-tokens", "4")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "same tokens as transformers generate: no"
+    assert lines[-2].startswith("speccompile K=3, prompt 1: new token 1 is ")
+    assert "explained by a logit change of" in lines[-2]
+
+
+def test_tiny_tokenizer_is_bytes() -> None:
+    tokenizer = tiny_tokenizer()
+    text = "Grüße, <b>\n"
+    ids = encode(tokenizer, text)
+    assert ids.shape == (1, len(text.encode()))
+    assert tokenizer.decode(ids[0]) == text
+
+
+def test_parsing() -> None:
+    assert parse_tiers("0, 1,3") == (0, 1, 3)
+    assert parse_options(["a=1", "b=x", "c=[1, 2]", "d=a=b"]) == {"a": 1, "b": "x", "c": [1, 2], "d": "a=b"}
+    with pytest.raises(InvalidTiers):
+        parse_tiers("")
+    with pytest.raises(InvalidOption):
+        parse_options(["=1"])
+
+
+def test_session_shows_own_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with session():
+        warnings.warn("somebody else's", stacklevel=1)
+        warnings.warn_explicit("ours,\nin two lines", OutputTruncated, "x.py", 1, module="speccompile.cli.generate")
+    assert capsys.readouterr().err == "warning: ours, in two lines\n"
+
+
+def test_tasks_that_fail_leave_no_display(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("speccompile.pretrained._SLOW_SECONDS", 0.0)
+    with pytest.raises(SpecCompileError), show_tasks(), task("think"):
+        raise SpecCompileError("no")
+    assert listener.get() is None
+    assert "think" in capsys.readouterr().err

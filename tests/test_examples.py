@@ -1,0 +1,41 @@
+"""The examples run, and stay as short as they promise to be."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from speccompile.modes import registry
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(autouse=True)
+def registered_modes_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_modes", dict(registry._modes))
+
+
+def test_custom_drafter(capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXAMPLES / "custom_drafter.py"
+    assert len(source.read_text().splitlines()) <= 60
+    # Compares with model.generate itself; run by name, its main() would not be called.
+    runpy.run_path(str(source))["main"]()
+    found = re.search(r"acceptance length ([\d.]+) in (\d+) steps", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1]) > 2, "the drafter was to be right now and then"
+    assert int(found[2]) < 199, "fewer steps than tokens"
+
+
+@pytest.mark.real
+def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXAMPLES / "quickstart.py"
+    code = [line for line in source.read_text().splitlines() if line and not line.startswith(('"""', "import", "from"))]
+    assert len(code) <= 10
+    runpy.run_path(str(source), run_name="__main__")
+    text, _, counted = capsys.readouterr().out.strip().rpartition("\n")
+    assert "quick brown fox" in text
+    # The answer repeats what was asked, so n-grams match.
+    assert float(counted.split()[0]) > 1.2

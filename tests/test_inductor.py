@@ -1,0 +1,221 @@
+"""Inductor: one artifact for all equal layers, tiers and prefill, which computes and writes what the body does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile.errors import LoweringError
+from speccompile.graph_capture.graph import Body, StepGraph
+from speccompile.lowering import inductor
+from speccompile.speculator import Speculator
+
+SHAPES = [(1, 1), (1, 2), (2, 1), (2, 4), (3, 7), (1, 32), (2, 33)]
+
+
+@dataclass
+class Built:
+    """A wrapped tiny model and the bodies that were compiled for it, from nothing."""
+
+    model: LlamaForCausalLM
+    spec: Speculator
+    compiled: list[Body] = field(default_factory=list)
+
+    @property
+    def graph(self) -> StepGraph:
+        return self.spec.stages["outline"].graph
+
+    @property
+    def body(self) -> Body:
+        return self.graph.bodies["decoder_layer"]
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Built]:
+    compile_body = inductor._compile
+    compiled: list[Body] = []
+
+    def counted(body: Body, device: torch.device) -> inductor.BodyFunction:
+        compiled.append(body)
+        return compile_body(body, device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inductor, "_artifacts", {})
+        patch.setattr(inductor, "_compile", counted)
+        model = tiny_llama()
+        spec = wrapped(model, "early_exit")
+        yield Built(model, spec, compiled)
+
+
+def wrapped(model: LlamaForCausalLM, mode: str) -> Speculator:
+    return speccompile.wrap(model, mode, tiers=(0, 1, 3), max_batch=2, max_len=36, backend="inductor")
+
+
+def arguments(body: Body, rows: int, width: int) -> list[torch.Tensor]:
+    """Random inputs of a body: rows in slots out of order, at positions of their own."""
+    generator = torch.Generator().manual_seed(100 * rows + width)
+    sizes = {"B": rows, "T": width, "N": 4, "S": 40}
+    names = [node.name for node in body.module.graph.find_nodes(op="placeholder")]
+    inputs = []
+    for name, dims, dtype in zip(names, body.dims, body.dtypes, strict=True):
+        shape = [sizes[size] if isinstance(size, str) else size for size in dims]
+        if name == "row_slots":
+            inputs.append(torch.arange(rows - 1, -1, -1))
+        elif name == "position_ids":
+            inputs.append(torch.arange(rows)[:, None] + torch.arange(width))
+        else:
+            inputs.append((torch.randn(shape, generator=generator) * 0.3).to(dtype))
+    return inputs
+
+
+def test_one_artifact_serves_all_layers_tiers_and_prefill(built: Built) -> None:
+    assert [body.name for body in built.compiled] == ["decoder_layer"]
+    assert len(built.spec.tiers) == 3 and len(built.spec.prefill) >= 2 and built.body.layers == (0, 1)
+    # All of them run it: none falls back to the printed body.
+    artifact = inductor.compiled_bodies(built.graph)["decoder_layer"]
+    for tier in [*built.spec.tiers.values(), *built.spec.prefill.values()]:
+        assert tier.executable.__globals__["decoder_layer"] is artifact
+
+
+def test_decoding_compiles_nothing_more(built: Built) -> None:
+    prompts = torch.tensor([[5, 3, 9, 5, 3, 9, 5, 3], [0, 0, 0, 0, 0, 0, 7, 2]])
+    mask = (torch.arange(8) >= torch.tensor([[0], [6]])).long()
+    for tier in (3, 0, 1):
+        built.spec.set_tier(tier)
+        got = built.spec.generate(prompts, mask, max_new_tokens=12, pad_token_id=0)
+        expected = built.model.generate(
+            prompts, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        assert torch.equal(got, expected)
+    assert len(built.compiled) == 1
+
+
+def test_a_second_wrap_compiles_nothing(built: Built) -> None:
+    # Another mode, and even another model: the artifact takes weights and state as arguments.
+    with wrapped(built.model, "ngram"), wrapped(tiny_llama(seed=7), "none"):
+        assert len(built.compiled) == 1
+
+
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_the_compiled_body_is_the_body(built: Built, rows: int, width: int) -> None:
+    artifact = inductor.compiled_bodies(built.graph)["decoder_layer"]
+    own, inputs = arguments(built.body, rows, width), arguments(built.body, rows, width)
+    before = [tensor.clone() for tensor in inputs]
+    addresses = [tensor.data_ptr() for tensor in inputs]
+    with torch.no_grad():
+        expected, got = built.body.module(*own), artifact(*inputs)
+    assert got.shape == (rows, width, 64)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    # Keys and values are written in place, as in the body, and at these slots and positions alone.
+    assert [tensor.data_ptr() for tensor in inputs] == addresses
+    names = [node.name for node in built.body.module.graph.find_nodes(op="placeholder")]
+    places = torch.zeros(inputs[names.index("k_cache")].shape[:2], dtype=torch.bool)
+    places[inputs[names.index("row_slots")][:, None], inputs[names.index("position_ids")]] = True
+    for name, old, new, wanted in zip(names, before, inputs, own, strict=True):
+        if name in ("k_cache", "v_cache"):
+            assert torch.equal((old != new).any(-1).any(-1), places)
+            torch.testing.assert_close(new, wanted, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(old, new), name
+
+
+def test_a_step_writes_the_arena_itself(built: Built) -> None:
+    arena = built.spec.arena
+    addresses = {name: tensor.data_ptr() for name, tensor in arena.items()}
+    arena["k_1"].fill_(7.0)
+    built.spec.set_tier(3)
+    built.spec.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=4)
+    assert (arena["k_1"] != 7.0).any()
+    assert {name: tensor.data_ptr() for name, tensor in arena.items()} == addresses
+
+
+def test_weights_are_read_where_they_are() -> None:
+    """Nothing was folded into the artifact: a weight changed in the model is changed in the tiers."""
+    model = tiny_llama(seed=3)
+    spec = wrapped(model, "none")
+    prompt = torch.tensor([[4, 5, 6]])
+
+    def texts() -> tuple[list[int], list[int]]:
+        theirs = model.generate(prompt, max_new_tokens=10, do_sample=False)
+        return spec.generate(prompt, max_new_tokens=10)[0].tolist(), theirs[0].tolist()
+
+    before, expected = texts()
+    assert before == expected
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(-3)
+    after, expected = texts()
+    assert after == expected != before
+    own = {tensor.data_ptr() for tensor in model.parameters()}
+    assert own <= {tensor.data_ptr() for tensor in spec.tiers[3].arguments}
+
+
+# --- what is compiled again, and what fails ------------------------------------------------------
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[Body]:
+    """No artifacts yet, and a compiler that only counts."""
+    compiled: list[Body] = []
+
+    def compile_body(body: Body, device: torch.device) -> Callable[..., Any]:
+        compiled.append(body)
+        return body.module
+
+    monkeypatch.setattr(inductor, "_artifacts", {})
+    monkeypatch.setattr(inductor, "_compile", compile_body)
+    return compiled
+
+
+def outlined(max_len: int = 16, **config: Any) -> StepGraph:
+    model = tiny_llama(**config)
+    return speccompile.wrap(model, "none", tiers=(0,), max_len=max_len, backend="eager").stages["outline"].graph
+
+
+def test_another_function_is_another_artifact(stub: list[Body]) -> None:
+    graph = outlined()
+    first = inductor.compiled_bodies(graph)["decoder_layer"]
+    assert inductor.compiled_bodies(graph.copy())["decoder_layer"] is first
+    assert inductor.compiled_bodies(outlined(seed=4, layers=3))["decoder_layer"] is first
+    # The arena's sizes are symbolic too.
+    assert inductor.compiled_bodies(outlined(max_len=20))["decoder_layer"] is first
+    assert len(stub) == 1
+    others = [
+        outlined(rms_norm_eps=1e-5),
+        outlined(hidden_act="gelu"),
+        outlined(dtype=torch.bfloat16),
+        outlined(kv_heads=4),
+    ]
+    for count, other in enumerate(others, start=2):
+        inductor.compiled_bodies(other)
+        assert len(stub) == count
+
+
+def test_a_failing_compiler_is_reported_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    graph = outlined()
+    monkeypatch.setattr(inductor, "_artifacts", {})
+    monkeypatch.setattr(inductor, "standalone_compile", broken)
+    for _ in range(2):
+        with pytest.raises(LoweringError, match="Inductor could not compile 'decoder_layer': no such instruction"):
+            inductor.compiled_bodies(graph)
+    with pytest.raises(LoweringError, match="no such instruction"):
+        wrapped(tiny_llama(), "none")
+
+
+def test_example_sizes_are_no_size_of_the_body() -> None:
+    # Head dim and widths right where the first sizes would be taken.
+    body = outlined(heads=2, kv_heads=1, hidden=24, intermediate_size=13).bodies["decoder_layer"]
+    fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
+    assert {12, 13} <= fixed
+    sizes = inductor._example_sizes(body)
+    assert {size for dims in body.dims for size in dims if isinstance(size, str)} <= set(sizes)
+    assert len(set(sizes.values())) == len(sizes) and not fixed & set(sizes.values())

@@ -1,0 +1,56 @@
+"""SmolLM2-135M in float32: the text is transformers' own, at every tier."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import speccompile
+from speccompile.cli.models import encode, max_len_for
+from speccompile.cli.prompts import BUILT_IN
+
+NEW_TOKENS = 32
+NEAR_TIE = 1e-3
+
+Smol = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2: Smol) -> list[torch.Tensor]:
+    return [encode(smollm2[1], prompt.text) for prompt in BUILT_IN]
+
+
+@pytest.fixture(scope="module")
+def spec(smollm2: Smol, prompts: list[torch.Tensor]) -> speccompile.Speculator:
+    return speccompile.wrap(smollm2[0], mode="ngram", tiers=(0, 3, 7), max_len=max_len_for(prompts, NEW_TOKENS))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("draft_len", [0, 3, 7])
+def test_text_is_transformers_own(spec: speccompile.Speculator, prompts: list[torch.Tensor], draft_len: int) -> None:
+    spec.set_tier(draft_len)
+    report = spec.check(prompts, max_new_tokens=NEW_TOKENS)
+    assert report.largest_logit_change < NEAR_TIE, str(report)
+
+
+@pytest.mark.real
+def test_drafts_are_accepted(spec: speccompile.Speculator, smollm2: Smol) -> None:
+    spec.set_tier(7)
+    spec.stats.reset()
+    quote = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog near the river bank."
+    spec.generate(encode(smollm2[1], quote), max_new_tokens=NEW_TOKENS)
+    assert spec.stats.acceptance_length > 1.5
+
+
+@pytest.mark.real
+def test_one_body_serves_all_layers_and_weights_are_shared(spec: speccompile.Speculator, smollm2: Smol) -> None:
+    owned = {parameter.data_ptr() for parameter in smollm2[0].parameters()}
+    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+        assert [len(body.layers) for body in tier.graph.bodies.values()] == [30]
+        weights = [
+            tensor
+            for name, tensor in zip(tier.argument_names, tier.arguments, strict=True)
+            if tier.graph.ports[name].role == "weight" and not name.endswith("inv_freq")
+        ]
+        assert {tensor.data_ptr() for tensor in weights} <= owned
