@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ from speccompile.progress import task
 STATIC = "static cache + torch.compile"
 LOOKUP = "prompt lookup"
 VARIANTS = ("static", "lookup", "ours")
+
+_PIPED_WIDTH = 140
 
 
 def make_variants(model: PreTrainedModel, spec: Speculator, names: Sequence[str]) -> list[Variant]:
@@ -145,7 +148,8 @@ def main(
             )
         if len(kept) < len(chosen):
             typer.echo(f"left out {len(chosen) - len(kept)} prompts that are too long for --max-len {max_len}")
-        console = Console()
+        # In a file or a pipe there is no width to keep to, and rich would cut names off at 80.
+        console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
         with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, **options) as spec:
             made = make_variants(target, spec, names)
             with count_runs("Measuring, prompt by prompt", len(made) * (len(kept) + 1)) as after_run:

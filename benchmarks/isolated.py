@@ -26,6 +26,8 @@ from speccompile.cli.session import parse_options, parse_tiers, session
 
 SPECULATOR, COMPILED_FORWARD, TRANSFORMERS = "speculator", "compiled-forward", "transformers"
 
+COMMAND = ["-m", "benchmarks.isolated"]
+
 _PROMPT_TOKENS = 32
 _NEW_TOKENS = 16
 _ROOT = Path(__file__).resolve().parents[1]
@@ -58,12 +60,13 @@ def run(what: str, model: str, arguments: list[str], environment: dict[str, str]
     Raises:
         RuntimeError: with the end of what it wrote to stderr.
     """
-    command = [sys.executable, "-m", "benchmarks.isolated", what, model, *arguments]
+    command = [sys.executable, *COMMAND, what, model, *arguments]
     done = subprocess.run(
         command, cwd=_ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[2:])} failed: {' '.join(done.stderr.splitlines()[-5:])}")
+        said = " ".join(done.stderr.splitlines()[-5:])
+        raise RuntimeError(f"measuring {what} of {model} in a process of its own failed: {said}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -77,6 +80,8 @@ def main(
     backend: Annotated[str, typer.Option()] = "auto",
     option: Annotated[list[str] | None, typer.Option()] = None,
 ) -> None:
+    if what not in (SPECULATOR, COMPILED_FORWARD, TRANSFORMERS):
+        raise typer.BadParameter(f"choose from {SPECULATOR}, {COMPILED_FORWARD}, {TRANSFORMERS}")
     with session():
         target, _ = load(model)
         ids = (torch.arange(_PROMPT_TOKENS) % target.config.vocab_size)[None]

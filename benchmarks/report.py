@@ -104,7 +104,7 @@ def build_table(builds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
 
 def _table(title: str, first: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right")
     return table

@@ -184,10 +184,11 @@ def test_cpu_name(tmp_path: Path) -> None:
     assert isinstance(cpu_name(tmp_path / "missing"), str)
 
 
-def test_isolated_build() -> None:
+def test_isolated_build(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--tiers", "0,1", "--max-len", "64", "--backend", "eager"]
     result = isolated.run(isolated.SPECULATOR, "tiny", arguments, {})
     assert result["seconds"] > 0
     assert result["peak_rss_bytes"] > 10 * 2**20
-    with pytest.raises(RuntimeError, match="0 is missing"):
-        isolated.run(isolated.SPECULATOR, "tiny", ["--tiers", "1"], {})
+    monkeypatch.setattr(isolated, "COMMAND", ["-c", "import sys; sys.exit('it went wrong')"])
+    with pytest.raises(RuntimeError, match="it went wrong"):
+        isolated.run(isolated.SPECULATOR, "tiny", arguments, {})

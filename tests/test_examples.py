@@ -36,6 +36,6 @@ def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(code) <= 10
     runpy.run_path(str(source), run_name="__main__")
     text, _, counted = capsys.readouterr().out.strip().rpartition("\n")
-    assert "quick brown fox" in text
+    assert "Speculative decoding drafts several tokens" in text
     # The answer repeats what was asked, so n-grams match.
-    assert float(counted.split()[0]) > 1.2
+    assert float(counted.split()[0]) > 2

@@ -188,7 +188,6 @@ def test_another_function_is_another_artifact(stub: list[Body]) -> None:
     assert len(stub) == 1
     others = [
         outlined(rms_norm_eps=1e-5),
-        outlined(hidden_act="gelu"),
         outlined(dtype=torch.bfloat16),
         outlined(kv_heads=4),
     ]

@@ -114,9 +114,9 @@ def test_a_body_is_named_by_what_it_takes(three_layers: StepGraph) -> None:
     assert {"k_cache", "v_cache", "self_attn_q_proj_weight", "input_layernorm_weight", "row_slots"} <= set(names)
     assert not [name for name in names if "layers" in name]
     assert len(names) == len(body.dims) == len(body.dtypes) == len(calls(graph)[0].args)
-    # Rows and width are named where they vary, and fixed sizes stay numbers.
+    # Sizes that vary, between steps or between arenas, have names; fixed ones stay numbers.
     assert body.dims[0] == ("B", "T", 64) and body.dims[names.index("row_slots")] == ("B",)
-    assert body.dims[names.index("k_cache")] == (3, 36, 2, 16)
+    assert body.dims[names.index("k_cache")] == ("N", "S", 2, 16)
     assert body.dtypes[names.index("position_ids")] is torch.int64
 
 
@@ -127,7 +127,7 @@ def test_mutates_says_what_the_body_writes(three_layers: StepGraph) -> None:
     assert {names[index] for index in body.mutates} == {"k_cache", "v_cache"}
     # Truly: nothing else of the inputs changes when it runs.
     generator = torch.Generator().manual_seed(0)
-    sizes: dict[Any, int] = {"B": 2, "T": 3}
+    sizes: dict[Any, int] = {"B": 2, "T": 3, "N": 2, "S": 5}
     inputs = []
     for dims, dtype in zip(body.dims, body.dtypes, strict=True):
         shape = [sizes.get(size, size) for size in dims]

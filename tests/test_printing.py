@@ -172,6 +172,7 @@ aten = torch.ops.aten
 LITERALS = [
     (aten.clamp.default, (float("-inf"), 0.1), {}),
     (aten.add.Tensor, (1,), {"alpha": 1e-7}),
+    (aten.mul.Tensor, (1 / 3,), {}),
     (aten.nan_to_num.default, (float("nan"), float("inf")), {}),
     (aten.to.dtype, (torch.float64,), {}),
     (aten.ones_like.default, (), {"dtype": torch.int64, "device": torch.device("cpu"), "memory_format": None}),

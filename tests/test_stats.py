@@ -112,6 +112,12 @@ def spec() -> Speculator:
     return speccompile.wrap(model, "early_exit", exit_layer=1, tiers=(0, 3), max_batch=3, max_len=128, backend="eager")
 
 
+@pytest.fixture(scope="module")
+def always_right() -> Speculator:
+    model = tiny_llama()
+    return speccompile.wrap(model, "early_exit", exit_layer=2, tiers=(0, 3), max_len=128, backend="eager")
+
+
 def random_ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(128, (rows, length), generator=torch.Generator().manual_seed(seed))
 
@@ -149,3 +155,26 @@ def test_counts_go_on_over_calls_and_requests_are_the_newest(spec: Speculator) -
     assert spec.stats.acceptance_length == 1.0
     assert spec.stats.draft_tokens == 0
     assert [request.new_tokens for request in spec.stats.requests] == [4]
+
+
+@pytest.mark.parametrize(
+    ("eos_at", "emitted", "accepted", "proposed"),
+    [
+        # Prefill emits new token 0; then the whole model drafts three tokens a step and all are accepted.
+        (4, 4, 3, 3),  # the bonus token of step 1 is the end
+        (5, 5, 4, 6),  # the first draft of step 2: accepted, and there is no bonus token behind it
+        (7, 7, 6, 6),  # the last draft of step 2
+        (8, 8, 6, 6),  # its bonus token
+    ],
+)
+def test_a_text_that_ends_among_the_drafts(
+    always_right: Speculator, eos_at: int, emitted: int, accepted: int, proposed: int
+) -> None:
+    ids = random_ids(1, 9, seed=5)
+    new = always_right.generate(ids, max_new_tokens=12)[0, 9:].tolist()
+    assert len(set(new)) == 12, "no id was to occur twice"
+    always_right.generate(ids, max_new_tokens=12, eos_token_id=new[eos_at])
+    (request,) = always_right.stats.requests
+    assert (request.emitted_tokens, request.accepted_tokens, request.draft_tokens) == (emitted, accepted, proposed)
+    assert request.finish_reason == "eos"
+    assert request.new_tokens == eos_at + 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -151,8 +152,8 @@ def eager(model: LlamaForCausalLM) -> Callable[[str], Speculator]:
 
 
 @pytest.fixture(scope="module")
-def inductor(model: LlamaForCausalLM) -> Iterator[Callable[[str], Speculator]]:
-    yield builder(model, "inductor")
+def inductor(model: LlamaForCausalLM) -> Callable[[str], Speculator]:
+    return builder(model, "inductor")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -228,6 +229,28 @@ def test_every_length_near_max_len(
         case = Case([rng.choices(range(VOCAB), k=first + i) for i in range(MAX_BATCH)], max_new_tokens=40)
         spec = eager(mode)
         spec.set_tier(draft_len)
+        assert_same(model, hugging_face(model, case, []), ours(spec, case, []), case)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"tie": True},
+        {"kv_heads": 4},
+        {"kv_heads": 1, "layers": 3},
+        {"attention_bias": True, "mlp_bias": True},
+        {"head_dim": 24},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    ],
+    ids=lambda shape: " ".join(shape),
+)
+def test_shapes_of_the_architecture(shape: dict[str, Any]) -> None:
+    """Tied weights, any grouping of heads, biases, a head size of its own, another rotary table."""
+    model = tiny_llama(**shape)
+    rng = random.Random(0)
+    case = Case([rng.choices(range(VOCAB), k=length) for length in (40, 3)], max_new_tokens=40)
+    options: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": MAX_LEN, "backend": "eager"}
+    with speccompile.wrap(model, "early_exit", exit_layer=1, **options) as spec:
         assert_same(model, hugging_face(model, case, []), ours(spec, case, []), case)
 
 
