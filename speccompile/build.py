@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import CaptureMismatch
 from speccompile.graph_capture.capture import capture, observe_kv
 from speccompile.graph_capture.check import check_capture
-from speccompile.graph_capture.state import Layout, core_state, resolve_layout
+from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, resolve_layout
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend, Eager
@@ -35,8 +35,7 @@ from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
 
-PREFILL_WIDTHS = (8, 32, 128, 512)
-FROM_STORE = "read from the store"
+PREFILL_WIDTHS = (8, 32, 64, 128, 512)
 
 
 @dataclass(frozen=True)
@@ -120,11 +119,10 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
     return tuple(w for i, w in enumerate(PREFILL_WIDTHS) if i == 0 or PREFILL_WIDTHS[i - 1] < max_len)
 
 
-def plan_layout(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Layout:
+def plan_layout(info: ModelInfo, config: BuildConfig, kv: Sequence[KVShape]) -> Layout:
     """All state tensors of the wrap, with their sizes."""
-    specs = [*core_state(info.vocab_size), *config.mode.state(), *observe_kv(model, info)]
     return resolve_layout(
-        specs,
+        [*core_state(info.vocab_size), *config.mode.state(), *kv_state(kv)],
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,
@@ -133,19 +131,21 @@ def plan_layout(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) ->
     )
 
 
-def build_stages(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, arena: Arena, *, stored: bool = True
-) -> BuiltStages:
+def build_stages(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, *, stored: bool = True) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered."""
     started = time.perf_counter()
-    store = CaptureStore(model, info, arena.layout)
-    captured = store.load() if stored else None
-    note = FROM_STORE
-    if captured is None:
-        note = "exported"
+    store = CaptureStore(model, info)
+    known = store.load() if stored else None
+    if known is None:
         with task("capture the model"):
-            captured = capture(model, info, arena.layout, dict(arena))
-        store.save(captured)
+            kv = observe_kv(model, info)
+            arena = Arena(plan_layout(info, config, kv), info.device)
+            captured = capture(model, info, arena)
+        store.save(captured, kv)
+    else:
+        arena = Arena(plan_layout(info, config, known.kv), info.device)
+        captured = known.graph(arena.layout)
+    note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         outlined, model_stages = model_pipeline(config).run(captured, first)
@@ -156,13 +156,14 @@ def build_stages(
         for width in prefill_widths(config.max_len):
             _, stages = prefill_pipeline(config, width).run(outlined, model_stages.last)
             prefill[width] = model_stages.followed_by(stages)
-    return BuiltStages(model_stages, tiers, prefill, from_store=note == FROM_STORE)
+    return BuiltStages(arena, model_stages, tiers, prefill, from_store=known is not None)
 
 
 @dataclass
 class BuiltStages:
-    """What the passes left: of the model alone, of each tier, of each prefill width."""
+    """The arena, and what the passes left: of the model alone, of each tier, of each prefill width."""
 
+    arena: Arena
     model: Stages
     tiers: dict[int, Stages]
     prefill: dict[int, Stages]
@@ -176,12 +177,11 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable.
     """
     clock = _Clock()
-    with clock.time("layout"):
-        arena = Arena(plan_layout(model, info, config), info.device)
     try:
-        stages, lowered, difference = _checked_stages(model, info, config, arena, clock, stored=True)
+        stages, lowered, difference = _checked_stages(model, info, config, clock, stored=True)
     except StoredCaptureMismatch:
-        stages, lowered, difference = _checked_stages(model, info, config, arena, clock, stored=False)
+        stages, lowered, difference = _checked_stages(model, info, config, clock, stored=False)
+    arena = stages.arena
     with clock.time("binding"):
         tiers = {k: _tier(config, arena, f"tier K={k}", k, s) for k, s in stages.tiers.items()}
         prefill = {w: _tier(config, arena, f"prefill T={w}", 0, s) for w, s in stages.prefill.items()}
@@ -193,18 +193,18 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
 
 
 def _checked_stages(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, arena: Arena, clock: _Clock, *, stored: bool
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, *, stored: bool
 ) -> tuple[BuiltStages, Callable[..., Any], float]:
     """Stages, the lowered outlined model, and the largest difference that its capture check saw."""
     with clock.time("capture and passes"):
-        stages = build_stages(model, info, config, arena, stored=stored)
+        stages = build_stages(model, info, config, stored=stored)
     outlined = stages.model.last.graph
     with clock.time("compile"):
         lowered = config.backend.lower(outlined, "the captured model")
     reference = Eager("reference").lower(outlined, "the captured model")
     with task("check the captured graph against the model"), clock.time("capture check"):
         try:
-            difference = check_capture(model, info, outlined, arena, lowered, reference)
+            difference = check_capture(model, info, outlined, stages.arena, lowered, reference)
         except CaptureMismatch as mismatch:
             if stages.from_store:
                 raise StoredCaptureMismatch from mismatch
@@ -225,8 +225,10 @@ class _Clock:
     @contextlib.contextmanager
     def time(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, stages: Stages) -> Tier:

@@ -142,7 +142,7 @@ class VerifierError(PassError):
 
 
 class UnknownStage(UserError):
-    template = "there is no stage {name!r} in tier {tier}. Stages: {available}."
+    template = "there is no stage {name!r} in {tier}. Stages: {available}."
 
 
 class LoweringError(SpecCompileError):

@@ -18,6 +18,8 @@ def task(description: str) -> Iterator[None]:
     report = listener.get()
     if report is not None:
         report(description, True)
-    yield
-    if report is not None:
-        report(description, False)
+    try:
+        yield
+    finally:
+        if report is not None:
+            report(description, False)

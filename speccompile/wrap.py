@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -54,6 +55,44 @@ def wrap(
         UserError: one class for each thing that can be wrong; see ``speccompile.errors``.
         CaptureMismatch: the captured graph does not compute what the model computes.
     """
+    plan = make_plan(
+        model,
+        mode,
+        tiers=tiers,
+        max_batch=max_batch,
+        max_len=max_len,
+        backend=backend,
+        policy=policy,
+        acceptance=acceptance,
+        deterministic=deterministic,
+        **mode_options,
+    )
+    return Speculator(model, plan.config, build(model, plan.info, plan.config), plan.policy)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``wrap`` was asked for, checked, before anything is captured."""
+
+    info: ModelInfo
+    config: BuildConfig
+    policy: Policy
+
+
+def make_plan(
+    model: PreTrainedModel,
+    mode: str | None,
+    *,
+    tiers: Sequence[int] = DEFAULT_TIERS,
+    max_batch: int = 1,
+    max_len: int = 2048,
+    backend: str = "auto",
+    policy: str | Policy | None = None,
+    acceptance: str = "exact",
+    deterministic: bool | None = None,
+    **mode_options: Any,
+) -> Plan:
+    """Check the arguments of :func:`wrap`, which are explained there."""
     draft_lens = _check_tiers(tiers)
     _check_whole("max_batch", max_batch, 1)
     _check_whole("max_len", max_len, 2)
@@ -77,7 +116,7 @@ def wrap(
         linears=chosen_backend.choose_linears(model, [max_batch * (k + 1) for k in draft_lens]),
     )
     _warn_of_generation_config(model, info, max_len)
-    return Speculator(model, config, build(model, info, config), chosen_policy)
+    return Plan(info, config, chosen_policy)
 
 
 def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
@@ -106,10 +145,10 @@ def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len:
         warnings.warn(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
             "its text may degrade behind them, as in transformers",
-            stacklevel=3,
+            stacklevel=4,
         )
     if model.generation_config.do_sample:
         warnings.warn(
             "the model's generation_config asks for sampling; speccompile decodes greedily (do_sample=False)",
-            stacklevel=3,
+            stacklevel=4,
         )

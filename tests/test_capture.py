@@ -18,7 +18,7 @@ from speccompile.errors import CaptureError, UnsupportedModel
 from speccompile.graph_capture.attention import NAME, CausalMask
 from speccompile.graph_capture.capture import capture, observe_kv
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import Layout, core_state, resolve_layout
+from speccompile.graph_capture.state import Layout, core_state, kv_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.runtime.arena import Arena
 
@@ -62,7 +62,7 @@ class Recorder(fx.Interpreter):
 
 def plan(model: LlamaForCausalLM) -> tuple[ModelInfo, Layout]:
     info = inspect_model(model)
-    specs = [*core_state(info.vocab_size), *observe_kv(model, info)]
+    specs = [*core_state(info.vocab_size), *kv_state(observe_kv(model, info))]
     layout = resolve_layout(specs, max_batch=2, max_len=64, max_draft_len=3, max_width=4, vocab_size=info.vocab_size)
     return info, layout
 
@@ -70,7 +70,7 @@ def plan(model: LlamaForCausalLM) -> tuple[ModelInfo, Layout]:
 def captured(model: LlamaForCausalLM) -> Captured:
     info, layout = plan(model)
     arena = Arena(layout, info.device)
-    return Captured(model, capture(model, info, layout, dict(arena)), arena)
+    return Captured(model, capture(model, info, arena), arena)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_capture_leaves_the_arena_alone() -> None:
     info, layout = plan(model := tiny_llama())
     arena = Arena(layout, info.device)
     before = {name: tensor.clone() for name, tensor in arena.items()}
-    capture(model, info, layout, dict(arena))
+    capture(model, info, arena)
     assert all(torch.equal(arena[name], tensor) for name, tensor in before.items())
 
 
@@ -280,7 +280,7 @@ def test_the_attention_setting_is_back_when_export_fails(monkeypatch: pytest.Mon
     info, layout = plan(model)
     monkeypatch.setattr(torch.export, "export", export)
     with pytest.raises(Exception, match="export fell over"):
-        capture(model, info, layout, dict(Arena(layout, info.device)))
+        capture(model, info, Arena(layout, info.device))
     assert during == [NAME] and model.config._attn_implementation == before
 
 

@@ -16,7 +16,7 @@ from speccompile.errors import CaptureMismatch, LoweringError
 from speccompile.graph_capture.capture import capture, observe_kv
 from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import core_state, resolve_layout
+from speccompile.graph_capture.state import core_state, kv_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import Eager
 from speccompile.passes.verify import verify
@@ -41,7 +41,7 @@ class Captured:
 def captured(model: LlamaForCausalLM, max_len: int) -> Captured:
     info = inspect_model(model)
     layout = resolve_layout(
-        [*core_state(info.vocab_size), *observe_kv(model, info)],
+        [*core_state(info.vocab_size), *kv_state(observe_kv(model, info))],
         max_batch=2,
         max_len=max_len,
         max_draft_len=3,
@@ -49,7 +49,7 @@ def captured(model: LlamaForCausalLM, max_len: int) -> Captured:
         vocab_size=info.vocab_size,
     )
     arena = Arena(layout, info.device)
-    return Captured(model, info, capture(model, info, layout, dict(arena)), arena)
+    return Captured(model, info, capture(model, info, arena), arena)
 
 
 @pytest.fixture(scope="module")

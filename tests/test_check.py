@@ -16,6 +16,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.lowering.tier import Tier
 from speccompile.passes import greedy_accept
+from speccompile.runtime.check import END, Difference, first_difference
 
 VOCAB = 128
 MAX_LEN = 96
@@ -204,3 +205,12 @@ def test_what_is_wrong_in_every_tier_shows_against_transformers_alone(
     report = spec.check(PROMPTS, max_new_tokens=12)
     assert [difference.position for difference in report.differences] == [0, 0, 0]
     assert [difference.expected for difference in report.differences] == [greedy(model, p, 1)[0] for p in PROMPTS]
+
+
+@pytest.mark.parametrize(("expected", "got"), [([5, 6], [5, 6, 7]), ([5, 6, 7], [5, 6]), ([5], [])])
+def test_a_text_that_ends_too_early_or_too_late(model: LlamaForCausalLM, expected: list[int], got: list[int]) -> None:
+    """No change of a logit explains it, so nobody takes it for a near-tie."""
+    place = min(len(expected), len(got))
+    tokens = [[*text, END][place] for text in (expected, got)]
+    assert first_difference(model, 4, [1, 2], expected, got) == Difference(4, place, *tokens, float("inf"))
+    assert first_difference(model, 4, [1, 2], expected, expected) is None

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from speccompile.errors import AnchorError
 from speccompile.graph_capture.capture import capture, observe_kv
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import core_state, resolve_layout
+from speccompile.graph_capture.state import core_state, kv_state, resolve_layout
 from speccompile.graph_capture.support import inspect_model
 from speccompile.passes.choose_attention import ChooseAttention
 from speccompile.passes.outline import OutlineLayers
@@ -27,14 +27,14 @@ aten = torch.ops.aten
 def captured(model: LlamaForCausalLM) -> StepGraph:
     info = inspect_model(model)
     layout = resolve_layout(
-        [*core_state(info.vocab_size), *observe_kv(model, info)],
+        [*core_state(info.vocab_size), *kv_state(observe_kv(model, info))],
         max_batch=2,
         max_len=32,
         max_draft_len=3,
         max_width=4,
         vocab_size=info.vocab_size,
     )
-    return capture(model, info, layout, dict(Arena(layout, info.device)))
+    return capture(model, info, Arena(layout, info.device))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_mutates_says_what_the_body_writes(three_layers: StepGraph) -> None:
     assert {names[index] for index in body.mutates} == {"k_cache", "v_cache"}
     # Truly: nothing else of the inputs changes when it runs.
     generator = torch.Generator().manual_seed(0)
-    sizes: dict[Any, int] = {"B": 2, "T": 3, "N": 2, "S": 5}
+    sizes: dict[Any, int] = {"B": 2, "T": 3, "N": 2, "S": 8}
     inputs = []
     for dims, dtype in zip(body.dims, body.dtypes, strict=True):
         shape = [sizes.get(size, size) for size in dims]

@@ -69,7 +69,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    borders = st.sampled_from([1, 2, 7, 8, 9, 31, 32, 33, 127, 128, 129, MAX_LEN - 2, MAX_LEN - 1])
+    borders = st.sampled_from([1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, MAX_LEN - 2, MAX_LEN - 1])
     lengths = draw(st.lists(borders | st.integers(1, MAX_LEN - 1), min_size=1, max_size=MAX_BATCH))
     rng = random.Random(draw(st.integers(0, 2**32 - 1)))
     # A small alphabet makes the n-gram drafter propose, rightly and wrongly.

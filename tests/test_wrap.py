@@ -24,6 +24,7 @@ from transformers import (
 
 import speccompile
 from speccompile import Speculator, errors
+from speccompile.build import prefill_widths
 from speccompile.errors import (
     Closed,
     EmptyPrompt,
@@ -368,7 +369,7 @@ def test_set_tier_takes_what_was_built(spec: Speculator, tier: Any) -> None:
 
 
 def test_a_stage_that_is_not_there(spec: Speculator) -> None:
-    with refused(errors.UnknownStage, "'medusa'", "commit"):
+    with refused(errors.UnknownStage, "'medusa'", "tier K=3", "commit"):
         spec.stages["medusa"]
 
 
@@ -418,7 +419,7 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
     assert text["mode"].startswith("ngram: ")
     assert "ready" in text["drafts"]
     assert "(0, 3), 2 rows" in text["tiers"]
-    assert "prefill chunks of (8, 32, 128)" in text["tiers"]
+    assert f"prefill chunks of {prefill_widths(64)}" in text["tiers"]
     assert text["policy"] == str(spec.policy)
     assert text["acceptance"].startswith("exact")
     assert text["deterministic"].startswith("no")
@@ -435,7 +436,7 @@ def test_what_was_built(spec: Speculator) -> None:
     assert list(spec.tiers) == [0, 3]
     assert {key: tier.draft_len for key, tier in spec.tiers.items()} == {0: 0, 3: 3}
     assert all(tier.key.rows == 2 for tier in spec.tiers.values())
-    assert list(spec.prefill) == [8, 32, 128]
+    assert tuple(spec.prefill) == prefill_widths(64)
     assert set(spec.stages) == set(spec.tiers[3].stages)
     assert next(iter(spec.stages)) == "capture"
     assert "no_drafts" in spec.tiers[0].stages

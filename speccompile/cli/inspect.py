@@ -12,17 +12,16 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from speccompile import modes, wrap
-from speccompile.build import BuildConfig, build_stages, plan_layout
+from speccompile.build import build_stages
 from speccompile.cli.generate import Backend, Mode, Model, Options, Tiers
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.cli.tables import buffers_table, kernels_table, stages_table, tiers_table, weights_line
 from speccompile.errors import UnknownTier
 from speccompile.graph_capture.state import Layout
-from speccompile.graph_capture.support import inspect_model
 from speccompile.lowering.backends import choose_backend
 from speccompile.passes.pipeline import Stages
-from speccompile.runtime.arena import Arena
+from speccompile.wrap import make_plan
 
 
 @dataclass(frozen=True)
@@ -98,22 +97,10 @@ def _captured(
     backend: str,
     options: dict[str, Any],
 ) -> View:
-    chosen_mode = modes.create(mode, options)
-    info = inspect_model(model)
-    chosen_mode.check(info)
-    chosen_backend = choose_backend(backend, info.device)
-    config = BuildConfig(
-        mode=chosen_mode,
-        tiers=tuple(sorted(tiers)),
-        backend=chosen_backend,
-        deterministic=False,
-        linears=chosen_backend.choose_linears(model, [sizes["max_batch"] * (k + 1) for k in tiers]),
-        **sizes,
-    )
-    layout = plan_layout(model, info, config)
-    stages = build_stages(model, info, config, Arena(layout, info.device))
-    drafter = frozenset(item.name for item in chosen_mode.state())
-    return View(stages.tiers, stages.prefill, layout, drafter, None)
+    plan = make_plan(model, mode, tiers=tiers, backend=backend, **sizes, **options)  # type: ignore[arg-type]
+    stages = build_stages(model, plan.info, plan.config)
+    drafter = frozenset(item.name for item in plan.config.mode.state())
+    return View(stages.tiers, stages.prefill, stages.arena.layout, drafter, None)
 
 
 def _show(view: View, draft_len: int) -> None:

@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 import speccompile.lowering.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.errors import UnsupportedModel
+from speccompile.graph_capture.state import KVShape
 
 NAME = "speccompile"
 
@@ -71,7 +72,7 @@ class RecordingCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.observed: dict[int, tuple[tuple[int, int], tuple[int, int], torch.dtype]] = {}
+        self.observed: dict[int, KVShape] = {}
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -79,7 +80,7 @@ class RecordingCache(Cache):
         def heads(x: torch.Tensor) -> tuple[int, int]:
             return int(x.shape[1]), int(x.shape[3])
 
-        self.observed[layer_idx] = (heads(key_states), heads(value_states), key_states.dtype)
+        self.observed[layer_idx] = KVShape(heads(key_states), heads(value_states), key_states.dtype)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from speccompile.errors import CaptureError
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import RecordingCache, SlotCache, captured_attention, running
 from speccompile.graph_capture.graph import Port, StepGraph
-from speccompile.graph_capture.state import Layout, StateSpec, kv_state
+from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.support import ModelInfo
+from speccompile.runtime.arena import Arena
 
 aten = torch.ops.aten
 
@@ -47,8 +48,8 @@ class Step(nn.Module):
         return logits
 
 
-def observe_kv(model: PreTrainedModel, info: ModelInfo) -> list[StateSpec]:
-    """Run the model on fake tensors and return the state specs of its keys and values."""
+def observe_kv(model: PreTrainedModel, info: ModelInfo) -> list[KVShape]:
+    """Run the model on fake tensors and return the shapes of each layer's keys and values."""
     cache = RecordingCache()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         tokens = torch.zeros((1, 3), dtype=torch.int64, device=info.device)
@@ -56,14 +57,11 @@ def observe_kv(model: PreTrainedModel, info: ModelInfo) -> list[StateSpec]:
     layers = sorted(cache.observed)
     if layers != list(range(info.num_layers)):
         raise CaptureError(f"{info.name} wrote KV for layers {layers}, expected 0 .. {info.num_layers - 1}")
-    return kv_state(cache.observed[layer] for layer in layers)
+    return [cache.observed[layer] for layer in layers]
 
 
-def capture(model: PreTrainedModel, info: ModelInfo, layout: Layout, kv: dict[str, torch.Tensor]) -> StepGraph:
-    """Capture one forward of ``model`` over the arena.
-
-    Args:
-        kv: the arena's tensors ``k_i``, ``v_i``; export traces with them, so nothing is allocated twice.
+def capture(model: PreTrainedModel, info: ModelInfo, arena: Arena) -> StepGraph:
+    """Capture one forward of ``model`` over the arena, whose KV tensors export traces with.
 
     Returns:
         A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), the output
@@ -74,13 +72,14 @@ def capture(model: PreTrainedModel, info: ModelInfo, layout: Layout, kv: dict[st
         CaptureError: export failed, or left something that is no port.
         AnchorError: a place that passes need was not found.
     """
+    layout = arena.layout
     rows, width = _example_sizes(model, layout)
     device = info.device
     tokens = torch.zeros((rows, width), dtype=torch.int64, device=device)
     positions = torch.arange(width, device=device).repeat(rows, 1)
     slots = torch.zeros(rows, dtype=torch.int64, device=device)
-    keys = [kv[f"k_{layer}"] for layer in range(info.num_layers)]
-    values = [kv[f"v_{layer}"] for layer in range(info.num_layers)]
+    keys = [arena[f"k_{layer}"] for layer in range(info.num_layers)]
+    values = [arena[f"v_{layer}"] for layer in range(info.num_layers)]
     dynamic = torch.export.Dim.DYNAMIC
     both = {0: dynamic, 1: dynamic}
     shapes = (both, both, {0: dynamic}, [None] * len(keys), [None] * len(values))
@@ -144,6 +143,17 @@ def _changes_nothing(node: fx.Node) -> bool:
     return False
 
 
+def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) -> dict[str, Port]:
+    """The ports of a captured graph's inputs, at the example sizes B and T."""
+    both, int64 = (sizes["B"], sizes["T"]), torch.int64
+    last_place = max(1, layout.cache_len - sizes["T"])
+    return {
+        "input_ids": Port("input_ids", "input", both, int64, device, high=layout.vocab_size),
+        "position_ids": Port("position_ids", "input", both, int64, device, high=last_place, distinct=True),
+        "row_slots": Port("row_slots", "input", both[:1], int64, device, high=layout.max_batch + 1, distinct=True),
+    }
+
+
 def _ports(
     graph: fx.Graph,
     signature: torch.export.ExportGraphSignature,
@@ -155,14 +165,7 @@ def _ports(
     """A port for every placeholder, which is renamed to what the arena or the model calls it."""
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     specs = {spec.arg.name: spec for spec in signature.input_specs}
-    both = (sizes["B"], sizes["T"])
-    last_place = layout.cache_len - sizes["T"]
-    int64 = torch.int64
-    inputs = {
-        "input_ids": Port("input_ids", "input", both, int64, info.device, high=info.vocab_size),
-        "position_ids": Port("position_ids", "input", both, int64, info.device, high=last_place, distinct=True),
-        "row_slots": Port("row_slots", "input", both[:1], int64, info.device, high=layout.max_batch + 1, distinct=True),
-    }
+    inputs = input_ports(layout, info.device, sizes)
     for node in graph.find_nodes(op="placeholder"):
         spec = specs[node.name]
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -175,7 +178,7 @@ def _ports(
         elif spec.kind is InputKind.USER_INPUT:
             kind, _, layer = node.name.rpartition("_")
             tensor = layout.tensors[f"{KV_PREFIXES[kind]}{layer}"]
-            port = Port(tensor.name, "state", tensor.shape, tensor.dtype, info.device)
+            port = Port.of_state(tensor, info.device)
         else:
             raise CaptureError(
                 f"export of {info.name} left the tensor {node.name!r} as {spec.kind.name.lower()}; "

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from speccompile.graph_capture.state import Layout
+from speccompile.graph_capture.state import Layout, StateTensor
 
 Role = Literal["weight", "state", "input"]
 
@@ -36,6 +36,10 @@ class Port:
     distinct: bool = False
     path: str | None = None
     value: torch.Tensor | None = field(default=None, repr=False, compare=False)
+
+    @staticmethod
+    def of_state(tensor: StateTensor, device: torch.device) -> Port:
+        return Port(tensor.name, "state", tensor.shape, tensor.dtype, device, tensor.low, tensor.high, tensor.distinct)
 
 
 @dataclass
@@ -155,16 +159,7 @@ class StepGraph:
             if node.name == name:
                 return node
         tensor = self.layout.tensors[name]
-        port = Port(
-            name,
-            "state",
-            tensor.shape,
-            tensor.dtype,
-            self.device,
-            tensor.low,
-            tensor.high,
-            tensor.distinct,
-        )
+        port = Port.of_state(tensor, self.device)
         with self.graph.inserting_after(self.placeholders[-1]):
             node = self.graph.placeholder(name)
         if node.name != name:

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from speccompile.errors import CaptureError
+from speccompile.graph_capture.capture import input_ports
 from speccompile.graph_capture.graph import Anchors, Port, StepGraph
 from speccompile.graph_capture.state import Layout
 
@@ -45,7 +46,7 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
     nodes: dict[str, fx.Node] = {}
     ports = {}
     for entry in data["ports"]:
-        port = _read_port(entry, tensors, device)
+        port = _read_port(entry, tensors, layout, device, data["sizes"])
         ports[port.name] = port
         nodes[port.name] = graph.placeholder(port.name)
         nodes[port.name].meta = {"pass": "capture"}
@@ -78,22 +79,23 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
 
 
 def _port(port: Port) -> dict[str, Any]:
-    return {
-        "name": port.name,
-        "role": port.role,
-        "shape": list(port.shape),
-        "dtype": _encode(port.dtype),
-        "low": port.low,
-        "high": port.high,
-        "distinct": port.distinct,
-        "path": port.path,
-    }
+    return {"name": port.name, "role": port.role, "path": port.path}
 
 
-def _read_port(entry: dict[str, Any], tensors: dict[str, torch.Tensor], device: torch.device) -> Port:
-    value = None if entry["path"] is None else tensors[entry["path"]].detach()
-    fields = {**entry, "shape": tuple(entry["shape"]), "dtype": _decode(entry["dtype"], {})}
-    return Port(**fields, device=device, value=value)
+def _read_port(
+    entry: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    layout: Layout,
+    device: torch.device,
+    sizes: dict[str, int],
+) -> Port:
+    name = entry["name"]
+    if entry["role"] == "state":
+        return Port.of_state(layout.tensors[name], device)
+    if entry["role"] == "input":
+        return input_ports(layout, device, sizes)[name]
+    value = tensors[entry["path"]].detach()
+    return Port(name, "weight", tuple(value.shape), value.dtype, device, path=entry["path"], value=value)
 
 
 def _node(node: fx.Node) -> dict[str, Any]:

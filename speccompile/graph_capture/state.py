@@ -121,12 +121,21 @@ def core_state(vocab_size: int) -> list[StateSpec]:
     ]
 
 
-def kv_state(observed: Iterable[tuple[tuple[int, int], tuple[int, int], torch.dtype]]) -> list[StateSpec]:
-    """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each layer, from observed (G, D), (G, Dv), dtype."""
+@dataclass(frozen=True)
+class KVShape:
+    """What one layer was seen to write: ``key`` is (G, D), ``value`` (G, Dv)."""
+
+    key: tuple[int, int]
+    value: tuple[int, int]
+    dtype: torch.dtype
+
+
+def kv_state(observed: Iterable[KVShape]) -> list[StateSpec]:
+    """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each layer."""
     specs = []
-    for layer, (key, value, dtype) in enumerate(observed):
-        specs.append(StateSpec(f"k_{layer}", (N, S, *key), dtype, reset=False))
-        specs.append(StateSpec(f"v_{layer}", (N, S, *value), dtype, reset=False))
+    for layer, shape in enumerate(observed):
+        specs.append(StateSpec(f"k_{layer}", (N, S, *shape.key), shape.dtype, reset=False))
+        specs.append(StateSpec(f"v_{layer}", (N, S, *shape.value), shape.dtype, reset=False))
     return specs
 
 

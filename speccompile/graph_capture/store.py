@@ -11,6 +11,8 @@ import inspect
 import json
 import os
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,47 +21,57 @@ from transformers import PreTrainedModel
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.serialize import from_json, to_json
-from speccompile.graph_capture.state import Layout
+from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.paths import cache_dir
 
 PACKAGE = Path(__file__).parent
 
 
+@dataclass(frozen=True)
+class StoredCapture:
+    """A capture as it was stored: the KV shapes that were observed, and the graph for any layout over them."""
+
+    kv: list[KVShape]
+    graph: Callable[[Layout], StepGraph]
+
+
 class CaptureStore:
-    """The stored captures of one model at one layout."""
+    """The stored capture of one model. It depends on no ``max_len`` and no ``max_batch``."""
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, layout: Layout) -> None:
-        self._model, self._info, self._layout = model, info, layout
-        self.path = cache_dir() / "captures" / f"{_key(model, info, layout)}.json"
+    def __init__(self, model: PreTrainedModel, info: ModelInfo) -> None:
+        self._model, self._info = model, info
+        self.path = cache_dir() / "captures" / f"{_key(model, info)}.json"
 
-    def load(self) -> StepGraph | None:
-        """The stored graph, or None when there is none or it is damaged."""
+    def load(self) -> StoredCapture | None:
+        """What is stored, or None when there is nothing or it is damaged."""
         if not self.path.exists():
             return None
         checksum, _, text = self.path.read_text().partition("\n")
         if checksum != _sha(text):
             return None
-        return from_json(json.loads(text), self._model, self._layout, self._info.device)
+        data = json.loads(text)
+        kv = [KVShape(tuple(key), tuple(value), getattr(torch, dtype)) for key, value, dtype in data["kv"]]
+        return StoredCapture(kv, lambda layout: from_json(data["graph"], self._model, layout, self._info.device))
 
-    def save(self, graph: StepGraph) -> None:
+    def save(self, graph: StepGraph, kv: Sequence[KVShape]) -> None:
         """Store ``graph``, whole or not at all."""
-        text = json.dumps(to_json(graph))
+        shapes = [(shape.key, shape.value, str(shape.dtype).removeprefix("torch.")) for shape in kv]
+        text = json.dumps({"kv": shapes, "graph": to_json(graph)})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
             file.write(f"{_sha(text)}\n{text}")
         os.replace(file.name, self.path)
 
 
-def _key(model: PreTrainedModel, info: ModelInfo, layout: Layout) -> str:
-    """Of everything that a capture depends on: code, configuration, module tree, sizes, versions."""
+def _key(model: PreTrainedModel, info: ModelInfo) -> str:
+    """Of everything that a capture depends on: code, configuration, module tree, weights' shapes, versions."""
     parts = [torch.__version__, transformers.__version__, repr(info), str(model)]
     config = model.config.to_diff_dict()
     config.pop("_name_or_path", None)
     parts.append(json.dumps(config, sort_keys=True, default=str))
     parts.append(repr([(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters(remove_duplicate=False)]))
     parts.append(repr([(name, tuple(b.shape), b.dtype) for name, b in model.named_buffers()]))
-    parts.append(repr(layout))
     sources = {inspect.getsourcefile(type(module)) for module in model.modules()}
     sources |= {str(path) for path in PACKAGE.glob("*.py")}
     for source in sorted(source for source in sources if source is not None):

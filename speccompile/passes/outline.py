@@ -51,7 +51,7 @@ class OutlineLayers(Pass):
             graph.anchors.layers[index] = calls[region.live_out]
         graph.remove_dead_code()
         layers = sum(len(members) for members in groups.values())
-        return Changes(layers, f"{layers} layers share {len(groups)} bodies")
+        return Changes(layers, f"{layers} decoder layers call {len(groups)} {'body' if len(groups) == 1 else 'bodies'}")
 
 
 @dataclass

@@ -65,8 +65,7 @@ class Stages(Mapping[str, Stage]):
 
     def __getitem__(self, name: str) -> Stage:
         if name not in self._stages:
-            tier = next((stage.tier for stage in self._stages.values()), "(none)")
-            raise UnknownStage(name=name, tier=tier, available=", ".join(self._stages))
+            raise UnknownStage(name=name, tier=self.last.tier, available=", ".join(self._stages))
         return self._stages[name]
 
     def __contains__(self, name: object) -> bool:

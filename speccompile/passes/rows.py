@@ -29,4 +29,4 @@ class BindRows(Pass):
             port = graph.ports[name]
             graph.ports[name] = replace(port, shape=(rows, *port.shape[1:]))
         graph.sizes = {**graph.sizes, "B": rows}
-        return Changes(1, f"{rows} rows over the slots in {self.source!r}")
+        return Changes(1, f"rows over the slots in {self.source!r}, {rows} a step")

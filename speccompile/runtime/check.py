@@ -8,6 +8,9 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+#: Stands for the token where a text has none any more.
+END = -1
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -72,13 +75,14 @@ def first_difference(
     model: PreTrainedModel, index: int, prompt: list[int], expected: list[int], got: list[int]
 ) -> Difference | None:
     """The first place where two continuations of ``prompt`` part, or None."""
-    pairs = zip(expected, got, strict=False)
-    position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if position is None:
-        if len(expected) == len(got):
-            return None
-        # One text ends where the other goes on: the shorter one ended on a token that was no end for the other.
-        raise AssertionError(f"texts of prompt {index} end at {len(expected)} and {len(got)} without differing")
+    if expected == got:
+        return None
+    shorter = min(len(expected), len(got))
+    position = next((i for i in range(shorter) if expected[i] != got[i]), shorter)
+    if position == shorter:
+        # One text ends where the other goes on, which no change of a logit explains.
+        wanted, seen = (text[position] if position < len(text) else END for text in (expected, got))
+        return Difference(index, position, wanted, seen, float("inf"))
     context = torch.tensor([prompt + expected[:position]], device=model.device)
     with torch.no_grad():
         logits = model(input_ids=context, use_cache=False).logits[0, -1].double()
