@@ -42,8 +42,8 @@ def three_layers() -> StepGraph:
     return captured(tiny_llama(layers=3))
 
 
-def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) -> tuple[StepGraph, str]:
-    """A copy of ``graph``, changed by ``edit``, and outlined; and what the pass says it did."""
+def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) -> StepGraph:
+    """A copy of ``graph``, changed by ``edit``, and outlined."""
     graph = graph.copy()
     if edit is not None:
         edit(graph)
@@ -51,7 +51,7 @@ def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) 
     changes = OutlineLayers().run(graph)
     verify(graph, "outline")
     assert changes.matched == len(graph.anchors.layers)
-    return graph, changes.note
+    return graph
 
 
 def calls(graph: StepGraph) -> list[fx.Node]:
@@ -89,8 +89,7 @@ def outcome(graph: StepGraph, rows: int, width: int) -> dict[str, torch.Tensor]:
 
 
 def test_equal_layers_share_one_body(three_layers: StepGraph) -> None:
-    graph, note = outlined(three_layers)
-    assert note == "3 layers share 1 bodies"
+    graph = outlined(three_layers)
     (body,) = graph.bodies.values()
     assert body.layers == (0, 1, 2) and body.name == "decoder_layer"
     assert [node.target for node in calls(graph)] == ["decoder_layer"] * 3
@@ -107,7 +106,7 @@ def test_equal_layers_share_one_body(three_layers: StepGraph) -> None:
 
 
 def test_a_body_is_named_by_what_it_takes(three_layers: StepGraph) -> None:
-    graph, _ = outlined(three_layers)
+    graph = outlined(three_layers)
     body = graph.bodies["decoder_layer"]
     names = [node.name for node in body.module.graph.find_nodes(op="placeholder")]
     assert names[0] == "hidden"
@@ -121,7 +120,7 @@ def test_a_body_is_named_by_what_it_takes(three_layers: StepGraph) -> None:
 
 
 def test_mutates_says_what_the_body_writes(three_layers: StepGraph) -> None:
-    graph, _ = outlined(three_layers)
+    graph = outlined(three_layers)
     body = graph.bodies["decoder_layer"]
     names = [node.name for node in body.module.graph.find_nodes(op="placeholder")]
     assert {names[index] for index in body.mutates} == {"k_cache", "v_cache"}
@@ -144,7 +143,7 @@ def test_mutates_says_what_the_body_writes(three_layers: StepGraph) -> None:
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (2, 5), (3, 8)])
 def test_outlined_computes_the_same(three_layers: StepGraph, rows: int, width: int) -> None:
-    graph, _ = outlined(three_layers)
+    graph = outlined(three_layers)
     flat, grouped = outcome(three_layers, rows, width), outcome(graph, rows, width)
     assert flat.keys() == grouped.keys() and len(flat) == 7
     for name, value in flat.items():
@@ -152,7 +151,7 @@ def test_outlined_computes_the_same(three_layers: StepGraph, rows: int, width: i
 
 
 def test_a_tap_on_two_layers_reads_both(three_layers: StepGraph) -> None:
-    graph, _ = outlined(three_layers)
+    graph = outlined(three_layers)
     first, second, third = graph.anchors.layers
     joined = graph.insert(lambda *hidden: torch.cat(hidden, dim=-1), first, second, third)
     assert joined.all_input_nodes == [first, second, third]
@@ -196,8 +195,7 @@ def wiring_of_layer(layer: int) -> Callable[[StepGraph], None]:
 def test_a_layer_that_differs_gets_a_body_of_its_own(
     three_layers: StepGraph, edit: Callable[[int], Callable[[StepGraph], None]], layer: int
 ) -> None:
-    graph, note = outlined(three_layers, edit(layer))
-    assert note == "3 layers share 2 bodies"
+    graph = outlined(three_layers, edit(layer))
     others = tuple(other for other in range(3) if other != layer)
     groups = sorted(body.layers for body in graph.bodies.values())
     assert groups == sorted([(layer,), others])
@@ -219,16 +217,16 @@ def test_the_same_change_in_two_layers_is_shared(three_layers: StepGraph) -> Non
         scalar_of_layer(0)(graph)
         scalar_of_layer(2)(graph)
 
-    graph, _ = outlined(three_layers, edit)
+    graph = outlined(three_layers, edit)
     assert sorted(body.layers for body in graph.bodies.values()) == [(0, 2), (1,)]
 
 
 def test_keys_do_not_depend_on_names_and_do_on_constants(three_layers: StepGraph) -> None:
-    (body,) = outlined(three_layers)[0].bodies.values()
-    (other_weights,) = outlined(captured(tiny_llama(seed=5, layers=2)))[0].bodies.values()
+    (body,) = outlined(three_layers).bodies.values()
+    (other_weights,) = outlined(captured(tiny_llama(seed=5, layers=2))).bodies.values()
     assert body.key == other_weights.key
-    (other_epsilon,) = outlined(captured(tiny_llama(layers=2, rms_norm_eps=1e-5)))[0].bodies.values()
-    (other_sizes,) = outlined(captured(tiny_llama(layers=2, heads=2)))[0].bodies.values()
+    (other_epsilon,) = outlined(captured(tiny_llama(layers=2, rms_norm_eps=1e-5))).bodies.values()
+    (other_sizes,) = outlined(captured(tiny_llama(layers=2, heads=2))).bodies.values()
     assert len({body.key, other_epsilon.key, other_sizes.key}) == 3
 
 

@@ -133,7 +133,7 @@ def test_without_removes_one_pass_by_name() -> None:
     pipeline = Pipeline((made("a"), made("b")), facts("x"), "a tier")
     assert names(list(pipeline.without("a").passes)) == ["b"]
     assert pipeline.without("a").goals == facts("x") and pipeline.without("a").tier == "a tier"
-    with pytest.raises(UnknownStage, match=r"no stage 'c' in tier a tier. Stages: a, b\."):
+    with pytest.raises(UnknownStage, match=r"no stage 'c' in .*a tier. Stages: a, b\."):
         pipeline.without("c")
 
 
@@ -188,7 +188,7 @@ def test_stages_keep_name_note_diff_counts_and_seconds() -> None:
     negations = two.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
     assert [item.meta["pass"] for item in negations] == ["one", "two"]
     assert two.python.index("# one") < two.python.index("# two")
-    with pytest.raises(UnknownStage, match=r"no stage 'three' in tier a tier. Stages: one, two\."):
+    with pytest.raises(UnknownStage, match=r"no stage 'three' in .*a tier. Stages: one, two\."):
         stages["three"]
 
 
