@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from speccompile.runtime.generate import (
 from speccompile.runtime.policy import Fixed, Policy, check_tier
 from speccompile.runtime.stats import Stats
 
-EosTokens = int | Iterable[int] | torch.Tensor | None
+EosTokens = int | Sequence[int] | torch.Tensor | None
 
 
 class Speculator:
@@ -91,6 +91,8 @@ class Speculator:
         _check_max_new_tokens(max_new_tokens)
         check_generation_config(model.generation_config)
         eos = self._eos(eos_token_id)
+        if not (pad_token_id is None or isinstance(pad_token_id, int)):
+            raise InvalidInput(name="pad_token_id", reason="it has to be one token id")
         pad = model.generation_config.pad_token_id if pad_token_id is None else pad_token_id
         prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout)
         if streamer is not None:
@@ -122,6 +124,7 @@ class Speculator:
                 where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"
             )
         _check_max_new_tokens(max_new_tokens)
+        check_generation_config(model.generation_config)
         eos = self._eos(eos_token_id)
         differences = []
         for index, given in enumerate(prompts):

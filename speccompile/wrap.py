@@ -14,6 +14,7 @@ from speccompile.build import BuildConfig, build
 from speccompile.errors import InvalidOption, InvalidTiers, UnknownAcceptance
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
+from speccompile.runtime.generate import check_generation_config
 from speccompile.runtime.policy import Policy, parse_policy
 from speccompile.speculator import Speculator
 
@@ -115,6 +116,7 @@ def make_plan(
         deterministic=bool(deterministic),
         linears=chosen_backend.choose_linears(model, [max_batch * (k + 1) for k in draft_lens]),
     )
+    check_generation_config(model.generation_config)
     _warn_of_generation_config(model, info, max_len)
     return Plan(info, config, chosen_policy)
 

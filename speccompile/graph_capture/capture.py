@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError
+from speccompile.errors import CaptureError, SpecCompileError
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import RecordingCache, SlotCache, captured_attention, running
 from speccompile.graph_capture.graph import Port, StepGraph
@@ -84,9 +84,14 @@ def capture(model: PreTrainedModel, info: ModelInfo, arena: Arena) -> StepGraph:
     both = {0: dynamic, 1: dynamic}
     shapes = (both, both, {0: dynamic}, [None] * len(keys), [None] * len(values))
     with captured_attention(model), torch.no_grad():
-        program = torch.export.export(
-            Step(model), (tokens, positions, slots, keys, values), dynamic_shapes=shapes, strict=False
-        )
+        try:
+            program = torch.export.export(
+                Step(model), (tokens, positions, slots, keys, values), dynamic_shapes=shapes, strict=False
+            )
+        except SpecCompileError:
+            raise
+        except Exception as error:
+            raise CaptureError(f"torch.export could not capture {info.name}: {error}") from error
     graph = program.graph_module.graph
     _clean(graph)
     paths = ModulePaths.of(model, prefix="model.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -51,7 +52,8 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
         nodes[port.name] = graph.placeholder(port.name)
         nodes[port.name].meta = {"pass": "capture"}
     for entry in data["nodes"]:
-        args, kwargs = _decode(entry["args"], nodes), _decode(entry["kwargs"], nodes)
+        args = _decode(entry["args"], nodes)
+        kwargs = {name: _decode(value, nodes) for name, value in entry["kwargs"].items()}
         node = graph.create_node("call_function", _read_target(entry["target"]), tuple(args), kwargs, entry["name"])
         node.meta = {"pass": "capture"} if entry["layer"] is None else {"pass": "capture", "layer": entry["layer"]}
         nodes[entry["name"]] = node
@@ -142,14 +144,11 @@ def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
         return [_decode(item, nodes) for item in value]
     if not isinstance(value, dict):
         return value
-    if len(value) == 1:
-        ((kind, text),) = value.items()
-        if kind == "node":
-            return nodes[text]
-        if kind == "torch":
-            return getattr(torch, text)
-        if kind == "device":
-            return torch.device(text)
-        if kind == "float":
-            return float.fromhex(text)
-    return {name: _decode(item, nodes) for name, item in value.items()}
+    ((kind, text),) = value.items()
+    readers: dict[str, Callable[[str], Any]] = {
+        "node": nodes.__getitem__,
+        "torch": functools.partial(getattr, torch),
+        "device": torch.device,
+        "float": float.fromhex,
+    }
+    return readers[kind](text)

@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,17 +48,23 @@ class CaptureStore:
         """What is stored, or None when there is nothing or it is damaged."""
         if not self.path.exists():
             return None
-        checksum, _, text = self.path.read_text().partition("\n")
-        if checksum != _sha(text):
+        checksum, _, text = self.path.read_bytes().partition(b"\n")
+        if checksum.decode(errors="replace") != _sha(text.decode(errors="replace")):
             return None
         data = json.loads(text)
         kv = [KVShape(tuple(key), tuple(value), getattr(torch, dtype)) for key, value, dtype in data["kv"]]
         return StoredCapture(kv, lambda layout: from_json(data["graph"], self._model, layout, self._info.device))
 
     def save(self, graph: StepGraph, kv: Sequence[KVShape]) -> None:
-        """Store ``graph``, whole or not at all."""
+        """Store ``graph``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
         shapes = [(shape.key, shape.value, str(shape.dtype).removeprefix("torch.")) for shape in kv]
         text = json.dumps({"kv": shapes, "graph": to_json(graph)})
+        try:
+            self._write(text)
+        except OSError as error:
+            warnings.warn(f"the captured graph was not stored ({error}); the next wrap exports again", stacklevel=2)
+
+    def _write(self, text: str) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
             file.write(f"{_sha(text)}\n{text}")

@@ -62,6 +62,8 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
         raise ModelOnSeveralDevices(model=name, devices=", ".join(devices), first=devices[0])
+    if devices == ["meta"]:
+        raise UnsupportedModel(model=name, reason="its weights are on the meta device; load them first")
     _check_dtype(name, devices[0], {parameter.dtype for parameter in model.parameters()})
     return ModelInfo(
         name=name,

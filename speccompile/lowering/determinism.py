@@ -25,47 +25,51 @@ def prove_deterministic(outlined: StepGraph, captured: StepGraph, lowered: Run, 
     Raises:
         DeterministicUnavailable: two placements differ in a bit; names the first op that shows it.
     """
-    rows, vocab = arena.layout.max_batch, arena.layout.vocab_size
-    # A context two steps long, so that keys written by a step of this very shape are read as well.
-    text_length = min(3 * width, arena.layout.max_len)
-    target = text_length - 1
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(vocab, (text_length + width,), generator=generator).to(arena.device)
-    noise = torch.randint(vocab, (text_length + width,), generator=generator).to(arena.device)
-
-    def place(run: Run, graph: StepGraph, row: int, back: int) -> torch.Tensor:
-        """Logits (and all other values that ``run`` returns) of the context at ``row``, ``back`` places in."""
-        result = None
-        final = target - back
-        for first in [*range(0, final, width), final]:
-            last = first + width - 1
-            ids = torch.stack([(text if r == row else noise)[first : last + 1] for r in range(rows)])
-            positions = torch.arange(first, last + 1, device=arena.device).repeat(rows, 1)
-            slots = torch.arange(rows, device=arena.device)
-            result = _call(run, graph, arena, ids, positions, slots)
-        assert result is not None
-        return result[row, back]
-
+    probe = _Probe(arena, width)
     with torch.no_grad():
-        wanted = place(lowered, outlined, 0, 0)
-        for row in range(rows):
-            for back in range(width):
-                got = place(lowered, outlined, row, back)
+        wanted = probe.logits(lowered, outlined, 0, 0)
+        for row in range(probe.rows):
+            for back in range(probe.places):
+                got = probe.logits(lowered, outlined, row, back)
                 if not torch.equal(wanted, got):
                     change = float((wanted - got).abs().max())
                     raise DeterministicUnavailable(
                         evidence=f"the same context gave logits {change:.3g} apart in row {row}, place {back} of a "
                         f"step and in row 0, place 0",
-                        op=_first_op(captured, arena, text, noise, rows, width, row, back),
+                        op=_first_op(captured, probe, row, back),
                     )
 
 
-def _call(
-    run: Run, graph: StepGraph, arena: Arena, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
-) -> torch.Tensor:
-    inputs = {"input_ids": ids, "position_ids": positions, "row_slots": slots}
-    logits: torch.Tensor = run(*_arguments(graph, arena, inputs))[0]
-    return logits
+class _Probe:
+    """One context that can be computed at any (row, place) of a step, with other text in the other rows."""
+
+    def __init__(self, arena: Arena, width: int) -> None:
+        self.arena, self.width, self.rows = arena, width, arena.layout.max_batch
+        # Two steps of text before the last one, so that keys written by a step of this very shape are read as well.
+        length = min(3 * width, arena.layout.max_len)
+        self.target = length - 1
+        self.places = min(width, length)
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, length + width)
+        self.text, self.noise = torch.randint(arena.layout.vocab_size, shape, generator=generator).to(arena.device)
+
+    def logits(self, run: Run, graph: StepGraph, row: int, back: int) -> torch.Tensor:
+        """Logits ``[V]`` of the context at ``row``, ``back`` places into the step."""
+        final = self.target - back
+        for first in [*range(0, final, self.width), final]:
+            inputs = self._inputs(row, first)
+            logits = run(*_arguments(graph, self.arena, inputs))[0]
+        result: torch.Tensor = logits[row, back]
+        return result
+
+    def _inputs(self, row: int, first: int) -> dict[str, torch.Tensor]:
+        device, last = self.arena.device, first + self.width
+        ids = [(self.text if index == row else self.noise)[first:last] for index in range(self.rows)]
+        return {
+            "input_ids": torch.stack(ids),
+            "position_ids": torch.arange(first, last, device=device).repeat(self.rows, 1),
+            "row_slots": torch.arange(self.rows, device=device),
+        }
 
 
 def _arguments(graph: StepGraph, arena: Arena, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -77,45 +81,30 @@ def _arguments(graph: StepGraph, arena: Arena, inputs: dict[str, torch.Tensor]) 
     return arguments
 
 
-def _first_op(
-    captured: StepGraph,
-    arena: Arena,
-    text: torch.Tensor,
-    noise: torch.Tensor,
-    rows: int,
-    width: int,
-    row: int,
-    back: int,
-) -> str:
-    """Run the flat graph op by op in both placements at one position; the first op whose values differ."""
-
-    def values(row: int, back: int) -> dict[str, torch.Tensor]:
-        ids = torch.stack([(text if r == row else noise)[:width] for r in range(rows)])
-        ids[row] = ids[row].roll(back)
-        positions = torch.zeros((rows, width), dtype=torch.int64, device=arena.device)
-        slots = torch.arange(rows, device=arena.device)
-        inputs = {"input_ids": ids, "position_ids": positions, "row_slots": slots}
-        recorder = _Recorder(captured, rows, width, row, back)
-        recorder.run(*_arguments(captured, arena, inputs))
-        return recorder.seen
-
-    first, second = values(0, 0), values(row, back)
-    for name, value in first.items():
-        if name in second and not torch.equal(value, second[name]):
+def _first_op(captured: StepGraph, probe: _Probe, row: int, back: int) -> str:
+    """Run the flat graph op by op with the context in both places; the first op whose values differ."""
+    first, second = _Recorder(captured, 0, 0), _Recorder(captured, row, back)
+    for recorder in (first, second):
+        probe.logits(recorder.run, captured, *recorder.at)
+    for name, value in first.seen.items():
+        if not torch.equal(value, second.seen[name]):
             return name
     return "one inside a compiled decoder layer (none in eager mode)"
 
 
 class _Recorder(fx.Interpreter):
-    """Keeps what every op computed for one (row, place)."""
+    """Keeps what every op computed for one (row, place) in the newest run."""
 
-    def __init__(self, graph: StepGraph, rows: int, width: int, row: int, back: int) -> None:
+    def __init__(self, graph: StepGraph, row: int, back: int) -> None:
         super().__init__(fx.GraphModule(torch.nn.Module(), graph.graph))
-        self.shape, self.at = (rows, width), (row, back)
+        # The example sizes occur nowhere else, so they tell a [B, T, ...] value from, say, a [B, H, ...] one.
+        self.leading = (graph.sizes["B"], graph.sizes["T"])
+        self.at = (row, back)
         self.seen: dict[str, torch.Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if n.op == "call_function" and isinstance(value, torch.Tensor) and value.shape[:2] == self.shape:
+        example = n.meta.get("val")
+        if n.op == "call_function" and isinstance(example, torch.Tensor) and example.shape[:2] == self.leading:
             self.seen[f"{n.target} ({n.name})"] = value[self.at].clone()
         return value

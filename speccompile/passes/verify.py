@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -10,6 +11,9 @@ from torch import fx
 
 from speccompile.errors import VerifierError
 from speccompile.graph_capture.graph import StepGraph
+
+# What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
+SIZE_OPERATORS = frozenset({operator.add, operator.sub, operator.mul, operator.floordiv, operator.getitem})
 
 Fail = Callable[[str], NoReturn]
 
@@ -40,10 +44,9 @@ def _check_ports(graph: StepGraph, fail: Fail) -> None:
             fail(f"node {node.name!r} reads the attribute {node.target!r}; every tensor needs a port")
         if node.op == "call_module" and node.target not in graph.bodies:
             fail(f"node {node.name!r} calls {node.target!r}, which is no outlined body")
-        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload):
-            value = node.meta.get("val")
-            if isinstance(value, torch.Tensor):
-                fail(f"node {node.name!r} calls {node.target!r}, which is no torch op")
+        known = isinstance(node.target, torch._ops.OpOverload) or node.target in SIZE_OPERATORS
+        if node.op == "call_function" and not known:
+            fail(f"node {node.name!r} calls {node.target!r}, which is no torch op")
     if missing := sorted(names - graph.ports.keys()):
         fail(f"placeholders without a port: {', '.join(missing)}")
     if missing := sorted(graph.ports.keys() - names):
@@ -51,6 +54,7 @@ def _check_ports(graph: StepGraph, fail: Fail) -> None:
     live = set(graph.graph.nodes)
     if lost := sorted(name for name, node in graph.values.items() if node not in live):
         fail(f"named values whose node is gone: {', '.join(lost)}")
+    graph.anchors.mapped(lambda node: node if node in live else fail(f"the anchor {node.name!r} is gone"))
 
 
 def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
@@ -69,6 +73,8 @@ def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
 
 def _views_of(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments that the result of ``node`` shares memory with."""
+    if node.target is operator.getitem:
+        yield node.args[0]  # type: ignore[misc]
     if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info is not None and index < len(node.args):

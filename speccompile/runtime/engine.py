@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from speccompile.errors import TooManyRows
 from speccompile.lowering.tier import Tier
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.policy import Policy, check_tier
@@ -64,8 +65,13 @@ class Engine:
     def admit(self, prompt: Sequence[int], *, max_new_tokens: int, eos: Sequence[int]) -> Request:
         """Give a request a slot, prefill it and emit its first token.
 
-        The prompt has at least one and fewer than ``max_len`` tokens, and a slot is free.
+        The prompt has at least one and fewer than ``max_len`` tokens.
+
+        Raises:
+            TooManyRows: no slot is free.
         """
+        if not self._free:
+            raise TooManyRows(rows=len(self._running) + 1, max_batch=self.arena.layout.max_batch)
         arena, layout = self.arena, self.arena.layout
         slot = self._free.pop(0)
         arena.reset_slot(slot)
@@ -112,7 +118,9 @@ class Engine:
         return list(self._running)
 
     def step(self) -> list[Request]:
-        """Run one tier on all running requests; returns those that took part."""
+        """Run one tier on all running requests, if there are any; returns those that took part."""
+        if not self._running:
+            return []
         took_part = list(self._running)
         self.tier = self.next_tier()
         self.tier.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +30,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": (None, []),
     "begin_suppress_tokens": (None, []),
     "min_length": (None, 0),
-    "min_new_tokens": (None,),
+    "min_new_tokens": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "exponential_decay_length_penalty": (None,),
+    "watermarking_config": (None,),
+    "max_time": (None,),
+    "stop_strings": (None,),
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
     "sequence_bias": (None,),
@@ -97,6 +103,8 @@ def read_prompts(
         kept = torch.ones_like(input_ids, dtype=torch.bool)
         if pad is not None and pad not in eos:
             kept = input_ids.ne(pad)
+    elif not isinstance(attention_mask, torch.Tensor):
+        raise InvalidInput(name="attention_mask", reason="it has to be a tensor like input_ids")
     elif attention_mask.shape != input_ids.shape:
         raise InvalidInput(
             name="attention_mask",
@@ -131,15 +139,21 @@ def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
             raise TokenOutOfVocabulary(row=row, token=token, last=layout.vocab_size - 1, vocab=layout.vocab_size)
 
 
-def token_list(value: int | Iterable[int] | torch.Tensor | None) -> list[int]:
+def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
     """EOS ids as transformers takes them: one, several, or none.
 
     Raises:
         TooManyEosTokens: more than a slot has room for.
+        InvalidInput: it holds something else.
     """
     if value is None:
         return []
-    tokens = [int(token) for token in value] if isinstance(value, Iterable) else [int(value)]
+    try:
+        tokens = torch.as_tensor(value).reshape(-1).tolist()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(name="eos_token_id", reason=f"it is no token id and no list of them ({error})") from error
+    if not all(isinstance(token, int) for token in tokens):
+        raise InvalidInput(name="eos_token_id", reason="token ids are whole numbers")
     if len(tokens) > EOS_CAPACITY:
         raise TooManyEosTokens(count=len(tokens), capacity=EOS_CAPACITY)
     return tokens
@@ -154,6 +168,8 @@ def decode(
     streamer: Streamer | None = None,
 ) -> list[Request]:
     """Decode all prompts to their end; ``streamer`` gets the tokens of the only row as they come."""
+    if engine.running:
+        raise InvalidInput(name="generate", reason="requests of spec.engine still run; finish or release them first")
     requests: list[Request] = []
     streamed = 0
 

@@ -52,7 +52,7 @@ def parse_policy(policy: str | Policy, tiers: Collection[int]) -> Policy:
         UnknownTier: it names a draft length that was not built.
     """
     if not isinstance(policy, str):
-        if not isinstance(policy, Policy):
+        if isinstance(policy, type) or not isinstance(policy, Policy):
             raise InvalidPolicy(policy=policy, reason="it has no method choose(live_rows)")
         return policy
     kind, _, rest = policy.partition(":")
@@ -71,7 +71,7 @@ def parse_policy(policy: str | Policy, tiers: Collection[int]) -> Policy:
 
 def check_tier(draft_len: int, tiers: Collection[int]) -> None:
     """Raises UnknownTier when no tier has that draft length."""
-    if isinstance(draft_len, bool) or draft_len not in tiers:
+    if not isinstance(draft_len, int) or isinstance(draft_len, bool) or draft_len not in tiers:
         raise UnknownTier(tier=draft_len, built=", ".join(str(tier) for tier in sorted(tiers)))
 
 
