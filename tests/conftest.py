@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,6 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Captures of tiny models do not belong into the user's cache; the real model stays where it is."""
+    folder = tmp_path_factory.mktemp("captures")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.graph_capture.store.cache_dir", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from tests.tiny import tiny_llama
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPECCOMPILE_CACHE", str(tmp_path))
+    monkeypatch.setattr("speccompile.graph_capture.store.cache_dir", lambda: tmp_path)
     return tmp_path
 
 

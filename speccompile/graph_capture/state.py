@@ -97,8 +97,13 @@ class Layout:
 
     @property
     def cache_len(self) -> int:
-        """S: ``max_len`` and room for one step's drafts behind it, so that every write is in bounds."""
-        return self.max_len + self.max_width
+        """S."""
+        return cache_len(self.max_len, self.max_width)
+
+
+def cache_len(max_len: int, max_width: int) -> int:
+    """S: ``max_len`` and room for one step's drafts behind it, so that every write is in bounds."""
+    return max_len + max_width
 
 
 def core_state(vocab_size: int) -> list[StateSpec]:
@@ -151,7 +156,7 @@ def resolve_layout(
     """Fill in the sizes. ``max_width`` is the widest step that commits, Tmax of the design."""
     sizes = {
         N: max_batch + 1,
-        S: max_len + max_width,
+        S: cache_len(max_len, max_width),
         K: max_draft_len,
         B: max_batch,
         E: EOS_CAPACITY,

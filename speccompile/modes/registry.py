@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
@@ -23,30 +23,32 @@ def register(name: str, mode: type[Mode], *, replace: bool = False) -> None:
         DuplicateMode: the name is taken and ``replace`` is not given.
         InvalidOption: ``mode`` is not a subclass of :class:`Mode`.
     """
-    if not (isinstance(mode, type) and issubclass(mode, Mode)):
-        raise InvalidOption(
-            where="register_mode",
-            name="mode",
-            value=mode,
-            reason="it is no subclass of speccompile.modes.Mode",
-        )
+    _check(name, mode)
     key = name.lower()
     if key in _modes and not replace:
         raise DuplicateMode(name=key, owner=f"{_modes[key].__module__}.{_modes[key].__qualname__}")
     _modes[key] = mode
 
 
-def _known() -> dict[str, type[Mode]]:
-    known = dict(_modes)
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name.lower() not in known:
-            known[point.name.lower()] = point.load()
-    return known
+def _check(name: Any, mode: Any) -> None:
+    def refuse(field: str, value: Any, reason: str) -> None:
+        raise InvalidOption(where="register_mode", name=field, value=value, reason=reason)
+
+    if not isinstance(name, str) or not name:
+        refuse("name", name, "it is no text")
+    if not (isinstance(mode, type) and issubclass(mode, Mode)):
+        refuse("mode", mode, "it is no subclass of speccompile.modes.Mode")
+    if not isinstance(getattr(mode, "name", None), str):
+        refuse("mode", mode, "it has no class variable name")
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name.lower(): point for point in entry_points(group=ENTRY_POINTS)}
 
 
 def available() -> list[str]:
     """Names that ``wrap(mode=...)`` takes."""
-    return sorted(_known())
+    return sorted(_modes.keys() | _installed().keys())
 
 
 def create(name: str | None, options: dict[str, Any]) -> Mode:
@@ -57,11 +59,13 @@ def create(name: str | None, options: dict[str, Any]) -> Mode:
         UnknownOption: it does not take one of the options.
         InvalidOption: a value is not valid.
     """
-    known = _known()
     key = "none" if name is None else str(name).lower()
-    if key not in known:
-        raise UnknownMode(name=name, available=", ".join(sorted(known)))
-    mode = known[key]
+    if key not in _modes and key in _installed():
+        # Only the one that is asked for is loaded: another package's fault is no reason to fail.
+        register(key, _installed()[key].load())
+    if key not in _modes:
+        raise UnknownMode(name=name, available=", ".join(available()))
+    mode = _modes[key]
     if unknown := sorted(options.keys() - set(mode.options())):
         raise UnknownOption(
             where=f"wrap(mode={key!r})",

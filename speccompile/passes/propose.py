@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import fx
 
 from speccompile.errors import PassError
 from speccompile.graph_capture.graph import StepGraph
@@ -49,22 +48,29 @@ class Propose(Pass):
             *own_state: torch.Tensor,
         ) -> tuple[torch.Tensor, torch.Tensor]:
             longest = graph.layout.max_draft_len
-            drafts, lens = self.propose(tokens[slots], length[slots], *own_state, draft_len=longest)
+            proposal = self.propose(tokens[slots], length[slots], *own_state, draft_len=longest)
+            drafts, lens = _checked(proposal, slots.shape[0], longest)
             draft_tokens.index_put_((slots,), drafts)
             useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
             draft_lens.index_put_((slots,), useful)
             return drafts, lens
 
-        drafts, lens = graph.insert(propose_and_store, *core, graph.values["slots"], *own)
-        self._check(graph, drafts, lens)
+        drafts, _ = graph.insert(propose_and_store, *core, graph.values["slots"], *own)
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
-    def _check(self, graph: StepGraph, drafts: fx.Node, lens: fx.Node) -> None:
-        rows = graph.sizes["B"]
-        expected = [rows, graph.layout.max_draft_len]
-        shape, lens_shape = list(drafts.meta["val"].shape), list(lens.meta["val"].shape)
-        if shape != expected or lens_shape != [rows] or drafts.meta["val"].dtype != torch.int64:
-            raise PassError(
-                f"the drafter proposed {drafts.meta['val'].dtype}{shape} with lengths {lens_shape}; "
-                f"it has to return int64{expected} draft tokens and int64[{rows}] lengths"
-            )
+
+def _checked(proposal: Any, rows: int, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a drafter returned, if it is what it has to be.
+
+    Raises:
+        PassError: says what was returned and what is wanted.
+    """
+    wanted = f"it has to return int64{[rows, longest]} draft tokens and int64{[rows]} lengths"
+    if not (isinstance(proposal, tuple) and len(proposal) == 2):
+        raise PassError(f"the drafter returned {type(proposal).__name__}; {wanted}")
+    drafts, lens = proposal
+    for value, shape in ((drafts, (rows, longest)), (lens, (rows,))):
+        if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != torch.int64:
+            seen = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise PassError(f"the drafter returned {seen}; {wanted}")
+    return drafts, lens
