@@ -21,7 +21,7 @@ from speccompile.lowering.determinism import prove_deterministic
 from speccompile.lowering.linears import STOCK, LinearChoice
 from speccompile.lowering.tier import Tier, TierKey, bind
 from speccompile.modes.base import Mode
-from speccompile.passes.base import Pass, facts
+from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.choose_attention import ChooseAttention
 from speccompile.passes.choose_linear import ChooseLinear
 from speccompile.passes.commit import Commit
@@ -61,6 +61,20 @@ class BuildConfig:
         alone = self.linears.weight_stationary and self.max_batch * width == 1
         return 2 if alone else width
 
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        """What the mode puts into a tier."""
+        drafts = self.mode.draft_passes(draft_len) if draft_len else [NoDrafts()]
+        return [*drafts, *self.commit_passes()]
+
+    def commit_passes(self) -> list[Pass]:
+        """What the mode does behind a commit; nothing where no tier could use it."""
+        return self.mode.commit_passes() if self.max_draft_len else []
+
+    @property
+    def goals(self) -> Facts:
+        """Facts that hold in every finished step."""
+        return facts("committed") | (self.mode.goals if self.max_draft_len else facts())
+
     @property
     def max_width(self) -> int:
         return max(self.width(draft_len) for draft_len in self.tiers)
@@ -92,12 +106,12 @@ def tier_pipeline(config: BuildConfig, draft_len: int) -> Pipeline:
     """Passes that make the step of one tier out of the outlined model."""
     passes: list[Pass] = [
         BindRows(),
-        *config.mode.passes(draft_len),
+        *config.draft_passes(draft_len),
         VerifyInputs(draft_len, config.width(draft_len)),
         GreedyAccept(),
         Commit(),
     ]
-    return Pipeline(tuple(passes), facts("committed") | config.mode.goals, f"tier K={draft_len}")
+    return Pipeline(tuple(passes), config.goals, f"tier K={draft_len}")
 
 
 def prefill_pipeline(config: BuildConfig, width: int) -> Pipeline:
@@ -109,9 +123,9 @@ def prefill_pipeline(config: BuildConfig, width: int) -> Pipeline:
         LastLogits(),
         GreedyAccept(),
         Commit(),
-        *config.mode.commit_passes(),
+        *config.commit_passes(),
     ]
-    return Pipeline(tuple(passes), facts("committed") | config.mode.goals, f"prefill T={width}")
+    return Pipeline(tuple(passes), config.goals, f"prefill T={width}")
 
 
 def prefill_widths(max_len: int) -> tuple[int, ...]:
@@ -234,5 +248,6 @@ class _Clock:
 def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, stages: Stages) -> Tier:
     graph = stages.last.graph
     names, tensors = bind(graph, arena)
+    arena.record_call(name, names, tensors)
     key = TierKey(graph.sizes["B"], graph.sizes["T"])
     return Tier(name, key, draft_len, stages, config.backend.lower(graph, name), names, tensors, arena)

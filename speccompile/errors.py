@@ -179,6 +179,13 @@ class TooManyEosTokens(UserError):
     template = "{count} EOS ids, but a slot has room for {capacity}."
 
 
+class WeightsReplaced(SpecCompileError):
+    template = (
+        "{path} of the model is another tensor than when it was wrapped, so its text would be the old model's. "
+        "Close this speculator and wrap again (changing weights in place is fine)."
+    )
+
+
 class Closed(SpecCompileError):
     template = "this speculator was closed; wrap the model again."
 

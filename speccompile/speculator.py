@@ -10,7 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.build import Build, BuildConfig, prefill_pipeline, tier_pipeline
-from speccompile.errors import Closed, InvalidInput, InvalidOption, UnknownOption
+from speccompile.errors import (
+    Closed,
+    InvalidInput,
+    InvalidOption,
+    ModelInTraining,
+    UnknownOption,
+    WeightsReplaced,
+)
 from speccompile.explain import explain
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.tier import Tier
@@ -21,9 +28,9 @@ from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import (
     Streamer,
     check_generation_config,
-    check_prompt,
     decode,
     padded,
+    read_prompt,
     read_prompts,
     token_list,
 )
@@ -40,6 +47,8 @@ class Speculator:
         self._model: PreTrainedModel | None = model
         self._config = config
         self._build: Build | None = build
+        graph = build.tiers[max(build.tiers)].graph
+        self._weights = {p.path: p.value for p in graph.ports.values() if p.path is not None and p.value is not None}
         self._engine: Engine | None = Engine(build.arena, build.tiers, build.prefill, policy, ready=config.mode.ready)
 
     # --- decoding --------------------------------------------------------------------------------
@@ -89,13 +98,15 @@ class Speculator:
                 reason="only greedy decoding is built; use False",
             )
         _check_max_new_tokens(max_new_tokens)
-        check_generation_config(model.generation_config)
+        self._check_model(model)
         eos = self._eos(eos_token_id)
         if not (pad_token_id is None or isinstance(pad_token_id, int)):
             raise InvalidInput(name="pad_token_id", reason="it has to be one token id")
         pad = model.generation_config.pad_token_id if pad_token_id is None else pad_token_id
         prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout)
         if streamer is not None:
+            if not isinstance(streamer, Streamer):
+                raise InvalidInput(name="streamer", reason="it has no methods put and end")
             if len(prompts) > 1:
                 raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
             streamer.put(input_ids.cpu())
@@ -104,7 +115,7 @@ class Speculator:
 
     def check(
         self,
-        prompts: Sequence[Sequence[int] | torch.Tensor],
+        prompts: Sequence[Sequence[int] | torch.Tensor] | torch.Tensor,
         *,
         max_new_tokens: int = 64,
         eos_token_id: EosTokens = None,
@@ -124,12 +135,11 @@ class Speculator:
                 where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"
             )
         _check_max_new_tokens(max_new_tokens)
-        check_generation_config(model.generation_config)
+        self._check_model(model)
         eos = self._eos(eos_token_id)
         differences = []
-        for index, given in enumerate(prompts):
-            prompt = [int(token) for token in torch.as_tensor(given).reshape(-1)]
-            check_prompt(prompt, index, engine.arena.layout)
+        token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
+        for index, prompt in enumerate(token_ids):
             room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
             got = decode(engine, [prompt], max_new_tokens=room, eos=eos)[0].new_tokens
             if reference == "transformers":
@@ -184,6 +194,7 @@ class Speculator:
     @property
     def backend(self) -> Backend:
         """What lowers step graphs here; any stage can be lowered with it."""
+        self._open()
         return self._config.backend
 
     @property
@@ -206,7 +217,9 @@ class Speculator:
 
         Its :meth:`~speccompile.passes.pipeline.Pipeline.run` takes ``spec.stages["outline"].graph``.
         """
-        self._open()
+        engine, _ = self._open()
+        if draft_len is not None:
+            check_tier(draft_len, engine.tiers)
         if prefill is not None:
             return prefill_pipeline(self._config, prefill)
         return tier_pipeline(self._config, max(self._config.tiers) if draft_len is None else draft_len)
@@ -224,6 +237,7 @@ class Speculator:
         self._engine = self._build = self._model = None
 
     def __enter__(self) -> Speculator:
+        self._open()
         return self
 
     def __exit__(
@@ -235,6 +249,16 @@ class Speculator:
         if self._engine is None or self._model is None:
             raise Closed()
         return self._engine, self._model
+
+    def _check_model(self, model: PreTrainedModel) -> None:
+        """The model is still the one that was wrapped, and asks for nothing that is not built."""
+        if model.training:
+            raise ModelInTraining(model=type(model).__name__)
+        check_generation_config(model.generation_config)
+        now = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        for path, weight in self._weights.items():
+            if now[path].data_ptr() != weight.data_ptr():
+                raise WeightsReplaced(path=path)
 
     def _eos(self, given: EosTokens) -> list[int]:
         _, model = self._open()

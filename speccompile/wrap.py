@@ -14,7 +14,7 @@ from speccompile.build import BuildConfig, build
 from speccompile.errors import InvalidOption, InvalidTiers, UnknownAcceptance
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
-from speccompile.runtime.generate import check_generation_config
+from speccompile.runtime.generate import check_generation_config, token_list
 from speccompile.runtime.policy import Policy, parse_policy
 from speccompile.speculator import Speculator
 
@@ -97,7 +97,9 @@ def make_plan(
     draft_lens = _check_tiers(tiers)
     _check_whole("max_batch", max_batch, 1)
     _check_whole("max_len", max_len, 2)
-    if deterministic not in (None, True, False):
+    if max(draft_lens) > max_len:
+        raise InvalidTiers(tiers=tiers, reason=f"no sequence of max_len={max_len} has room for that many drafts")
+    if not (deterministic is None or isinstance(deterministic, bool)):
         raise InvalidOption(where="wrap", name="deterministic", value=deterministic, reason="use True, False or None")
     if acceptance not in ACCEPTANCE_RULES:
         raise UnknownAcceptance(name=acceptance, available=", ".join(ACCEPTANCE_RULES))
@@ -117,6 +119,7 @@ def make_plan(
         linears=chosen_backend.choose_linears(model, [max_batch * (k + 1) for k in draft_lens]),
     )
     check_generation_config(model.generation_config)
+    token_list(model.generation_config.eos_token_id)
     _warn_of_generation_config(model, info, max_len)
     return Plan(info, config, chosen_policy)
 

@@ -152,10 +152,10 @@ def test_entry_points_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("mode", "option", "takes"),
     [
-        ("none", "max_ngram", "no options of its own"),
-        ("ngram", "exit_layer", "max_ngram, min_ngram"),
-        ("early_exit", "max_ngram", "exit_layer"),
-        ("ngram", "name", "max_ngram, min_ngram"),
+        ("none", "max_ngram", "the arguments of wrap"),
+        ("ngram", "exit_layer", "the arguments of wrap, max_ngram, min_ngram"),
+        ("early_exit", "max_ngram", "the arguments of wrap, exit_layer"),
+        ("ngram", "name", "the arguments of wrap, max_ngram, min_ngram"),
     ],
 )
 def test_unknown_option(mode: str, option: str, takes: str) -> None:

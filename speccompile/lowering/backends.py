@@ -80,6 +80,6 @@ def choose_backend(name: str, device: torch.device) -> Backend:
         if device.type == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
             return Eager("no C++ compiler was found, which Inductor needs on a CPU")
         return Inductor(f"compiled code is fastest on {device.type}")
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise UnknownBackend(name=name, available=", ".join(["auto", *BACKENDS]))
     return BACKENDS[name]("asked for")

@@ -45,7 +45,8 @@ class Tier:
     def run(self) -> None:
         """One step."""
         self.arena.record_call(self.name, self.argument_names, self.arguments)
-        with torch.no_grad():
+        # A caller's autocast would change the dtypes that the step was built for.
+        with torch.no_grad(), torch.autocast(self.arena.device.type, enabled=False):
             self.executable(*self.arguments)
 
 

@@ -11,7 +11,7 @@ import torch
 from speccompile.graph_capture.state import K, N, StateSpec
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.drafts import NoDrafts, ReadDrafts
+from speccompile.passes.drafts import ReadDrafts
 from speccompile.passes.propose import Propose
 
 
@@ -56,11 +56,6 @@ class Mode(ABC):
     def explain(self) -> str:
         """One sentence for people."""
 
-    def passes(self, draft_len: int) -> list[Pass]:
-        """All of the mode's passes for a tier."""
-        drafts = self.draft_passes(draft_len) if draft_len else [NoDrafts()]
-        return [*drafts, *self.commit_passes()]
-
 
 @dataclass(frozen=True)
 class ReadyMode(Mode):
@@ -81,7 +76,8 @@ class ReadyMode(Mode):
         Args:
             tokens: int64 ``[B, S]``, each row's text; only the first ``length`` places count.
             length: int64 ``[B]``, committed tokens, the newest included.
-            own_state: the tensors named in ``own_state``, whole (``[N, ...]``).
+            own_state: for a mode that names state tensors of its own in ``own_state``, the rows' slots, int64 ``[B]``,
+                and then those tensors, whole (``[N, ...]``).
             draft_len: Kmax.
 
         Returns:

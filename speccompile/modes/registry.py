@@ -70,6 +70,6 @@ def create(name: str | None, options: dict[str, Any]) -> Mode:
         raise UnknownOption(
             where=f"wrap(mode={key!r})",
             names=", ".join(unknown),
-            known=", ".join(mode.options()) or "no options of its own",
+            known=", ".join(["the arguments of wrap", *mode.options()]),
         )
     return mode(**options)

@@ -51,9 +51,14 @@ def make_inputs(seed=0, device="cpu"):
 
 
 if __name__ == "__main__":
-    outputs = step(*make_inputs())
+    inputs = make_inputs()
+    before = [tensor.clone() for tensor in inputs]
+    outputs = step(*inputs)
     for name, output in zip({output_names}, outputs):
-        print(name, tuple(output.shape), output.dtype, output.double().sum().item())
+        print("output", name, tuple(output.shape), output.dtype, output.double().sum().item())
+    for name, old, new in zip({input_names}, before, inputs):
+        if not torch.equal(old, new):
+            print("wrote", name, tuple(new.shape), new.dtype, new.double().sum().item())
 '''
 
 
@@ -69,7 +74,11 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
             parts.append(_body_function(body))
     parts.append(_step_function(graph))
     inputs = "\n".join(f"        {_example(graph.ports[node.name])}," for node in graph.placeholders)
-    parts.append(_MAIN.format(inputs=inputs, output_names=repr(_output_names(graph))))
+    parts.append(
+        _MAIN.format(
+            inputs=inputs, output_names=_output_names(graph), input_names=[node.name for node in graph.placeholders]
+        )
+    )
     return "\n".join(parts)
 
 

@@ -21,8 +21,9 @@ class Propose(Pass):
     """Traces ``propose(tokens, length, *state, draft_len=Kmax)`` into the step and keeps the result for the next one.
 
     Args:
-        propose: takes the rows' ``tokens [B, S]``, their ``length [B]``, and the mode's own state tensors whole;
-            returns draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
+        propose: takes the rows' ``tokens [B, S]`` and ``length [B]``, and, if the mode has state of its own, the
+            rows' ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them
+            count, ``[B]``.
         state: names of the mode's own state tensors.
     """
 
@@ -48,14 +49,24 @@ class Propose(Pass):
             *own_state: torch.Tensor,
         ) -> tuple[torch.Tensor, torch.Tensor]:
             longest = graph.layout.max_draft_len
-            proposal = self.propose(tokens[slots], length[slots], *own_state, draft_len=longest)
+            own = (slots, *own_state) if own_state else ()
+            proposal = self.propose(tokens[slots], length[slots], *own, draft_len=longest)
             drafts, lens = _checked(proposal, slots.shape[0], longest)
             draft_tokens.index_put_((slots,), drafts)
             useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
             draft_lens.index_put_((slots,), useful)
             return drafts, lens
 
-        drafts, _ = graph.insert(propose_and_store, *core, graph.values["slots"], *own)
+        try:
+            drafts, _ = graph.insert(propose_and_store, *core, graph.values["slots"], *own)
+        except PassError:
+            raise
+        except Exception as error:
+            drafter = getattr(self.propose, "__qualname__", repr(self.propose))
+            raise PassError(
+                f"the drafter {drafter} cannot be traced into the step: {error}. It has to be plain PyTorch without "
+                "decisions on values; constants come from torch.arange, torch.full or state"
+            ) from error
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
 
@@ -67,7 +78,8 @@ def _checked(proposal: Any, rows: int, longest: int) -> tuple[torch.Tensor, torc
     """
     wanted = f"it has to return int64{[rows, longest]} draft tokens and int64{[rows]} lengths"
     if not (isinstance(proposal, tuple) and len(proposal) == 2):
-        raise PassError(f"the drafter returned {type(proposal).__name__}; {wanted}")
+        seen = "one tensor" if isinstance(proposal, torch.Tensor) else repr(proposal)
+        raise PassError(f"the drafter returned {seen}; {wanted}")
     drafts, lens = proposal
     for value, shape in ((drafts, (rows, longest)), (lens, (rows,))):
         if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != torch.int64:

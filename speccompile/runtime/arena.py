@@ -23,10 +23,12 @@ class Arena(Mapping[str, torch.Tensor]):
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.device = device
-        self._tensors = {
-            name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
-            for name, tensor in layout.tensors.items()
-        }
+        # Tensors made in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            self._tensors = {
+                name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
+                for name, tensor in layout.tensors.items()
+            }
         self._called: dict[str, tuple[tuple[str, ...], tuple[torch.Tensor, ...]]] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -49,7 +51,7 @@ class Arena(Mapping[str, torch.Tensor]):
                 self._tensors[name][slot] = tensor.fill
 
     def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
-        """Note the tensors that a backend is being called with."""
+        """Note the tensors that a backend is bound to, and then those that it is really called with."""
         self._called[executable] = (names, tensors)
 
     def fingerprint(self) -> Fingerprint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import GenerationConfig
@@ -42,9 +42,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "sequence_bias": (None,),
     "guidance_scale": (None, 1.0),
     "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1),
+    "diversity_penalty": (None, 0.0),
+    "penalty_alpha": (None,),
+    "dola_layers": (None,),
+    "force_words_ids": (None,),
+    "forced_decoder_ids": (None,),
+    "token_healing": (None, False),
 }
 
 
+@runtime_checkable
 class Streamer(Protocol):
     """What transformers calls a streamer."""
 
@@ -139,6 +148,26 @@ def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
             raise TokenOutOfVocabulary(row=row, token=token, last=layout.vocab_size - 1, vocab=layout.vocab_size)
 
 
+def read_prompt(given: Sequence[int] | torch.Tensor, row: int, layout: Layout) -> list[int]:
+    """The token ids of one prompt, given as a list or a tensor of them.
+
+    Raises:
+        InvalidInput, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
+    """
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(name=f"prompt {row}", reason=f"it is no list of token ids ({error})") from error
+    if ids.numel() == 0:
+        raise EmptyPrompt(row=row)
+    one_row = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
+    if not one_row or ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidInput(name=f"prompt {row}", reason="it has to be a list (or a row) of whole token ids")
+    prompt: list[int] = ids.reshape(-1).tolist()
+    check_prompt(prompt, row, layout)
+    return prompt
+
+
 def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
     """EOS ids as transformers takes them: one, several, or none.
 
@@ -152,7 +181,7 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
         tokens = torch.as_tensor(value).reshape(-1).tolist()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(name="eos_token_id", reason=f"it is no token id and no list of them ({error})") from error
-    if not all(isinstance(token, int) for token in tokens):
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
         raise InvalidInput(name="eos_token_id", reason="token ids are whole numbers")
     if len(tokens) > EOS_CAPACITY:
         raise TooManyEosTokens(count=len(tokens), capacity=EOS_CAPACITY)
