@@ -97,8 +97,6 @@ def make_plan(
     draft_lens = _check_tiers(tiers)
     _check_whole("max_batch", max_batch, 1)
     _check_whole("max_len", max_len, 2)
-    if max(draft_lens) > max_len:
-        raise InvalidTiers(tiers=tiers, reason=f"no sequence of max_len={max_len} has room for that many drafts")
     if not (deterministic is None or isinstance(deterministic, bool)):
         raise InvalidOption(where="wrap", name="deterministic", value=deterministic, reason="use True, False or None")
     if acceptance not in ACCEPTANCE_RULES:

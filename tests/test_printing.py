@@ -119,8 +119,10 @@ def test_a_file_runs_by_itself(early_exit: Speculator, tmp_path: Path) -> None:
     # Elsewhere, and without this process's state.
     run = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, check=True)
     (logits,) = stage.call(*stage.make_inputs())
-    name, *shape, dtype, total = run.stdout.split()
-    assert name == "logits" and dtype == "torch.float32"
+    printed, *written = run.stdout.splitlines()
+    kind, name, *shape, dtype, total = printed.split()
+    assert (kind, name, dtype) == ("output", "logits", "torch.float32")
+    assert {line.split()[1] for line in written} == {"k_0", "v_0", "k_1", "v_1"}
     assert "".join(shape).replace(",", ", ") == str(tuple(logits.shape))
     assert float(total) == pytest.approx(float(logits.double().sum()), rel=1e-4)
 
