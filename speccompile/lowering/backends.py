@@ -51,7 +51,7 @@ class Eager:
 class Inductor:
     """The printed step with every outlined body replaced by its compiled artifact.
 
-    The few ops outside of the bodies run as they are: compiled, they were no faster on a CPU.
+    The few ops outside of the bodies run as they are: a prototype of them was no faster compiled, on a CPU.
     """
 
     reason: str
