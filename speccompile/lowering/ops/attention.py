@@ -1,8 +1,9 @@
 """Attention of a step's rows over their own slots of the KV arena: ONE op, whatever the family.
 
 Two entries with the same meaning. ``attention`` reads exactly the live part of the cache.
-``attention_fixed_order`` reads whole blocks of ``BLOCK`` keys, so that the order of reduction for a query
-depends on its own position alone and not on how far its row's other queries reach.
+``attention_fixed_order`` reads whole blocks of ``BLOCK`` keys from the first one on, so that the order of reduction
+for a query depends on its own position alone and not on how far its row's other queries reach. What it reads of dead
+places it hides, and they must be finite there: 0 times a NaN would be seen.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import torch.nn.functional as F
 # (kvSplitSize, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp). A masked key contributes exactly 0.
 BLOCK = 512
 
+# Queries are multiplied in multiples of this by attention_fixed_order: MKL sums the same row in different orders in
+# products of 1, 2 and 4 rows, and a remainder shared among threads differs from the rest (seen with AVX-512).
+TILE = 16
+
 SCHEMA = (
-    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor slots, Tensor positions, float scale, "
-    "int? window=None, float? softcap=None, Tensor? sinks=None, Tensor? parents=None) -> Tensor"
+    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor slots, Tensor positions, float scale, int? window=None, "
+    "int? chunk=None, float? softcap=None, Tensor? sinks=None, Tensor? parents=None) -> Tensor"
 )
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
@@ -32,6 +37,7 @@ def reference(
     positions: torch.Tensor,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     parents: torch.Tensor | None = None,
@@ -45,27 +51,46 @@ def reference(
         slots: int64 ``[B]``, the slot of each row.
         positions: int64 ``[B, T]``, the position of each query; it sees keys at positions up to its own.
         scale: factor on the scores.
+        window: a query sees only this many positions, its own the last of them.
+        chunk: a query sees only its own chunk, where positions are cut into chunks of this many.
+        softcap: scores are squeezed between plus and minus this before anything is hidden.
+        sinks: ``[H]``, one more logit for each head, whose share of the softmax is dropped.
 
     Returns:
         ``[B, T, H, Dv]`` in the dtype of ``q``.
     """
-    _refuse_unbuilt(window, softcap, sinks, parents)
+    _refuse(window, chunk, parents)
     keys, values = k_cache[slots].double(), v_cache[slots].double()
     group = q.shape[2] // keys.shape[2]
     keys, values = keys.repeat_interleave(group, dim=2), values.repeat_interleave(group, dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q.double(), keys) * scale
-    visible = torch.arange(keys.shape[1], device=q.device) <= positions[:, None, :, None]
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    visible = _visible(torch.arange(keys.shape[1], device=q.device), positions, window, chunk)
+    scores = scores.masked_fill(~visible[:, None], float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand_as(scores[..., :1])], dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
     return torch.einsum("bhts,bshd->bthd", weights, values).to(q.dtype)
 
 
-def _refuse_unbuilt(
-    window: int | None, softcap: float | None, sinks: torch.Tensor | None, parents: torch.Tensor | None
-) -> None:
-    given = {"window": window, "softcap": softcap, "sinks": sinks, "parents": parents}
-    asked = [name for name, value in given.items() if value is not None]
-    if asked:
-        raise RuntimeError(f"speccompile::attention has no kernel for {', '.join(asked)} yet")
+def _refuse(window: int | None, chunk: int | None, parents: torch.Tensor | None) -> None:
+    if parents is not None:
+        raise RuntimeError("speccompile::attention has no kernel for parents yet")
+    for name, size in (("window", window), ("chunk", chunk)):
+        if size is not None and size < 1:
+            raise RuntimeError(f"speccompile::attention needs a {name} of at least 1, not {size}")
+
+
+def _visible(keys: torch.Tensor, positions: torch.Tensor, window: int | None, chunk: int | None) -> torch.Tensor:
+    """Which ``keys`` (their places, ``[L]``) the queries at ``positions`` (``[..., T]``) see: ``[..., T, L]``."""
+    own = positions[..., None]
+    visible = keys <= own
+    if window is not None:
+        visible = visible & (keys > own - window)
+    if chunk is not None:
+        visible = visible & (keys // chunk == own // chunk)
+    return visible
 
 
 def _row_by_row(
@@ -75,41 +100,102 @@ def _row_by_row(
     slots: torch.Tensor,
     positions: torch.Tensor,
     scale: float,
-    block: int,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    fixed_order: bool,
 ) -> torch.Tensor:
-    # One SDPA call a row: the cost follows that row's own length, and neither its neighbours nor the unused
-    # part of the cache can touch its result. Views only: keys and values are not copied.
+    # One call a row: the cost follows that row's own length, and neither its neighbours nor the unused
+    # part of the cache can touch its result. Views only: keys and values are not copied (half precision is widened
+    # for plain products, a block at a time).
     # Flash attention wants a head's features side by side; without that SDPA falls back to plain products.
     q = q if q.stride(-1) == 1 else q.contiguous()
-    width = positions.shape[1]
-    capacity = k_cache.shape[1]
+    # SDPA knows neither option, and where keys and values differ in size its CPU kernel is one of plain products too,
+    # with an order that depends on the width and the KV heads copied for every query head.
+    products = softcap is not None or sinks is not None or k_cache.shape[3] != v_cache.shape[3]
     out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
-    for row, (slot, last) in enumerate(zip(slots.tolist(), positions.amax(1).tolist(), strict=True)):
-        length = min((last // block + 1) * block, capacity)
-        mask = None
-        if width > 1 or length > last + 1:
-            mask = torch.arange(length, device=q.device) <= positions[row, :, None]
+    for row, (slot, places) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+        lowest, stop = min(places), max(places) + 1
+        start = max(0, 0 if window is None else lowest - window + 1, 0 if chunk is None else lowest - lowest % chunk)
+        exact = start, stop
+        if fixed_order:
+            # A window hides keys but does not move the blocks.
+            start, stop = 0, min(-(-stop // BLOCK) * BLOCK, k_cache.shape[1])
+        visible = None
+        if len(places) > 1 or (start, stop) != exact:
+            visible = _visible(torch.arange(start, stop, device=q.device), positions[row], window, chunk)
+        keys, values = k_cache[slot, start:stop], v_cache[slot, start:stop]
+        if products:
+            tile = TILE if fixed_order else 1
+            out[row] = _products(q[row], keys, values, visible, scale, softcap, sinks, tile)
+            continue
         out[row] = F.scaled_dot_product_attention(
             q[row : row + 1].transpose(1, 2),
-            k_cache[slot : slot + 1, :length].transpose(1, 2),
-            v_cache[slot : slot + 1, :length].transpose(1, 2),
-            attn_mask=mask,
+            keys[None].transpose(1, 2),
+            values[None].transpose(1, 2),
+            attn_mask=visible,
             scale=scale,
             enable_gqa=q.shape[2] != k_cache.shape[2],
         )[0].transpose(0, 1)
     return out
 
 
-def _attention(q, k_cache, v_cache, slots, positions, scale, window=None, softcap=None, sinks=None, parents=None):  # type: ignore[no-untyped-def]
-    _refuse_unbuilt(window, softcap, sinks, parents)
-    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, block=1)
+def _products(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    tile: int,
+) -> torch.Tensor:
+    """One row's queries ``[T, H, D]`` over keys ``[L, G, D]`` and values ``[L, G, Dv]``: ``[T, H, Dv]``.
+
+    The queries of all heads of a group are multiplied with its keys at once, in float32 and a block of keys at a
+    time, under a running softmax; ``visible`` is ``[T, L]``, or None where every query sees every key.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    width, groups = len(q), keys.shape[1]
+    queries = q.unflatten(1, (groups, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # [G, H/G*T, D]
+    count = queries.shape[1]
+    padding = (0, 0, 0, -count % tile)
+    queries = F.pad(queries.to(wide) * (scale if softcap is None else scale / softcap), padding)
+    out = queries.new_zeros((*queries.shape[:2], values.shape[2]))
+    # The greatest logit so far and the sum of weights relative to it. A sink is a logit that came before any key.
+    # Without one the greatest is finite all the same: a whole block may be hidden, and -inf - -inf is no weight.
+    top, total = torch.full_like(out[..., :1], torch.finfo(wide).min), torch.zeros_like(out[..., :1])
+    if sinks is not None:
+        top = F.pad(sinks.to(wide).repeat_interleave(width).view(groups, count, 1), padding)
+        total = torch.ones_like(top)
+    for start in range(0, len(keys), BLOCK):
+        block = slice(start, start + BLOCK)
+        scores = torch.bmm(queries, keys[block].permute(1, 2, 0).to(wide))
+        if softcap is not None:
+            scores = scores.tanh_().mul_(softcap)
+        if visible is not None:
+            scores[:, :count].unflatten(1, (-1, width)).masked_fill_(~visible[:, block], float("-inf"))
+        higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+        weights, shrink = scores.sub_(higher).exp_(), (top - higher).exp_()
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        out = out * shrink + torch.bmm(weights, values[block].transpose(0, 1).to(wide))
+        top = higher
+    return (out / total)[:, :count].unflatten(1, (-1, width)).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _attention(  # type: ignore[no-untyped-def]
+    q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
+):
+    _refuse(window, chunk, parents)
+    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=False)
 
 
 def _attention_fixed_order(  # type: ignore[no-untyped-def]
-    q, k_cache, v_cache, slots, positions, scale, window=None, softcap=None, sinks=None, parents=None
+    q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
 ):
-    _refuse_unbuilt(window, softcap, sinks, parents)
-    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, block=BLOCK)
+    _refuse(window, chunk, parents)
+    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=True)
 
 
 def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
