@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureMismatch
-from speccompile.graph_capture.capture import capture, observe_kv
+from speccompile.errors import CaptureError, CaptureMismatch, UnsupportedModel
+from speccompile.graph_capture.attention import ROUTES
+from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import check_capture
+from speccompile.graph_capture.graph import Route, StepGraph
+from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, resolve_layout
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
@@ -22,7 +26,8 @@ from speccompile.lowering.linears import STOCK, LinearChoice
 from speccompile.lowering.tier import Tier, TierKey, bind
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.choose_attention import ChooseAttention
+from speccompile.passes.bound_positions import BoundPositions
+from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
 from speccompile.passes.choose_linear import ChooseLinear
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import NoDrafts
@@ -85,6 +90,7 @@ class Build:
     """Everything that a wrap made, and the seconds it took."""
 
     info: ModelInfo
+    observed: Observation
     arena: Arena
     tiers: dict[int, Tier]
     prefill: dict[int, Tier]
@@ -92,10 +98,11 @@ class Build:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def model_pipeline(config: BuildConfig) -> Pipeline:
+def model_pipeline(config: BuildConfig, route: Route) -> Pipeline:
     """Passes over the captured model alone; all tiers start from what they leave."""
     passes = (
-        ChooseAttention(config.deterministic),
+        BoundPositions(),
+        ChooseAttention(config.deterministic) if route == "attention" else KeepAttention(),
         ChooseLinear(config.linears.weight_stationary),
         OutlineLayers(),
     )
@@ -130,10 +137,10 @@ def prefill_pipeline(config: BuildConfig, width: int) -> Pipeline:
 
 def prefill_widths(max_len: int) -> tuple[int, ...]:
     """Chunk widths worth having for prompts shorter than ``max_len``."""
-    return tuple(w for i, w in enumerate(PREFILL_WIDTHS) if i == 0 or PREFILL_WIDTHS[i - 1] < max_len)
+    return tuple(width for width in PREFILL_WIDTHS if width == PREFILL_WIDTHS[0] or width <= max_len)
 
 
-def plan_layout(info: ModelInfo, config: BuildConfig, kv: Sequence[KVShape]) -> Layout:
+def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
     """All state tensors of the wrap, with their sizes."""
     return resolve_layout(
         [*core_state(info.vocab_size), *config.mode.state(), *kv_state(kv)],
@@ -145,24 +152,33 @@ def plan_layout(info: ModelInfo, config: BuildConfig, kv: Sequence[KVShape]) -> 
     )
 
 
-def build_stages(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, *, stored: bool = True) -> BuiltStages:
-    """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered."""
+def build_stages(
+    model: PreTrainedModel,
+    info: ModelInfo,
+    config: BuildConfig,
+    *,
+    stored: bool = True,
+    routes: Sequence[Route] = ROUTES,
+) -> BuiltStages:
+    """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked."""
     started = time.perf_counter()
-    store = CaptureStore(model, info)
-    known = store.load() if stored else None
+    settle_rotary(model)
+    known = CaptureStore(model, info).load() if stored else None
+    if known is not None and not known.fits(plan_layout(info, config, known.observed.kv)):
+        known = None
     if known is None:
         with task("capture the model"):
-            kv = observe_kv(model, info)
-            arena = Arena(plan_layout(info, config, kv), info.device)
-            captured = capture(model, info, arena)
-        store.save(captured, kv)
+            observed = observe(model, info, routes)
+            arena = Arena(plan_layout(info, config, observed.kv), info.device)
+            captured = capture(model, info, observed, arena.layout)
     else:
-        arena = Arena(plan_layout(info, config, known.kv), info.device)
+        observed = known.observed
+        arena = Arena(plan_layout(info, config, observed.kv), info.device)
         captured = known.graph(arena.layout)
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
-        outlined, model_stages = model_pipeline(config).run(captured, first)
+        outlined, model_stages = model_pipeline(config, observed.route).run(captured, first)
         tiers, prefill = {}, {}
         for draft_len in config.tiers:
             _, stages = tier_pipeline(config, draft_len).run(outlined, model_stages.last)
@@ -170,13 +186,14 @@ def build_stages(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, *
         for width in prefill_widths(config.max_len):
             _, stages = prefill_pipeline(config, width).run(outlined, model_stages.last)
             prefill[width] = model_stages.followed_by(stages)
-    return BuiltStages(arena, model_stages, tiers, prefill, from_store=known is not None)
+    return BuiltStages(observed, arena, model_stages, tiers, prefill, from_store=known is not None)
 
 
 @dataclass
 class BuiltStages:
-    """The arena, and what the passes left: of the model alone, of each tier, of each prefill width."""
+    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill width."""
 
+    observed: Observation
     arena: Arena
     model: Stages
     tiers: dict[int, Stages]
@@ -191,10 +208,7 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable.
     """
     clock = _Clock()
-    try:
-        stages, lowered, difference = _checked_stages(model, info, config, clock, stored=True)
-    except StoredCaptureMismatch:
-        stages, lowered, difference = _checked_stages(model, info, config, clock, stored=False)
+    stages, lowered, difference = _checked_stages(model, info, config, clock)
     arena = stages.arena
     with clock.time("binding"):
         tiers = {k: _tier(config, arena, f"tier K={k}", k, s) for k, s in stages.tiers.items()}
@@ -203,31 +217,59 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
             flat = stages.model["choose_linear"].graph
             prove_deterministic(stages.model.last.graph, flat, lowered, arena, config.width(0))
-    return Build(info, arena, tiers, prefill, difference, clock.seconds)
+    return Build(info, stages.observed, arena, tiers, prefill, difference, clock.seconds)
 
 
 def _checked_stages(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, *, stored: bool
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock
 ) -> tuple[BuiltStages, Callable[..., Any], float]:
-    """Stages, the lowered outlined model, and the largest difference that its capture check saw."""
+    """Stages, the lowered outlined model, and the largest difference that its capture check saw.
+
+    A stored capture that does not pass is captured again, and a model that does not compute the same by the attention
+    op is captured with its own attention.
+    """
+
+    def fresh(routes: Sequence[Route] = ROUTES) -> BuiltStages:
+        with clock.time("capture and passes"):
+            return build_stages(model, info, config, stored=False, routes=routes)
+
     with clock.time("capture and passes"):
-        stages = build_stages(model, info, config, stored=stored)
+        stages = build_stages(model, info, config)
+    if stages.from_store:
+        try:
+            return stages, *_checked(model, info, config, clock, stages)
+        except CaptureMismatch:
+            stages = fresh()
+    try:
+        checked = _checked(model, info, config, clock, stages)
+    except CaptureMismatch as mismatch:
+        others = ROUTES[ROUTES.index(stages.observed.route) + 1 :]
+        if not others:
+            raise
+        try:
+            stages = fresh(others)
+            checked = _checked(model, info, config, clock, stages)
+        except (UnsupportedModel, CaptureError):
+            raise mismatch from None
+        reason = "its attention is not what the attention op computes: the capture check saw a difference"
+        stages.observed = replace(stages.observed, reason=reason)
+    CaptureStore(model, info).save(stages.model["capture"].graph, stages.observed)
+    return stages, *checked
+
+
+def _checked(
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, stages: BuiltStages
+) -> tuple[Callable[..., Any], float]:
     outlined = stages.model.last.graph
     with clock.time("compile"):
         lowered = config.backend.lower(outlined, "the captured model")
-    reference = Eager("reference").lower(outlined, "the captured model")
+
+    def reference(graph: StepGraph) -> Callable[..., Any]:
+        return Eager("reference").lower(graph, "the captured model")
+
     with task("check the captured graph against the model"), clock.time("capture check"):
-        try:
-            difference = check_capture(model, info, outlined, stages.arena, lowered, reference)
-        except CaptureMismatch as mismatch:
-            if stages.from_store:
-                raise StoredCaptureMismatch from mismatch
-            raise
-    return stages, lowered, difference
-
-
-class StoredCaptureMismatch(Exception):
-    """A stored capture is not what the model computes any more; it has to be captured again."""
+        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, stages.observed.reach)
+    return lowered, difference
 
 
 class _Clock:

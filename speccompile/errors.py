@@ -108,7 +108,7 @@ class AnchorError(CaptureError):
 class CaptureMismatch(CaptureError):
     template = (
         "the captured graph does not compute what {model} computes: largest logit difference "
-        "{difference:.3g} (allowed {allowed:.3g}) {where}. The text would change, so this model is refused."
+        "{difference:.3g} (allowed {allowed:.3g}) {where}. Its text would change, so this model is refused."
     )
 
 

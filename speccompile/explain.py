@@ -31,7 +31,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "acceptance": "exact: a draft token stays while it is the target's own greedy choice",
         "deterministic": deterministic,
         "backend": f"{config.backend.name}: {config.backend.reason}",
-        "kernels": f"linears {config.linears.reason}; attention by SDPA, row by row over live keys",
+        "kernels": f"linears {config.linears.reason}; {_attention(build)}",
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
@@ -41,3 +41,9 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     }
     width = max(len(name) for name in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _attention(build: Build) -> str:
+    if build.observed.route == "attention":
+        return "attention by SDPA, row by row over live keys"
+    return f"the model's own attention, over a copy of each row's whole cache ({build.observed.reason})"

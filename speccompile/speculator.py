@@ -19,6 +19,8 @@ from speccompile.errors import (
     WeightsReplaced,
 )
 from speccompile.explain import explain
+from speccompile.graph_capture.graph import Route
+from speccompile.graph_capture.support import named_tensors
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.tier import Tier
 from speccompile.passes.pipeline import Pipeline, Stages
@@ -48,7 +50,7 @@ class Speculator:
         self._config = config
         self._build: Build | None = build
         graph = build.tiers[max(build.tiers)].graph
-        self._weights = {p.path: p.value for p in graph.ports.values() if p.path is not None and p.value is not None}
+        self._weights = {p.path: p.value for p in graph.ports.values() if p.path and not p.own and p.value is not None}
         self._engine: Engine | None = Engine(build.arena, build.tiers, build.prefill, policy, ready=config.mode.ready)
 
     # --- decoding --------------------------------------------------------------------------------
@@ -206,6 +208,20 @@ class Speculator:
         return self.engine.policy
 
     @property
+    def route(self) -> Route:
+        """How attention was captured: by the attention op (``"attention"``) or as the model's own (``"eager"``)."""
+        self._open()
+        assert self._build is not None
+        return self._build.observed.route
+
+    @property
+    def route_reason(self) -> str:
+        """Why not by the attention op; empty if by it."""
+        self._open()
+        assert self._build is not None
+        return self._build.observed.reason
+
+    @property
     def build_seconds(self) -> dict[str, float]:
         """Seconds of each part of the build."""
         self._open()
@@ -255,7 +271,7 @@ class Speculator:
         if model.training:
             raise ModelInTraining(model=type(model).__name__)
         check_generation_config(model.generation_config)
-        now = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        now = named_tensors(model)
         for path, weight in self._weights.items():
             if now[path].data_ptr() != weight.data_ptr():
                 raise WeightsReplaced(path=path)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from speccompile import modes
 from speccompile.build import BuildConfig, build
 from speccompile.errors import InvalidOption, InvalidTiers, UnknownAcceptance
+from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
 from speccompile.runtime.generate import check_generation_config, token_list
@@ -104,6 +105,7 @@ def make_plan(
     chosen_mode = modes.create(mode, mode_options)
     chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
     info = inspect_model(model)
+    check_rotary(model, max_len)
     chosen_mode.check(info)
     chosen_backend = choose_backend(backend, info.device)
     config = BuildConfig(
@@ -143,8 +145,8 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 
 
 def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len: int) -> None:
-    positions = model.config.max_position_embeddings
-    if max_len > positions:
+    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if positions is not None and max_len > positions:
         warnings.warn(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
             "its text may degrade behind them, as in transformers",

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
+from tiny import Captured, captured, tiny_llama
 from torch import fx
 from transformers import LlamaForCausalLM
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function, sliding_window_overlay
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import speccompile
-from speccompile.errors import CaptureError, UnsupportedModel
-from speccompile.graph_capture.attention import NAME, CausalMask
-from speccompile.graph_capture.capture import capture, observe_kv
+from speccompile.errors import UnsupportedModel
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import Layout, core_state, kv_state, resolve_layout
-from speccompile.graph_capture.support import ModelInfo, inspect_model
-from speccompile.runtime.arena import Arena
 
 SLOTS, PLACES = 3, 68  # of max_batch=2, max_len=64 and a widest step of 4
 
 
 @dataclass
-class Captured:
-    """A model, its step graph, and the arena it was captured over."""
-
-    model: LlamaForCausalLM
-    graph: StepGraph
-    arena: Arena
+class Runnable(Captured):
+    """A captured model that can be run op by op."""
 
     def run(self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Value of every node, by name."""
@@ -60,28 +49,19 @@ class Recorder(fx.Interpreter):
         return self.seen[n.name]
 
 
-def plan(model: LlamaForCausalLM) -> tuple[ModelInfo, Layout]:
-    info = inspect_model(model)
-    specs = [*core_state(info.vocab_size), *kv_state(observe_kv(model, info))]
-    layout = resolve_layout(specs, max_batch=2, max_len=64, max_draft_len=3, max_width=4, vocab_size=info.vocab_size)
-    return info, layout
-
-
-def captured(model: LlamaForCausalLM) -> Captured:
-    info, layout = plan(model)
-    arena = Arena(layout, info.device)
-    return Captured(model, capture(model, info, arena), arena)
+def runnable(model: LlamaForCausalLM) -> Runnable:
+    return Runnable(**vars(captured(model)))
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Captured:
-    return captured(tiny_llama())
+def tiny() -> Runnable:
+    return runnable(tiny_llama())
 
 
 # --- form ----------------------------------------------------------------------------------------
 
 
-def test_the_graph_is_flat_and_every_placeholder_has_a_port(tiny: Captured) -> None:
+def test_the_graph_is_flat_and_every_placeholder_has_a_port(tiny: Runnable) -> None:
     graph = tiny.graph
     assert {node.op for node in graph.graph.nodes} == {"placeholder", "call_function", "output"}
     assert [node.name for node in graph.placeholders if node.name not in graph.ports] == []
@@ -95,7 +75,7 @@ def test_the_graph_is_flat_and_every_placeholder_has_a_port(tiny: Captured) -> N
 
 
 @pytest.mark.parametrize("tie", [False, True])
-def test_weights_are_the_models_own_storage(tie: bool, tiny: Captured) -> None:
+def test_weights_are_the_models_own_storage(tie: bool, tiny: Runnable) -> None:
     step = captured(tiny_llama(tie=True)) if tie else tiny
     tensors = dict(step.model.named_parameters(remove_duplicate=False)) | dict(step.model.named_buffers())
     weights = [port for port in step.graph.ports.values() if port.role == "weight"]
@@ -114,7 +94,7 @@ def test_weights_are_the_models_own_storage(tie: bool, tiny: Captured) -> None:
 def test_kv_shapes_are_observed() -> None:
     # A head dim that no other size gives away: hidden / heads is 16.
     model = tiny_llama(layers=3, heads=4, kv_heads=2, head_dim=24, dtype=torch.bfloat16)
-    _, layout = plan(model)
+    layout = captured(model).arena.layout
     for layer in range(3):
         for name in (f"k_{layer}", f"v_{layer}"):
             assert layout.tensors[name].shape == (SLOTS, PLACES, 2, 24)
@@ -122,7 +102,7 @@ def test_kv_shapes_are_observed() -> None:
     assert not [name for name in layout.tensors if name.endswith("_3")]
 
 
-def test_keys_and_values_are_written_in_place_and_nothing_else_is(tiny: Captured) -> None:
+def test_keys_and_values_are_written_in_place_and_nothing_else_is(tiny: Runnable) -> None:
     graph = tiny.graph
     writes = {}
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.index_put_.default):
@@ -134,7 +114,7 @@ def test_keys_and_values_are_written_in_place_and_nothing_else_is(tiny: Captured
     assert len([node for node in calls(graph) if node.target._schema.is_mutable]) == 4
 
 
-def test_a_run_writes_only_its_slots_and_positions(tiny: Captured) -> None:
+def test_a_run_writes_only_its_slots_and_positions(tiny: Runnable) -> None:
     for name in ("k_0", "v_0", "k_1", "v_1"):
         tiny.arena[name].fill_(7.0)
     positions = torch.tensor([[5, 6], [20, 21]])
@@ -145,15 +125,7 @@ def test_a_run_writes_only_its_slots_and_positions(tiny: Captured) -> None:
         assert torch.equal((tiny.arena[name] != 7.0).any(-1).any(-1), expected), name
 
 
-def test_capture_leaves_the_arena_alone() -> None:
-    info, layout = plan(model := tiny_llama())
-    arena = Arena(layout, info.device)
-    before = {name: tensor.clone() for name, tensor in arena.items()}
-    capture(model, info, arena)
-    assert all(torch.equal(arena[name], tensor) for name, tensor in before.items())
-
-
-def test_one_attention_op_a_layer(tiny: Captured) -> None:
+def test_one_attention_op_a_layer(tiny: Runnable) -> None:
     attention = [node for node in calls(tiny.graph) if "attention" in str(node.target)]
     assert [node.target for node in attention] == [torch.ops.speccompile.attention.default] * 2
     for layer, node in enumerate(attention):
@@ -168,7 +140,7 @@ def test_one_attention_op_a_layer(tiny: Captured) -> None:
 # --- anchors -------------------------------------------------------------------------------------
 
 
-def test_anchors_are_the_models_own_hidden_states(tiny: Captured) -> None:
+def test_anchors_are_the_models_own_hidden_states(tiny: Runnable) -> None:
     graph, anchors = tiny.graph, tiny.graph.anchors
     assert (anchors.tokens.name, anchors.positions.name) == ("input_ids", "position_ids")
     assert graph.values["logits"] is anchors.lm_head and graph.output.args == ((anchors.lm_head,),)
@@ -191,7 +163,7 @@ def test_anchors_are_the_models_own_hidden_states(tiny: Captured) -> None:
     torch.testing.assert_close(normed, expected.hidden_states[2])
 
 
-def test_nodes_know_their_layer(tiny: Captured) -> None:
+def test_nodes_know_their_layer(tiny: Runnable) -> None:
     for node in calls(tiny.graph):
         weights = {item.name for item in node.all_input_nodes if item.name.startswith("model_layers_")}
         for name in weights:
@@ -204,7 +176,7 @@ def test_nodes_know_their_layer(tiny: Captured) -> None:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 7), (2, 1), (2, 5), (3, 13), (1, 40)])
-def test_rows_and_width_are_symbolic(tiny: Captured, rows: int, width: int) -> None:
+def test_rows_and_width_are_symbolic(tiny: Runnable, rows: int, width: int) -> None:
     tokens = torch.randint(128, (rows, width), generator=torch.Generator().manual_seed(width))
     positions = torch.arange(width).repeat(rows, 1)
     logits = tiny.run(tokens, positions, torch.arange(rows))["logits"]
@@ -212,7 +184,7 @@ def test_rows_and_width_are_symbolic(tiny: Captured, rows: int, width: int) -> N
         torch.testing.assert_close(logits, tiny.model(input_ids=tokens, use_cache=False).logits)
 
 
-def test_rows_stand_at_positions_of_their_own(tiny: Captured) -> None:
+def test_rows_stand_at_positions_of_their_own(tiny: Runnable) -> None:
     """Two texts, one of them two tokens ahead: fed piece by piece, next to each other, in slots out of order."""
     texts = torch.randint(128, (2, 12), generator=torch.Generator().manual_seed(3))
     slots = torch.tensor([2, 0])
@@ -277,11 +249,10 @@ def test_the_attention_setting_is_back_when_export_fails(monkeypatch: pytest.Mon
         during.append(model.config._attn_implementation)
         raise RuntimeError("export fell over")
 
-    info, layout = plan(model)
     monkeypatch.setattr(torch.export, "export", export)
-    with pytest.raises(Exception, match="export fell over"):
-        capture(model, info, Arena(layout, info.device))
-    assert during == [NAME] and model.config._attn_implementation == before
+    with pytest.raises(UnsupportedModel, match=r"torch\.export fails: RuntimeError: export fell over"):
+        captured(model)
+    assert during == ["speccompile"] and model.config._attn_implementation == before
 
 
 def test_two_captures_of_one_model_share_its_weights() -> None:
@@ -293,34 +264,3 @@ def test_two_captures_of_one_model_share_its_weights() -> None:
         assert (port.value is None) == (other is None)
         if port.value is not None and other is not None:
             assert port.value.data_ptr() == other.data_ptr()
-
-
-# --- what capture refuses ------------------------------------------------------------------------
-
-
-def test_layers_without_kv_are_refused() -> None:
-    model = tiny_llama()
-    info = replace(inspect_model(model), num_layers=3)
-    with pytest.raises(CaptureError, match=r"wrote KV for layers \[0, 1\], expected 0 .. 2"):
-        observe_kv(model, info)
-
-
-def test_masks_that_are_not_causal_are_refused() -> None:
-    mask = ALL_MASK_ATTENTION_FUNCTIONS[NAME]
-    assert mask(mask_function=causal_mask_function) == CausalMask()
-    for other in (None, sliding_window_overlay(4)):
-        with pytest.raises(UnsupportedModel, match="it asks for the attention mask"):
-            mask(mask_function=other)
-
-
-@pytest.mark.parametrize("option", ["softcap", "sliding_window", "s_aux"])
-def test_attention_that_the_op_cannot_express_is_refused(option: str) -> None:
-    attention = ALL_ATTENTION_FUNCTIONS[NAME]
-    heads = torch.zeros(1, 4, 3, 16)
-    module = tiny_llama().model.layers[0].self_attn
-    with pytest.raises(UnsupportedModel, match=f"LlamaAttention.*its attention uses {option}=3"):
-        attention(module, heads, heads, heads, CausalMask(), **{option: 3})
-    # No mask would mean no causality.
-    for mask in (None, torch.zeros(1, 1, 3, 3)):
-        with pytest.raises(UnsupportedModel, match="not plain causal"):
-            attention(module, heads, heads, heads, mask)

@@ -7,53 +7,46 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import tiny
 import torch
-from tiny import tiny_llama
+from tiny import Captured, tiny_llama
 from torch import fx
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from speccompile.errors import CaptureMismatch, LoweringError
-from speccompile.graph_capture.capture import capture, observe_kv
 from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import core_state, kv_state, resolve_layout
-from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import Eager
 from speccompile.passes.verify import verify
-from speccompile.runtime.arena import Arena
 
 Run = Callable[..., Any]
 
 
 @dataclass
-class Captured:
-    model: LlamaForCausalLM
-    info: ModelInfo
-    graph: StepGraph
-    arena: Arena
+class Checked:
+    of: Captured
+
+    @property
+    def graph(self) -> StepGraph:
+        return self.of.graph
 
     def check(self, graph: StepGraph | None = None, lowered: Run | None = None) -> float:
         """The check of ``graph`` (else of the captured one), lowered to ``lowered`` (else as it is)."""
-        reference = Eager("reference").lower(graph or self.graph, "the captured model")
-        return check_capture(self.model, self.info, graph or self.graph, self.arena, lowered or reference, reference)
+        graph = graph or self.graph
+        run = lowered or lower(graph)
+        return check_capture(self.of.model, self.of.info, graph, self.of.arena, run, lower, self.of.observed.reach)
 
 
-def captured(model: LlamaForCausalLM, max_len: int) -> Captured:
-    info = inspect_model(model)
-    layout = resolve_layout(
-        [*core_state(info.vocab_size), *kv_state(observe_kv(model, info))],
-        max_batch=2,
-        max_len=max_len,
-        max_draft_len=3,
-        max_width=4,
-        vocab_size=info.vocab_size,
-    )
-    arena = Arena(layout, info.device)
-    return Captured(model, info, capture(model, info, arena), arena)
+def lower(graph: StepGraph) -> Run:
+    return Eager("reference").lower(graph, "the captured model")
+
+
+def captured(model: PreTrainedModel, max_len: int) -> Checked:
+    return Checked(tiny.captured(model, max_len))
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Captured:
+def llama() -> Checked:
     return captured(tiny_llama(), 64)
 
 
@@ -132,18 +125,18 @@ WRONG = [
 
 
 @pytest.mark.parametrize("tamper", WRONG, ids=[tamper.__name__ for tamper in WRONG])
-def test_a_wrong_graph_is_refused(tiny: Captured, tamper: Callable[[StepGraph], None]) -> None:
-    graph = tiny.graph.copy()
+def test_a_wrong_graph_is_refused(llama: Checked, tamper: Callable[[StepGraph], None]) -> None:
+    graph = llama.graph.copy()
     tamper(graph)
     # It looks like a graph as good as any other: only its numbers are wrong.
     verify(graph, "tamper")
     with pytest.raises(CaptureMismatch, match=r"LlamaForCausalLM.*in tokens \d+ to \d+.*refused") as caught:
-        tiny.check(graph)
+        llama.check(graph)
     assert caught.value.fields["difference"] > caught.value.fields["allowed"] > 0
 
 
-def test_a_right_graph_passes(tiny: Captured) -> None:
-    assert 0 <= tiny.check() < 1e-4
+def test_a_right_graph_passes(llama: Checked) -> None:
+    assert 0 <= llama.check() < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -166,7 +159,7 @@ def test_short_caches_are_checked_too(max_len: int) -> None:
         widths.append(inputs[names.index("input_ids")].shape[1])
         return step(*inputs)
 
-    step = Eager("reference").lower(short.graph, "the captured model")
+    step = lower(short.graph)
     assert short.check(lowered=counted) < 1e-4
     # Pieces of different width, each within the text.
     assert len(set(widths)) > 1 and max(widths) <= max_len
@@ -179,18 +172,18 @@ def test_short_caches_are_checked_too(max_len: int) -> None:
 # --- the backend is wrong ------------------------------------------------------------------------
 
 
-def test_a_wrong_backend_is_not_blamed_on_the_graph(tiny: Captured) -> None:
-    step = Eager("reference").lower(tiny.graph, "the captured model")
+def test_a_wrong_backend_is_not_blamed_on_the_graph(llama: Checked) -> None:
+    step = lower(llama.graph)
 
     def wrong(*inputs: torch.Tensor) -> Any:
         return (step(*inputs)[0] * 1.1,)
 
     with pytest.raises(LoweringError, match=r"the compiled graph differs .* use backend='eager'"):
-        tiny.check(lowered=wrong)
+        llama.check(lowered=wrong)
 
 
-def test_numbers_that_are_none_are_refused(tiny: Captured) -> None:
-    step = Eager("reference").lower(tiny.graph, "the captured model")
+def test_numbers_that_are_none_are_refused(llama: Checked) -> None:
+    step = lower(llama.graph)
 
     def broken(*inputs: torch.Tensor) -> Any:
         (logits,) = step(*inputs)
@@ -198,12 +191,12 @@ def test_numbers_that_are_none_are_refused(tiny: Captured) -> None:
         return (logits,)
 
     with pytest.raises(LoweringError, match="differs from the captured one by inf"):
-        tiny.check(lowered=broken)
+        llama.check(lowered=broken)
 
 
-def test_a_wrong_graph_is_blamed_even_if_the_backend_is_wrong_too(tiny: Captured) -> None:
-    graph = tiny.graph.copy()
+def test_a_wrong_graph_is_blamed_even_if_the_backend_is_wrong_too(llama: Checked) -> None:
+    graph = llama.graph.copy()
     other_scale(graph)
-    step = Eager("reference").lower(graph, "the captured model")
+    step = lower(graph)
     with pytest.raises(CaptureMismatch):
-        tiny.check(graph, lowered=lambda *inputs: (step(*inputs)[0] * 1.1,))
+        llama.check(graph, lowered=lambda *inputs: (step(*inputs)[0] * 1.1,))

@@ -55,11 +55,11 @@ def test_chunks_by_example(length: int, chunks: list[int]) -> None:
 
 
 @given(max_len=st.integers(2, 5000))
-def test_prefill_widths_end_with_the_first_that_holds_any_prompt(max_len: int) -> None:
+def test_no_prefill_chunk_but_the_smallest_is_wider_than_a_text_can_be(max_len: int) -> None:
     widths = prefill_widths(max_len)
-    assert widths == PREFILL_WIDTHS[: len(widths)]
-    assert widths[-1] >= max_len or widths == PREFILL_WIDTHS
-    assert all(width < max_len for width in widths[:-1])
+    assert widths == PREFILL_WIDTHS[: len(widths)] and widths
+    assert all(width <= max_len for width in widths[1:])
+    assert all(width > max_len for width in PREFILL_WIDTHS[len(widths) :])
 
 
 # --- slots -------------------------------------------------------------------------------------------------------

@@ -7,39 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
+from tiny import captured, tiny_llama
 from torch import fx, nn
-from transformers import LlamaForCausalLM
 
 from speccompile.errors import AnchorError
-from speccompile.graph_capture.capture import capture, observe_kv
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import core_state, kv_state, resolve_layout
-from speccompile.graph_capture.support import inspect_model
 from speccompile.passes.choose_attention import ChooseAttention
 from speccompile.passes.outline import OutlineLayers
 from speccompile.passes.verify import verify
-from speccompile.runtime.arena import Arena
 
 aten = torch.ops.aten
 
 
-def captured(model: LlamaForCausalLM) -> StepGraph:
-    info = inspect_model(model)
-    layout = resolve_layout(
-        [*core_state(info.vocab_size), *kv_state(observe_kv(model, info))],
-        max_batch=2,
-        max_len=32,
-        max_draft_len=3,
-        max_width=4,
-        vocab_size=info.vocab_size,
-    )
-    return capture(model, info, Arena(layout, info.device))
-
-
 @pytest.fixture(scope="module")
 def three_layers() -> StepGraph:
-    return captured(tiny_llama(layers=3))
+    return captured(tiny_llama(layers=3), 32).graph
 
 
 def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) -> StepGraph:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from speccompile.graph_capture.attention import ROUTES
+from speccompile.graph_capture.capture import capture
+from speccompile.graph_capture.graph import Route, StepGraph
+from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.state import core_state, kv_state, resolve_layout
+from speccompile.graph_capture.support import ModelInfo, inspect_model
+from speccompile.runtime.arena import Arena
 
 
 def tiny_llama(
@@ -49,3 +58,29 @@ def tiny_llama(
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**(fields | config)))
     return model.to(dtype).eval()
+
+
+@dataclass
+class Captured:
+    """A model, what was observed of it, its step graph as captured, and an arena for it."""
+
+    model: PreTrainedModel
+    info: ModelInfo
+    observed: Observation
+    graph: StepGraph
+    arena: Arena
+
+
+def captured(model: PreTrainedModel, max_len: int = 64, routes: tuple[Route, ...] = ROUTES) -> Captured:
+    """Capture ``model`` for two rows of ``max_len`` tokens and steps of up to four."""
+    info = inspect_model(model)
+    observed = observe(model, info, routes)
+    layout = resolve_layout(
+        [*core_state(info.vocab_size), *kv_state(observed.kv)],
+        max_batch=2,
+        max_len=max_len,
+        max_draft_len=3,
+        max_width=4,
+        vocab_size=info.vocab_size,
+    )
+    return Captured(model, info, observed, capture(model, info, observed, layout), Arena(layout, info.device))

@@ -1,8 +1,9 @@
-"""The command line: ``speccompile demo``, ``speccompile generate`` and ``speccompile inspect``."""
+"""The command line: ``speccompile demo``, ``generate``, ``inspect`` and ``families``."""
 
 import typer
 
 import speccompile.cli.demo as demo
+import speccompile.cli.families as families
 import speccompile.cli.generate as generate
 import speccompile.cli.inspect as inspect
 
@@ -15,5 +16,6 @@ app = typer.Typer(
 app.command("demo")(demo.command)
 app.command("generate")(generate.command)
 app.command("inspect")(inspect.command)
+app.command("families")(families.command)
 
 __all__ = ["app"]

@@ -42,9 +42,10 @@ def layer_of(node: fx.Node, paths: ModulePaths) -> int | None:
 
 
 def live_outs(region: Iterable[fx.Node]) -> list[fx.Node]:
-    """Nodes of ``region`` that something outside of it reads."""
+    """Tensors of ``region`` that something outside of it reads; sizes do not count, they are the inputs'."""
     inside = set(region)
-    return [node for node in inside if any(user not in inside for user in node.users)]
+    tensors = [node for node in inside if isinstance(node.meta["val"], torch.Tensor)]
+    return [node for node in tensors if any(user not in inside for user in node.users)]
 
 
 def find_anchors(graph: fx.Graph, paths: ModulePaths, num_layers: int) -> Anchors:
@@ -59,8 +60,11 @@ def find_anchors(graph: fx.Graph, paths: ModulePaths, num_layers: int) -> Anchor
         layer = layer_of(node, paths)
         if layer is not None:
             regions.setdefault(layer, []).append(node)
-    layers = []
+    layers: list[fx.Node] = []
     for index in range(num_layers):
+        if layers and index not in regions:
+            layers.append(layers[-1])  # it passes its input on (cross-attention without an image)
+            continue
         outs = live_outs(regions.get(index, []))
         if len(outs) != 1:
             names = ", ".join(node.name for node in outs) or "none"
@@ -76,7 +80,7 @@ def find_anchors(graph: fx.Graph, paths: ModulePaths, num_layers: int) -> Anchor
     return Anchors(
         tokens=inputs["input_ids"],
         positions=inputs["position_ids"],
-        start=next(node for node in calls if isinstance(node.meta["val"], torch.Tensor)),
+        start=calls[0],
         layers=layers,
         final_norm=final_norm,
         lm_head=head[-1],

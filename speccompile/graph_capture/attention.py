@@ -1,99 +1,56 @@
-"""The seam in transformers: an attention implementation and a mask function of ours, used only during capture.
+"""The two routes by which a model's attention is captured, and the seams in transformers that they use.
 
-The mask function records what the model asks for and refuses what the attention op cannot express. Without it
-transformers would pass no mask at all to an implementation it does not know, and some families would silently
-lose causality.
+``attention``: transformers is given an attention implementation and a mask function of ours, so that every layer calls
+the semantic op ``speccompile::attention``. Without the mask function transformers would pass no mask at all to an
+implementation it does not know, and some families would silently lose causality.
+
+``eager``: the model's own attention runs as it is, over its rows' keys and with a 4-D mask made from the positions.
+It serves models whose attention is not an interface, or adds something that the op does not have (ALiBi).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.cache_utils import Cache
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 import speccompile.lowering.ops  # noqa: F401  registers torch.ops.speccompile
-from speccompile.errors import UnsupportedModel
-from speccompile.graph_capture.state import KVShape
+from speccompile.graph_capture.cache import SlotCache, StepCache
+from speccompile.graph_capture.graph import Route
+from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
 
-NAME = "speccompile"
+ROUTES: tuple[Route, ...] = ("attention", "eager")
+
+IMPLEMENTATION = {"attention": "speccompile", "eager": "eager"}
+# transformers' experts over all tokens at once: no shape depends on data, no row on another.
+EXPERTS = "batched_mm"
+
+# Of an attention call, beside what the op takes: what changes nothing in a forward over a cache.
+HARMLESS = frozenset({"dropout", "sliding_window", "position_ids", "use_cache", "is_causal", "output_attentions"})
 
 
-@dataclass(frozen=True)
-class CausalMask:
-    """The mask a layer asked for: every key up to the query's own position."""
+@dataclass
+class Running:
+    """One forward under capture.
 
-
-class SlotCache(Cache):
-    """The KV arena as transformers sees it: writes go to ``(slots, positions)``, reads get the whole tensors.
-
-    Args:
-        keys, values: per layer ``[N, S, G, D]`` and ``[N, S, G, Dv]``.
-        slots: int64 ``[B]``.
-        positions: int64 ``[B, T]``, each row's own.
+    ``attended`` counts calls of the attention op; ``reach`` is the longest window or chunk of a mask made from state,
+    and ``causal`` says of each such mask whether it hides all later tokens.
     """
 
-    def __init__(
-        self,
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-    ) -> None:
-        super().__init__(layers=[])
-        self.keys, self.values, self.slots, self.positions = keys, values, slots, positions
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        place = (self.slots.unsqueeze(1), self.positions)
-        key, value = self.keys[layer_idx], self.values[layer_idx]
-        key.index_put_(place, key_states.transpose(1, 2))
-        value.index_put_(place, value_states.transpose(1, 2))
-        return key, value
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return int(self.keys[0].shape[1]), 0
+    cache: StepCache
+    positions: torch.Tensor
+    masks: MaskLog
+    attended: int = 0
+    reach: int = 0
+    causal: list[bool] = field(default_factory=list)
 
 
-class RecordingCache(Cache):
-    """Hands keys and values back untouched and remembers their sizes: KV shapes are observed, not computed."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.observed: dict[int, KVShape] = {}
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        def heads(x: torch.Tensor) -> tuple[int, int]:
-            return int(x.shape[1]), int(x.shape[3])
-
-        self.observed[layer_idx] = KVShape(heads(key_states), heads(value_states), key_states.dtype)
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-
-_running: list[SlotCache] = []
+_running: list[Running] = []
 
 
 def _attention(
@@ -103,47 +60,108 @@ def _attention(
     value: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    where = type(module).__name__
-    if not isinstance(attention_mask, CausalMask):
-        raise UnsupportedModel(model=where, reason=f"its attention mask is {attention_mask!r}, not plain causal")
-    asked = {name: options.get(name) for name in ("softcap", "s_aux", "sliding_window")}
-    if given := [f"{name}={value!r}" for name, value in asked.items() if value is not None]:
-        raise UnsupportedModel(model=where, reason=f"its attention uses {', '.join(given)}")
-    cache = _running[-1]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = torch.ops.speccompile.attention(query.transpose(1, 2), key, value, cache.slots, cache.positions, scale)
+    run = _running[-1]
+    if isinstance(attention_mask, ForeignMask):
+        raise Unfit(f"attends by a mask that is neither causal, sliding nor chunked ({attention_mask.name})")
+    if not isinstance(attention_mask, Mask):
+        raise Unfit(f"calls attention with a mask of its own ({type(attention_mask).__name__})")
+    for name, option in options.items():
+        if isinstance(option, torch.Tensor) and name not in HARMLESS:
+            raise Unfit(f"calls attention with {name}, which the attention op does not take")
+    if not any(key is known for known in run.cache.returned):
+        raise Unfit("attends to other keys than it put into the cache")
+    run.attended += 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    query = query.transpose(1, 2)
+    if not isinstance(run.cache, SlotCache):
+        return query.new_zeros((*query.shape[:3], value.shape[-1])), None
+    out = torch.ops.speccompile.attention(
+        query,
+        key,
+        value,
+        run.cache.slots,
+        run.cache.positions,
+        scale,
+        attention_mask.window,
+        attention_mask.chunk,
+        softcap,
+        s_aux,
+    )
     return out, None
 
 
-def _mask(mask_function: Any = None, **arguments: Any) -> CausalMask:
-    if mask_function is not causal_mask_function:
-        raise UnsupportedModel(model="the model", reason=f"it asks for the attention mask {mask_function!r}")
-    return CausalMask()
+def _recorded_mask(
+    mask_function: Any = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: Any = "cpu",
+    **arguments: Any,
+) -> Mask | ForeignMask:
+    if use_vmap:
+        raise Unfit("combines its attention mask with one of its own")
+    return _running[-1].masks.ask(mask_function, local_size, device)
 
 
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)
+def _mask_from_state(
+    mask_function: Any = None,
+    kv_length: int = 0,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **arguments: Any,
+) -> torch.Tensor:
+    """transformers' additive mask ``[B, 1, T, S]``, of queries that stand at each row's own positions."""
+    run = _running[-1]
+    if use_vmap:
+        raise Unfit("combines its attention mask with one of its own")
+    positions = run.positions
+    rows = torch.arange(positions.shape[0], device=positions.device)[:, None, None, None]
+    query = positions[:, None, :, None]
+    key = torch.arange(kv_length, device=positions.device)[None, None, None, :]
+    seen = mask_function(rows, torch.zeros_like(rows), query, key)
+    if not isinstance(run.cache, SlotCache):
+        run.causal.append(not bool((seen & (key > query)).any()))
+    run.reach = max(run.reach, local_size or 0)
+    hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=positions.device)
+    return torch.where(seen, torch.zeros_like(hidden), hidden).expand(positions.shape[0], 1, positions.shape[1], -1)
+
+
+AttentionInterface.register(IMPLEMENTATION["attention"], _attention)
+AttentionMaskInterface.register(IMPLEMENTATION["attention"], _recorded_mask)
 
 
 @contextlib.contextmanager
-def captured_attention(model: PreTrainedModel) -> Iterator[None]:
-    """``model`` uses the semantic attention op inside; its own setting is back afterwards."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
+    """``model`` computes attention by ``route`` inside; its own settings are back afterwards."""
+    owned = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in owned if isinstance(config, PreTrainedConfig)}
+    before = {
+        key: (config._attn_implementation_internal, config._experts_implementation_internal)
+        for key, config in configs.items()
+    }
+    own_masks = dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)
+    if route == "eager":
+        ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _mask_from_state
     try:
+        for config in configs.values():
+            config._attn_implementation_internal = IMPLEMENTATION[route]
+            config._experts_implementation_internal = EXPERTS
         yield
     finally:
-        model.config._attn_implementation = before
+        for key, config in configs.items():
+            config._attn_implementation_internal, config._experts_implementation_internal = before[key]
+        ALL_MASK_ATTENTION_FUNCTIONS._local_mapping = own_masks
 
 
 @contextlib.contextmanager
-def running(cache: SlotCache) -> Iterator[None]:
-    """Attention calls inside read slots and positions from ``cache``."""
-    _running.append(cache)
+def running(run: Running) -> Iterator[Running]:
+    """Attention calls and masks inside belong to ``run``."""
+    _running.append(run)
     try:
-        yield
+        yield run
     finally:
         _running.pop()

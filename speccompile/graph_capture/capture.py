@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, SpecCompileError
+from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
-from speccompile.graph_capture.attention import RecordingCache, SlotCache, captured_attention, running
+from speccompile.graph_capture.attention import Running, captured_by, running
+from speccompile.graph_capture.cache import SlotCache
 from speccompile.graph_capture.graph import Port, StepGraph
-from speccompile.graph_capture.state import KVShape, Layout
-from speccompile.graph_capture.support import ModelInfo
-from speccompile.runtime.arena import Arena
+from speccompile.graph_capture.masks import MaskLog
+from speccompile.graph_capture.observe import Observation, Place, extra_inputs, told
+from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
+from speccompile.graph_capture.state import Layout, primes_clear_of
+from speccompile.graph_capture.support import ModelInfo, is_quantised, named_tensors
 
 aten = torch.ops.aten
 
@@ -28,9 +33,10 @@ KV_PREFIXES = {"keys": "k_", "values": "v_"}
 class Step(nn.Module):
     """The target model over the KV arena: tokens and positions in, logits out, KV written in place."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, observed: Observation) -> None:
         super().__init__()
         self.model = model
+        self.observed = observed
 
     def forward(
         self,
@@ -41,87 +47,116 @@ class Step(nn.Module):
         values: list[torch.Tensor],
     ) -> torch.Tensor:
         """input_ids, position_ids ``[B, T]``; row_slots ``[B]``; returns logits ``[B, T, V]``."""
-        cache = SlotCache(keys, values, row_slots, position_ids)
-        with running(cache):
-            result = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
+        _share_sizes((input_ids, position_ids), (0, 1))
+        _share_sizes((input_ids, row_slots), (0,))
+        _share_sizes((*keys, *values), (0, 1))
+        route, layers = self.observed.route, self.observed.kv
+        by_layer = dict(zip(layers, keys, strict=True)), dict(zip(layers, values, strict=True))
+        cache = SlotCache(*by_layer, row_slots, position_ids, gather=route == "eager")
+        extra = extra_inputs(self.model, route, position_ids, keys[0].shape[1])
+        with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
+            result = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **extra)
         logits: torch.Tensor = result.logits
         return logits
 
 
-def observe_kv(model: PreTrainedModel, info: ModelInfo) -> list[KVShape]:
-    """Run the model on fake tensors and return the shapes of each layer's keys and values."""
-    cache = RecordingCache()
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        tokens = torch.zeros((1, 3), dtype=torch.int64, device=info.device)
-        model(input_ids=tokens, past_key_values=cache, use_cache=True)
-    layers = sorted(cache.observed)
-    if layers != list(range(info.num_layers)):
-        raise CaptureError(f"{info.name} wrote KV for layers {layers}, expected 0 .. {info.num_layers - 1}")
-    return [cache.observed[layer] for layer in layers]
+def _share_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> None:
+    """Tell export that these dimensions are one size, not several that happen to be equal."""
+    for tensor in tensors[1:]:
+        for dim in dims:
+            torch._check(tensor.shape[dim] == tensors[0].shape[dim])
 
 
-def capture(model: PreTrainedModel, info: ModelInfo, arena: Arena) -> StepGraph:
-    """Capture one forward of ``model`` over the arena, whose KV tensors export traces with.
+def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layout: Layout) -> StepGraph:
+    """Capture one forward of ``model`` over a KV arena of that layout.
 
     Returns:
         A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), the output
-        ``logits``, and the facts ``captured`` and ``logits``. Its sizes are two primes found nowhere else in the model,
-        so a size that varies can be told from one that does not.
+        ``logits``, and the facts ``captured`` and ``logits``. Its B and T are two primes found nowhere else in the
+        model, so a size that varies can be told from one that does not. N and S are those of the layout.
 
     Raises:
-        CaptureError: export failed, or left something that is no port.
+        UnsupportedModel: export failed; says where.
+        CaptureError: export left something that is no port.
         AnchorError: a place that passes need was not found.
     """
-    layout = arena.layout
-    rows, width = _example_sizes(model, layout)
-    device = info.device
-    tokens = torch.zeros((rows, width), dtype=torch.int64, device=device)
-    positions = torch.arange(width, device=device).repeat(rows, 1)
-    slots = torch.zeros(rows, dtype=torch.int64, device=device)
-    keys = [arena[f"k_{layer}"] for layer in range(info.num_layers)]
-    values = [arena[f"v_{layer}"] for layer in range(info.num_layers)]
-    dynamic = torch.export.Dim.DYNAMIC
-    both = {0: dynamic, 1: dynamic}
-    shapes = (both, both, {0: dynamic}, [None] * len(keys), [None] * len(values))
-    with captured_attention(model), torch.no_grad():
-        try:
-            program = torch.export.export(
-                Step(model), (tokens, positions, slots, keys, values), dynamic_shapes=shapes, strict=False
-            )
-        except SpecCompileError:
-            raise
-        except Exception as error:
-            raise CaptureError(f"torch.export could not capture {info.name}: {error}") from error
+    rows, width, slots, places = _example_sizes(model, layout)
+    program = _export(model, info, observed, rows, width, slots, places)
     graph = program.graph_module.graph
     _clean(graph)
     paths = ModulePaths.of(model, prefix="model.")
-    ports = dict(_ports(graph, program.graph_signature, model, info, layout, {"B": rows, "T": width}))
+    ports = dict(_ports(graph, program, model, info, observed, layout, {"B": rows, "T": width}))
     anchors = find_anchors(graph, paths, info.num_layers)
     step = StepGraph(
         graph=graph,
         ports=ports,
         anchors=anchors,
         layout=layout,
-        device=device,
+        device=info.device,
         sizes={"B": rows, "T": width},
         facts={"captured", "logits"},
+        route=observed.route,
     )
     for node in graph.nodes:
         layer = layer_of(node, paths) if node.op == "call_function" else None
         node.meta = {"pass": "capture"} if layer is None else {"pass": "capture", "layer": layer}
+    (logits,) = cast(Any, step.output.args[0])
     step.remove_dead_code()
-    step.name_value("logits", anchors.lm_head)
+    step.name_value("logits", logits)
     step.propagate()
     return step
 
 
-def _example_sizes(model: PreTrainedModel, layout: Layout) -> tuple[int, int]:
-    """Two primes clear of every size of the model and the arena; export would guard on an accidental equality."""
+def _export(
+    model: PreTrainedModel, info: ModelInfo, observed: Observation, rows: int, width: int, slots: int, places: int
+) -> torch.export.ExportedProgram:
+    device = info.device
+
+    def example(size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((slots, places, *size), dtype=dtype, device=device)
+
+    inputs = (
+        torch.zeros((rows, width), dtype=torch.int64, device=device),
+        torch.arange(width, device=device).repeat(rows, 1),
+        torch.zeros(rows, dtype=torch.int64, device=device),
+        [example(shape.key, shape.dtype) for shape in observed.kv.values()],
+        [example(shape.value, shape.dtype) for shape in observed.kv.values()],
+    )
+    dynamic = torch.export.Dim.DYNAMIC
+    both = {0: dynamic, 1: dynamic}
+    shapes = (both, both, {0: dynamic}, [both] * len(observed.kv), [both] * len(observed.kv))
+    place = Place(model)
+    with captured_by(model, observed.route), fixed_rotary(model), place.followed(), torch.no_grad():
+        try:
+            # torch prints the unfinished graph to stderr before it raises.
+            with contextlib.redirect_stderr(io.StringIO()):
+                program = torch.export.export(Step(model, observed), inputs, dynamic_shapes=shapes, strict=False)
+        except SpecCompileError:
+            raise
+        except Exception as error:
+            raise _untraceable(model, info, f"{place}cannot be exported: {told(error)}") from error
+    for node in program.graph.nodes:
+        if free_unbacked_symbols(node.meta.get("val")):
+            path, kind = (list(node.meta.get("nn_module_stack", {}).values()) or [("it", "")])[-1]
+            where = f"{path.removeprefix('model.')} ({str(kind).rpartition('.')[2]})"
+            raise _untraceable(model, info, f"{where} computes sizes from data ({node.target})")
+    return program
+
+
+def _untraceable(model: PreTrainedModel, info: ModelInfo, reason: str) -> UnsupportedModel:
+    if is_quantised(model):
+        reason = f"its weights are quantised and do not trace, load it unquantised ({reason})"
+    return UnsupportedModel(model=info.name, reason=reason)
+
+
+def _example_sizes(model: PreTrainedModel, layout: Layout) -> tuple[int, int, int, int]:
+    """Primes for B, T, N and S that divide no size there is; export would guard on an accidental equality."""
     taken = {size for tensor in [*model.parameters(), *model.buffers()] for size in tensor.shape}
-    taken |= {size for tensor in layout.tensors.values() for size in tensor.shape}
-    taken |= {value for value in model.config.to_dict().values() if isinstance(value, int)}
-    free = (n for n in range(11, 1000) if n not in taken and all(n % d for d in range(2, int(n**0.5) + 1)))
-    return next(free), next(free)
+    taken |= {
+        value for value in model.config.get_text_config(decoder=True).to_dict().values() if isinstance(value, int)
+    }
+    free = primes_clear_of(taken | layout.sizes)
+    return next(free), next(free), next(free), next(free)
 
 
 def _clean(graph: fx.Graph) -> None:
@@ -131,6 +166,9 @@ def _clean(graph: fx.Graph) -> None:
             continue
         if node.target in (aten._assert_tensor_metadata.default, aten._assert_scalar.default):
             graph.erase_node(node)
+        elif node.target is aten.index_put_.default and node.args[0].op == "placeholder":
+            # The write's result is the state itself, and a layer that shares another's KV reads that.
+            node.replace_all_uses_with(node.args[0])
         elif _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -161,29 +199,32 @@ def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) 
 
 def _ports(
     graph: fx.Graph,
-    signature: torch.export.ExportGraphSignature,
+    program: torch.export.ExportedProgram,
     model: PreTrainedModel,
     info: ModelInfo,
+    observed: Observation,
     layout: Layout,
     sizes: dict[str, int],
 ) -> Iterator[tuple[str, Port]]:
     """A port for every placeholder, which is renamed to what the arena or the model calls it."""
-    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    specs = {spec.arg.name: spec for spec in signature.input_specs}
+    tensors = named_tensors(model)
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     inputs = input_ports(layout, info.device, sizes)
+    layers = list(observed.kv)
+    changing = changing_tables(model)
     for node in graph.find_nodes(op="placeholder"):
         spec = specs[node.name]
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             path = str(spec.target).removeprefix("model.")
-            value = tensors[path].detach()
-            name = path.replace(".", "_")
-            port = Port(name, "weight", tuple(value.shape), value.dtype, info.device, path=path, value=value)
+            port = weight_port(path, tensors[path], info.device, own=path in changing)
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            value = program.constants[str(spec.target)].to(info.device)
+            port = Port(node.name, "weight", tuple(value.shape), value.dtype, info.device, value=value)
         elif spec.kind is InputKind.USER_INPUT and node.name in inputs:
             port = inputs[node.name]
         elif spec.kind is InputKind.USER_INPUT:
-            kind, _, layer = node.name.rpartition("_")
-            tensor = layout.tensors[f"{KV_PREFIXES[kind]}{layer}"]
-            port = Port.of_state(tensor, info.device)
+            kind, _, place = node.name.rpartition("_")
+            port = Port.of_state(layout.tensors[f"{KV_PREFIXES[kind]}{layers[int(place)]}"], info.device)
         else:
             raise CaptureError(
                 f"export of {info.name} left the tensor {node.name!r} as {spec.kind.name.lower()}; "
@@ -192,3 +233,11 @@ def _ports(
         node._rename(port.name)
         node.target = node.name
         yield node.name, replace(port, name=node.name)
+
+
+def weight_port(path: str, tensor: torch.Tensor, device: torch.device, *, own: bool) -> Port:
+    """The port of a tensor of the model: its own storage, or a copy where the model itself rewrites it (``own``)."""
+    value = tensor.detach().clone() if own else tensor.detach()
+    return Port(
+        path.replace(".", "_"), "weight", tuple(value.shape), value.dtype, device, path=path, own=own, value=value
+    )

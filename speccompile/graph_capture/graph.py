@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -15,7 +17,14 @@ from torch.utils import _pytree as pytree
 
 from speccompile.graph_capture.state import Layout, StateTensor
 
+# What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
+SIZE_OPERATORS = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.getitem}
+    | {torch.sym_max, torch.sym_min}
+)
+
 Role = Literal["weight", "state", "input"]
+Route = Literal["attention", "eager"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,8 @@ class Port:
     """One placeholder of a step graph.
 
     ``path`` is a weight's name in the model. ``low <= value < high`` bounds an integer tensor; ``distinct`` says
-    that no value occurs twice. ``value`` is the weight itself, or the arena's tensor once a tier is bound.
+    that no value occurs twice. ``path`` is None for a constant that the model's code makes; ``own`` says that the
+    value is a copy. ``value`` is the weight itself, or the arena's tensor once a tier is bound.
     """
 
     name: str
@@ -35,6 +45,7 @@ class Port:
     high: int | None = None
     distinct: bool = False
     path: str | None = None
+    own: bool = False
     value: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
@@ -64,11 +75,19 @@ class Anchors:
         )
 
 
+def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
+    """A dimension of a body, where the named sizes are ``sizes``: ``size_of("4*B", {"B": 3})`` is 12."""
+    if isinstance(dim, int):
+        return dim
+    return math.prod(sizes[factor] if factor in sizes else int(factor) for factor in dim.split("*"))
+
+
 @dataclass(frozen=True)
 class Body:
     """One group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
 
-    ``dims[i]`` are the sizes of input i, with the names ``"B"``, ``"T"``, ``"N"``, ``"S"`` where they vary;
+    ``dims[i]`` are the sizes of input i; those that vary are named, ``"B"``, ``"T"``, ``"N"``, ``"S"``, or are
+    products with a name, such as ``"4*B"`` (see :func:`size_of`);
     ``mutates`` are the inputs written in place; ``layers`` the decoder layers that call it.
     """
 
@@ -96,6 +115,8 @@ class Body:
 class StepGraph:
     """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
 
+    ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`).
+
     Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
     verifier, which recomputes ``node.meta["val"]`` after every pass.
     """
@@ -106,6 +127,7 @@ class StepGraph:
     layout: Layout
     device: torch.device
     sizes: Mapping[str, int]
+    route: Route = "attention"
     facts: set[str] = field(default_factory=set)
     values: dict[str, fx.Node] = field(default_factory=dict)
     bodies: dict[str, Body] = field(default_factory=dict)
@@ -128,6 +150,7 @@ class StepGraph:
             layout=self.layout,
             device=self.device,
             sizes=dict(self.sizes),
+            route=self.route,
             facts=set(self.facts),
             values={name: node_map[node] for name, node in self.values.items()},
             bodies=dict(self.bodies),
@@ -254,11 +277,15 @@ class StepGraph:
 
     def remove_dead_code(self) -> None:
         """Drop nodes without effect, and the ports nothing reads."""
+        nodes = list(self.graph.nodes)
+        behind = nodes[nodes.index(self.anchors.start) :]
         self.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
         for node in reversed(self.placeholders):
             if not node.users:
                 self.graph.erase_node(node)
                 del self.ports[node.name]
+        live = set(self.graph.nodes)
+        self.anchors.start = next(node for node in behind if node in live)
 
     # --- shapes ----------------------------------------------------------------------------------
 

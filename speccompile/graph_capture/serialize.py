@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
-import operator
+import io
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ import torch
 from torch import fx, nn
 
 from speccompile.errors import CaptureError
-from speccompile.graph_capture.capture import input_ports
-from speccompile.graph_capture.graph import Anchors, Port, StepGraph
+from speccompile.graph_capture.capture import input_ports, weight_port
+from speccompile.graph_capture.graph import SIZE_OPERATORS, Anchors, Port, StepGraph
 from speccompile.graph_capture.state import Layout
+from speccompile.graph_capture.support import named_tensors
 
-# What export leaves in a graph besides torch ops: arithmetic on sizes.
-_OPERATORS = {f"operator.{f.__name__}": f for f in (operator.add, operator.sub, operator.mul, operator.floordiv)}
+# What export leaves in a graph besides torch ops: arithmetic on sizes, and the choice of one of several results.
+_OPERATORS = {f"operator.{f.__name__}": f for f in SIZE_OPERATORS}
 
 
 def to_json(graph: StepGraph) -> dict[str, Any]:
@@ -36,13 +38,14 @@ def to_json(graph: StepGraph) -> dict[str, Any]:
         },
         "values": {name: node.name for name, node in graph.values.items()},
         "sizes": dict(graph.sizes),
+        "route": graph.route,
         "facts": sorted(graph.facts),
     }
 
 
 def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: torch.device) -> StepGraph:
     """The graph that :func:`to_json` described, over the weights of ``model``."""
-    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    tensors = named_tensors(model)
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     ports = {}
@@ -73,6 +76,7 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
         layout=layout,
         device=device,
         sizes=data["sizes"],
+        route=data["route"],
         facts=set(data["facts"]),
         values={name: nodes[node] for name, node in data["values"].items()},
     )
@@ -81,7 +85,12 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
 
 
 def _port(port: Port) -> dict[str, Any]:
-    return {"name": port.name, "role": port.role, "path": port.path}
+    entry = {"name": port.name, "role": port.role, "path": port.path, "own": port.own}
+    if port.role == "weight" and port.path is None:
+        file = io.BytesIO()
+        torch.save(port.value, file)
+        entry["constant"] = base64.b64encode(file.getvalue()).decode()
+    return entry
 
 
 def _read_port(
@@ -96,8 +105,11 @@ def _read_port(
         return Port.of_state(layout.tensors[name], device)
     if entry["role"] == "input":
         return input_ports(layout, device, sizes)[name]
-    value = tensors[entry["path"]].detach()
-    return Port(name, "weight", tuple(value.shape), value.dtype, device, path=entry["path"], value=value)
+    if entry["path"] is None:
+        file = io.BytesIO(base64.b64decode(entry["constant"]))
+        value = torch.load(file, map_location=device, weights_only=True)
+        return Port(name, "weight", tuple(value.shape), value.dtype, device, value=value)
+    return weight_port(entry["path"], tensors[entry["path"]], device, own=entry["own"])
 
 
 def _node(node: fx.Node) -> dict[str, Any]:

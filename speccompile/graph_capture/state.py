@@ -6,7 +6,9 @@ Shape symbols (sympy): ``N`` slots, the dummy slot included; ``S`` cache length;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -91,6 +93,11 @@ class Layout:
     vocab_size: int
 
     @property
+    def sizes(self) -> set[int]:
+        """Every size that a state tensor has."""
+        return {size for tensor in self.tensors.values() for size in tensor.shape}
+
+    @property
     def dummy_slot(self) -> int:
         """The slot of padding rows; no request ever owns it."""
         return self.max_batch
@@ -104,6 +111,14 @@ class Layout:
 def cache_len(max_len: int, max_width: int) -> int:
     """S: ``max_len`` and room for one step's drafts behind it, so that every write is in bounds."""
     return max_len + max_width
+
+
+def primes_clear_of(sizes: Iterable[int]) -> Iterator[int]:
+    """Primes from 11 on of which none of ``sizes`` is a multiple: examples for sizes that vary."""
+    taken = {size for size in sizes if size > 0}
+    for n in itertools.count(11):
+        if all(n % d for d in range(2, math.isqrt(n) + 1)) and all(size % n for size in taken):
+            yield n
 
 
 def core_state(vocab_size: int) -> list[StateSpec]:
@@ -135,10 +150,10 @@ class KVShape:
     dtype: torch.dtype
 
 
-def kv_state(observed: Iterable[KVShape]) -> list[StateSpec]:
-    """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each layer."""
+def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:
+    """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each layer that keeps some."""
     specs = []
-    for layer, shape in enumerate(observed):
+    for layer, shape in observed.items():
         specs.append(StateSpec(f"k_{layer}", (N, S, *shape.key), shape.dtype, reset=False))
         specs.append(StateSpec(f"v_{layer}", (N, S, *shape.value), shape.dtype, reset=False))
     return specs

@@ -12,15 +12,18 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers import PreTrainedModel
 
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.masks import ForeignMask, Mask
+from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.serialize import from_json, to_json
 from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.support import ModelInfo
@@ -31,10 +34,14 @@ PACKAGE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class StoredCapture:
-    """A capture as it was stored: the KV shapes that were observed, and the graph for any layout over them."""
+    """A capture as it was stored: what was observed, and the graph for a layout.
 
-    kv: list[KVShape]
+    ``fits`` tells whether a layout keeps clear of the graph's example sizes B and T, which passes go by.
+    """
+
+    observed: Observation
     graph: Callable[[Layout], StepGraph]
+    fits: Callable[[Layout], bool]
 
 
 class CaptureStore:
@@ -52,13 +59,16 @@ class CaptureStore:
         if checksum.decode(errors="replace") != _sha(text.decode(errors="replace")):
             return None
         data = json.loads(text)
-        kv = [KVShape(tuple(key), tuple(value), getattr(torch, dtype)) for key, value, dtype in data["kv"]]
-        return StoredCapture(kv, lambda layout: from_json(data["graph"], self._model, layout, self._info.device))
+        sizes = set(data["graph"]["sizes"].values())
+        return StoredCapture(
+            _read_observation(data["observed"]),
+            lambda layout: from_json(data["graph"], self._model, layout, self._info.device),
+            lambda layout: sizes.isdisjoint(layout.sizes),
+        )
 
-    def save(self, graph: StepGraph, kv: Sequence[KVShape]) -> None:
+    def save(self, graph: StepGraph, observed: Observation) -> None:
         """Store ``graph``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
-        shapes = [(shape.key, shape.value, str(shape.dtype).removeprefix("torch.")) for shape in kv]
-        text = json.dumps({"kv": shapes, "graph": to_json(graph)})
+        text = json.dumps({"observed": _observation(observed), "graph": to_json(graph)})
         try:
             self._write(text)
         except OSError as error:
@@ -69,6 +79,25 @@ class CaptureStore:
         with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
             file.write(f"{_sha(text)}\n{text}")
         os.replace(file.name, self.path)
+
+
+def _observation(observed: Observation) -> dict[str, Any]:
+    kv = {
+        layer: (shape.key, shape.value, str(shape.dtype).removeprefix("torch.")) for layer, shape in observed.kv.items()
+    }
+    return {**asdict(observed), "kv": kv}
+
+
+def _read_observation(data: dict[str, Any]) -> Observation:
+    kv = {
+        int(layer): KVShape(tuple(key), tuple(value), getattr(torch, dtype))
+        for layer, (key, value, dtype) in data["kv"].items()
+    }
+    return Observation(**{**data, "kv": kv, "masks": tuple(_read_mask(mask) for mask in data["masks"])})
+
+
+def _read_mask(data: dict[str, Any]) -> Mask | ForeignMask:
+    return ForeignMask(**data) if "name" in data else Mask(**data)
 
 
 def _key(model: PreTrainedModel, info: ModelInfo) -> str:

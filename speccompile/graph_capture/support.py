@@ -10,9 +10,6 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
 
-FAMILIES = frozenset({"llama"})
-# Tables that do not depend on how long the longest sequence of a batch is.
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -40,22 +37,11 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
             reason="it is not a transformers PreTrainedModel; pass the model itself",
         )
     name = type(model).__name__
-    family = model.config.model_type
-    if family not in FAMILIES or model.get_output_embeddings() is None:
-        raise UnsupportedModel(
-            model=name,
-            reason=f"only Llama-architecture causal LMs are supported so far, this is {family!r}; "
-            "use LlamaForCausalLM or a model with its architecture",
-        )
-    if getattr(model, "hf_quantizer", None) is not None:
-        raise UnsupportedModel(model=name, reason="its weights are quantised; load it with dtype=torch.float32")
-    rope = model.config.rope_parameters["rope_type"]
-    if rope not in ROPE_TYPES:
-        raise UnsupportedModel(
-            model=name,
-            reason=f"its rotary table ({rope!r}) depends on the longest sequence of the batch; "
-            f"supported: {', '.join(sorted(ROPE_TYPES))}",
-        )
+    config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(model=name, reason="it is an encoder-decoder; a decoder-only model is needed")
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModel(model=name, reason="it has no lm_head; load it with AutoModelForCausalLM")
     if model.training:
         raise ModelInTraining(model=name)
     tensors = [*model.parameters(), *model.buffers()]
@@ -64,19 +50,26 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         raise ModelOnSeveralDevices(model=name, devices=", ".join(devices), first=devices[0])
     if devices == ["meta"]:
         raise UnsupportedModel(model=name, reason="its weights are on the meta device; load them first")
-    _check_dtype(name, devices[0], {parameter.dtype for parameter in model.parameters()})
     return ModelInfo(
         name=name,
-        num_layers=int(model.config.num_hidden_layers),
-        vocab_size=int(model.config.vocab_size),
-        hidden_size=int(model.config.hidden_size),
-        dtype=next(model.parameters()).dtype,
+        num_layers=len(decoder_layers(model)[1]),
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(config.hidden_size),
+        dtype=_dtype(model, name, devices[0]),
         device=tensors[0].device,
     )
 
 
-def _check_dtype(name: str, device: str, dtypes: set[torch.dtype]) -> None:
-    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+def is_quantised(model: PreTrainedModel) -> bool:
+    return getattr(model, "hf_quantizer", None) is not None
+
+
+def _dtype(model: PreTrainedModel, name: str, device: str) -> torch.dtype:
+    """The least precise dtype of the weights: some families keep routers or norms in float32."""
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if is_quantised(model):
+        dtypes &= set(DTYPES)
+    if not dtypes or not dtypes <= set(DTYPES):
         raise UnsupportedDtype(
             model=name,
             dtypes=", ".join(sorted(str(dtype) for dtype in dtypes)),
@@ -84,20 +77,40 @@ def _check_dtype(name: str, device: str, dtypes: set[torch.dtype]) -> None:
             supported=", ".join(str(dtype) for dtype in DTYPES),
             advice="Call model.to(torch.float32).",
         )
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Module path and list of the decoder layers.
+    """Module path and list of the decoder layers: of the text model's outermost lists the one as long as the config
+    states, else the longest. A vision tower's, which may be as long, is not meant.
 
     Raises:
-        UnsupportedModel: no module list has the length that the config states.
+        UnsupportedModel: there is none.
     """
+    config = model.config.get_text_config(decoder=True)
+    count = getattr(config, "num_hidden_layers", None)
+    of_text: dict[str, bool] = {}
+    lists: list[tuple[str, nn.ModuleList]] = []
     for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
-            return path, module
-    raise UnsupportedModel(model=type(model).__name__, reason="it has no list of decoder layers")
+        of_text[path] = of_text.get(path.rpartition(".")[0], True)
+        if isinstance(module, PreTrainedModel):
+            of_text[path] = type(module.config.get_text_config(decoder=True)) is type(config)
+        inner = any(path.startswith(f"{outer}.") for outer, _ in lists)
+        if of_text[path] and isinstance(module, nn.ModuleList) and not inner:
+            lists.append((path, module))
+    if not lists:
+        raise UnsupportedModel(model=type(model).__name__, reason="it has no list of decoder layers")
+    return max(lists, key=lambda found: (len(found[1]) == count, len(found[1])))
 
 
 def module_path(model: PreTrainedModel, module: nn.Module) -> str:
     """The name of ``module`` inside ``model``."""
     return next(path for path, candidate in model.named_modules() if candidate is module)
+
+
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by every name they have."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }

@@ -19,8 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from speccompile.errors import LoweringError
-from speccompile.graph_capture.graph import Body, StepGraph
+from speccompile.graph_capture.graph import Body, StepGraph, size_of
+from speccompile.graph_capture.state import primes_clear_of
 from speccompile.progress import task
+
+aten = torch.ops.aten
 
 BodyFunction = Callable[..., torch.Tensor]
 
@@ -47,7 +50,7 @@ def _compile(body: Body, device: torch.device) -> BodyFunction:
     examples = _example_sizes(body)
     fakes: list[Any] = []
     for index, (dims, dtype) in enumerate(zip(body.dims, body.dtypes, strict=True)):
-        shape = [examples[size] if isinstance(size, str) else size for size in dims]
+        shape = [size_of(size, examples) for size in dims]
         dynamic = [DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in dims]
         context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
         real = torch.empty(shape, dtype=dtype, device=device)
@@ -71,16 +74,29 @@ def _compile(body: Body, device: torch.device) -> BodyFunction:
 
 
 def _example_sizes(body: Body) -> dict[str, int]:
-    """Sizes for B, T, N and S that no fixed size of the body equals, so that duck shaping tells them apart."""
+    """Primes for B, T, N and S that divide no fixed size of the body, so that duck shaping tells all sizes apart."""
     fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
-    free = (size for size in range(11, 1000) if size not in fixed)
-    return {name: next(free) for name in ("B", "T", "N", "S")}
+    return dict(zip(("B", "T", "N", "S"), primes_clear_of(fixed), strict=False))
 
 
 def _returning_tuple(body: Body) -> fx.GraphModule:
     graph = fx.Graph()
     result = graph.graph_copy(body.module.graph, {})
     graph.output((result,))
+    for node in graph.find_nodes(op="call_function", target=aten.baddbmm.default):
+        _split_baddbmm(graph, node)
     for node in graph.nodes:
         node.meta.clear()
     return fx.GraphModule(torch.nn.Module(), graph, class_name=body.name)
+
+
+def _split_baddbmm(graph: fx.Graph, node: fx.Node) -> None:
+    """Its shape function fails on symbolic sizes (torch 2.13); Inductor fuses the parts again."""
+    added, left, right = node.args
+    with graph.inserting_before(node):
+        product = graph.call_function(aten.bmm.default, (left, right))
+        scaled = graph.call_function(aten.mul.Scalar, (product, node.kwargs.get("alpha", 1)))
+        kept = graph.call_function(aten.mul.Scalar, (added, node.kwargs.get("beta", 1)))
+        total = graph.call_function(aten.add.Tensor, (kept, scaled))
+    node.replace_all_uses_with(total)
+    graph.erase_node(node)

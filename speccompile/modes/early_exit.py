@@ -69,7 +69,7 @@ class DraftEarlyExit(Pass):
         for _ in range(self.draft_len):
             inputs = {anchors.tokens: token, anchors.positions: position}
             hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
-            logits = graph.splice(anchors.lm_head, {anchors.layers[-1]: hidden}, before=start)
+            logits = graph.splice(graph.values["logits"], {anchors.layers[-1]: hidden}, before=start)
             token, position = graph.insert(choose, logits, position, before=start)
             drafted.append(token)
         set_drafts(graph, graph.insert(join, *drafted, before=start), lens)

@@ -29,3 +29,17 @@ class ChooseAttention(Pass):
         for node in found:
             node.target = kernel
         return Changes(len(found), f"{len(found)} calls of {kernel}")
+
+
+@dataclass(frozen=True)
+class KeepAttention(Pass):
+    """A model captured with its own attention has no semantic op to choose a kernel for."""
+
+    name: ClassVar[str] = "choose_attention"
+    looks_for: ClassVar[str] = "the model's own attention"
+    requires: ClassVar[Facts] = facts("captured")
+    provides: ClassVar[Facts] = facts("attention_chosen")
+    optional: ClassVar[bool] = True
+
+    def run(self, graph: StepGraph) -> Changes:
+        return Changes(0, "the model's own attention, over a copy of each row's whole cache")

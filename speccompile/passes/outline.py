@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -16,16 +19,14 @@ from speccompile.passes.verify import written
 
 aten = torch.ops.aten
 
-_KV = ("k_", "v_")
-
 
 @dataclass(frozen=True)
 class OutlineLayers(Pass):
     """Groups decoder layers by structure and constants and replaces each by a call of its group's body.
 
     Layers that differ in a constant (a window, a scale) get bodies of their own. A body takes the hidden state
-    first and keeps rows and width symbolic; sizes that the layer read from elsewhere are read from the hidden
-    state instead, so that no size crosses the boundary.
+    first and keeps rows and width symbolic; sizes that the layer read from elsewhere are read from its own inputs
+    instead, so that no size crosses the boundary.
     """
 
     name: ClassVar[str] = "outline"
@@ -34,8 +35,11 @@ class OutlineLayers(Pass):
     provides: ClassVar[Facts] = facts("outlined")
 
     def run(self, graph: StepGraph) -> Changes:
+        _keep_sizes_local(graph)
         groups: dict[str, list[tuple[int, _Region]]] = {}
         for index, live_out in enumerate(graph.anchors.layers):
+            if index > 0 and live_out is graph.anchors.layers[index - 1]:
+                continue
             region = _Region.of(graph, index, live_out)
             groups.setdefault(region.key(), []).append((index, region))
         owner: dict[int, tuple[str, _Region]] = {}
@@ -48,10 +52,61 @@ class OutlineLayers(Pass):
         for index in sorted(owner):
             name, region = owner[index]
             calls[region.live_out] = region.replace_by_call(graph, name, index, calls)
-            graph.anchors.layers[index] = calls[region.live_out]
+        graph.anchors = graph.anchors.mapped(lambda node: calls.get(node, node))
         graph.remove_dead_code()
         layers = sum(len(members) for members in groups.values())
         return Changes(layers, f"{layers} decoder layers call {len(groups)} {'body' if len(groups) == 1 else 'bodies'}")
+
+
+def _keep_sizes_local(graph: StepGraph) -> None:
+    """Let every layer, and what stands outside of the layers, compute the sizes it needs from its own inputs."""
+    regions: dict[int | None, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            regions.setdefault(node.meta.get("layer"), []).append(node)
+    for layer, nodes in regions.items():
+        inside = set(nodes)
+        outside = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside)
+        tensors = graph.placeholders if layer is None else [x for x in outside if _is_tensor(x)]
+        made: dict[fx.Node, fx.Node] = {}
+        for size in [x for x in outside if not _is_tensor(x)]:
+            local = _local_size(graph, size, tensors, nodes[0], made)
+            size.replace_all_uses_with(local, delete_user_cb=inside.__contains__)
+    # Passes put what feeds the inputs before ``start``, so that has to stay the first reader of one.
+    graph.anchors.start = next(node for node in graph.graph.nodes if node.op == "call_function")
+
+
+def _local_size(
+    graph: StepGraph, size: fx.Node, tensors: list[fx.Node], before: fx.Node, made: dict[fx.Node, fx.Node]
+) -> fx.Node:
+    """A node with the value of ``size``, put before ``before`` and computed from ``tensors`` alone."""
+    if size in made:
+        return made[size]
+    if size.target is aten.sym_size.int:
+        tensor, dim = _where_found(size, tensors)
+        with graph.graph.inserting_before(before):
+            made[size] = graph.graph.call_function(aten.sym_size.int, (tensor, dim))
+    else:
+        for argument in size.all_input_nodes:
+            _local_size(graph, argument, tensors, before, made)
+        with graph.graph.inserting_before(before):
+            made[size] = graph.graph.node_copy(size, made.__getitem__)
+    made[size].meta = {**before.meta, "val": size.meta["val"]}
+    made[size].meta.pop("seen", None)
+    return made[size]
+
+
+def _where_found(size: fx.Node, tensors: list[fx.Node]) -> tuple[fx.Node, int]:
+    for tensor in tensors:
+        if size.meta["val"] in (shape := tuple(tensor.meta["val"].shape)):
+            return tensor, shape.index(size.meta["val"])
+    raise AnchorError(
+        anchor=f"the size {size.name!r}", reason=f"its reader has no input that is {size.meta['val']} long"
+    )
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], torch.Tensor)
 
 
 @dataclass
@@ -60,36 +115,19 @@ class _Region:
 
     nodes: list[fx.Node]
     inputs: list[fx.Node]
-    sizes: dict[fx.Node, int]
     live_out: fx.Node
 
     @staticmethod
     def of(graph: StepGraph, index: int, live_out: fx.Node) -> _Region:
         nodes = [node for node in graph.graph.nodes if node.meta.get("layer") == index]
         inside = set(nodes)
-        outside: list[fx.Node] = []
-        for node in nodes:
-            outside.extend(x for x in node.all_input_nodes if x not in inside and x not in outside)
-        hidden = next((node for node in outside if _is_hidden_state(node, graph)), None)
-        if hidden is None:
-            raise AnchorError(anchor=f"the input of decoder layer {index}", reason="it reads no hidden state")
-        inputs = [hidden] + [x for x in outside if x is not hidden and isinstance(x.meta["val"], torch.Tensor)]
-        sizes = {}
-        for node in outside:
-            size = node.meta["val"]
-            if not isinstance(size, torch.Tensor):
-                if size not in hidden.meta["val"].shape:
-                    raise AnchorError(
-                        anchor=f"the input of decoder layer {index}",
-                        reason=f"the size {node.name!r} ({size}) is none of its hidden state's",
-                    )
-                sizes[node] = list(hidden.meta["val"].shape).index(size)
-        return _Region(nodes, inputs, sizes, live_out)
+        outside = list(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside))
+        hidden = _hidden_state(outside, graph, index)
+        return _Region(nodes, [hidden, *(x for x in outside if x is not hidden)], live_out)
 
     def key(self) -> str:
         """Equal for layers that compute the same function of their inputs."""
         number = {node: f"in{i}" for i, node in enumerate(self.inputs)}
-        number |= {node: f"size{dim}" for node, dim in self.sizes.items()}
         number |= {node: f"n{i}" for i, node in enumerate(self.nodes)}
 
         def canonical(value: Any) -> str:
@@ -107,16 +145,16 @@ class _Region:
         node_map: dict[fx.Node, fx.Node] = {}
         prefix = _layer_prefix(self.inputs)
         for node in self.inputs:
-            node_map[node] = inner.placeholder(_input_name(node, node is self.inputs[0], prefix))
+            node_map[node] = inner.placeholder(_input_name(node, graph, node is self.inputs[0], prefix))
             node_map[node].meta = {"val": node.meta["val"]}
-        hidden = node_map[self.inputs[0]]
-        for node, dim in self.sizes.items():
-            node_map[node] = inner.call_function(aten.sym_size.int, (hidden, dim))
         for node in self.nodes:
-            node_map[node] = inner.node_copy(node, node_map.__getitem__)
-            node_map[node].meta = {}
+            args = cast(Any, fx.map_arg(node.args, node_map.__getitem__))
+            kwargs = cast(Any, fx.map_arg(node.kwargs, node_map.__getitem__))
+            # Counted anew: the names of equal layers must not tell which of a model's layers they were.
+            base = re.sub(r"_\d+$", "", node.name)
+            node_map[node] = inner.create_node(node.op, node.target, args, kwargs, base)
         inner.output(node_map[self.live_out])
-        dims = tuple(_dims(node, graph) for node in self.inputs)
+        dims = _dims(self.inputs, graph)
         return Body(
             name=name,
             module=fx.GraphModule(torch.nn.Module(), inner, class_name=name),
@@ -152,23 +190,55 @@ class _Ref:
         return self.text
 
 
-def _is_hidden_state(node: fx.Node, graph: StepGraph) -> bool:
-    value = node.meta["val"]
-    return (
-        node.op != "placeholder"
-        and isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and list(value.shape[:2]) == [graph.sizes["B"], graph.sizes["T"]]
-    )
+def _hidden_state(outside: list[fx.Node], graph: StepGraph, index: int) -> fx.Node:
+    """What the layer before left, or for the first layer the first floating ``[B, T, ...]`` that is read."""
+    if index > 0 and graph.anchors.layers[index - 1] in outside:
+        return graph.anchors.layers[index - 1]
+    for node in outside:
+        value = node.meta["val"]
+        if node.op == "placeholder" or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        if list(value.shape[:2]) == [graph.sizes["B"], graph.sizes["T"]]:
+            return node
+    raise AnchorError(anchor=f"the input of decoder layer {index}", reason="it reads no hidden state")
 
 
-def _dims(node: fx.Node, graph: StepGraph) -> tuple[int | str, ...]:
-    """The sizes of a body's input, with names for those that differ between steps (B, T) and wraps (N, S)."""
-    shape = tuple(node.meta["val"].shape)
-    if node.name.startswith(_KV):
-        return ("N", "S", *shape[2:])
-    varying = {size: dim for dim, size in graph.sizes.items()}
-    return tuple(varying.get(size, size) for size in shape)
+def _is_kv(node: fx.Node, graph: StepGraph) -> bool:
+    return node.op == "placeholder" and graph.ports[node.name].role == "state"
+
+
+def _dims(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...], ...]:
+    """The sizes of a body's inputs, with names for those that differ between steps (B, T) and wraps (N, S)."""
+    weights = {node for node in inputs if node.op == "placeholder" and graph.ports[node.name].role == "weight"}
+    fixed = {size for node in weights for size in node.meta["val"].shape}
+    places = graph.layout.cache_len
+    # S is told from other sizes by its value, so where a weight has that size as well it stays a number.
+    own: int | str = places if places in fixed and graph.route == "eager" else "S"
+
+    def name(size: int) -> int | str:
+        if graph.route == "eager" and size == places:
+            return own
+        return _product(size, graph.sizes)
+
+    dims: list[tuple[int | str, ...]] = []
+    for node in inputs:
+        shape = tuple(node.meta["val"].shape)
+        if node in weights:
+            dims.append(shape)
+        elif _is_kv(node, graph):
+            dims.append(("N", own, *shape[2:]))
+        else:
+            dims.append(tuple(name(size) for size in shape))
+    return tuple(dims)
+
+
+def _product(size: int, sizes: Mapping[str, int]) -> int | str:
+    """``size`` as a product with B and T, whose example sizes are primes that divide no size of the model."""
+    names = [name for name, prime in sizes.items() if size % prime == 0]
+    if not names or size == 0:
+        return size
+    rest = size // math.prod(sizes[name] for name in names)
+    return "*".join(names if rest == 1 else [str(rest), *names])
 
 
 def _layer_prefix(inputs: list[fx.Node]) -> str:
@@ -181,9 +251,9 @@ def _layer_prefix(inputs: list[fx.Node]) -> str:
     return first[: first.rfind("_", 0, common) + 1]
 
 
-def _input_name(node: fx.Node, is_hidden: bool, prefix: str) -> str:
+def _input_name(node: fx.Node, graph: StepGraph, is_hidden: bool, prefix: str) -> str:
     if is_hidden:
         return "hidden"
-    if node.name.startswith(_KV):
+    if _is_kv(node, graph):
         return f"{node.name[0]}_cache"
     return node.name.removeprefix(prefix)

@@ -18,7 +18,10 @@ _INFIX: dict[Any, str] = {
     operator.sub: "{} - {}",
     operator.mul: "{} * {}",
     operator.floordiv: "{} // {}",
+    operator.mod: "{} % {}",
     operator.getitem: "{}[{}]",
+    torch.sym_max: "max({}, {})",
+    torch.sym_min: "min({}, {})",
 }
 
 _HEADER = '''"""{title}"""

@@ -10,10 +10,7 @@ import torch
 from torch import fx
 
 from speccompile.errors import VerifierError
-from speccompile.graph_capture.graph import StepGraph
-
-# What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
-SIZE_OPERATORS = frozenset({operator.add, operator.sub, operator.mul, operator.floordiv, operator.getitem})
+from speccompile.graph_capture.graph import SIZE_OPERATORS, StepGraph
 
 Fail = Callable[[str], NoReturn]
 

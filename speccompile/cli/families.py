@@ -1,0 +1,173 @@
+"""``speccompile families``: which of transformers' model families speculate, and why the others do not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import transformers
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from speccompile.cli.generate import Backend
+from speccompile.cli.session import session
+from speccompile.errors import InvalidOption
+from speccompile.families.family import Family, causal_lm_families, find_families
+from speccompile.families.survey import Row, Verdict, survey
+from speccompile.lowering.backends import choose_backend
+from speccompile.progress import Listener, listener
+
+# Wide enough for a reason beside the names, where no terminal says how wide it is.
+_WIDTH = 120
+
+_STYLES = {Verdict.EXACT: "green", Verdict.WRONG: "bold red", Verdict.BROKEN: "bold red"}
+
+
+def command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Families, by the model_type of their config; all if left out.")
+    ] = None,
+    backend: Backend = "eager",
+    only: Annotated[Verdict | None, typer.Option(help="Show only the rows that ended so; all are counted.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all rows to this file, as JSON.")] = None,
+) -> None:
+    """Try a tiny random model of every causal-LM family of transformers: is its text exact, or why is it refused?
+
+    exact: the text of transformers' generate, in ragged batches, tiers changing
+    refused: wrap says what it cannot do
+    not made: there is no tiny model, or transformers cannot generate with it
+    wrong, broken: faults of speccompile; the exit code is then 1
+    route: attention (layers call the attention op) or eager (they keep their own)
+    acceptance length: behind a periodic prompt; 1.00 if no draft was accepted
+    """
+    with session():
+        families = find_families(dict.fromkeys(names)) if names else causal_lm_families()
+        choose_backend(backend, torch.device("cpu"))
+        rows: list[Row] = []
+        _write(json_path, rows)
+        with _captures_apart():
+            for row in _survey(families, backend):
+                rows.append(row)
+                _write(json_path, rows)
+        console = Console()
+        if not console.is_terminal:
+            console.width = max(console.width, _WIDTH)
+        console.print(_table([row for row in rows if only in (None, row.verdict)]))
+        console.print(_summary(rows), highlight=False)
+        if any(row.verdict in (Verdict.WRONG, Verdict.BROKEN) for row in rows):
+            raise typer.Exit(1)
+
+
+def _write(path: Path | None, rows: Sequence[Row]) -> None:
+    """As far as there are rows: nothing is lost when the survey, which takes minutes, is interrupted."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
+    except OSError as error:
+        raise InvalidOption(
+            where="the command line", name="--json", value=str(path), reason=f"it cannot be written ({error.strerror})"
+        ) from error
+
+
+@contextlib.contextmanager
+def _captures_apart() -> Iterator[None]:
+    """Captures of tiny models are of no use to anybody later."""
+    before = os.environ.get("SPECCOMPILE_CACHE")
+    with tempfile.TemporaryDirectory(prefix="speccompile-families-") as folder:
+        os.environ["SPECCOMPILE_CACHE"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["SPECCOMPILE_CACHE"]
+            else:
+                os.environ["SPECCOMPILE_CACHE"] = before
+
+
+def _survey(families: Sequence[Family], backend: str) -> Iterator[Row]:
+    """A row for each, and a line on stderr as it is done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=len(families))
+        for family in families:
+            with _tasks_to(partial(_describe, progress, bar, family.name)):
+                row = survey(family, backend=backend)
+            progress.advance(bar)
+            console.print(_line(row), markup=False, highlight=False, soft_wrap=True)
+            yield row
+
+
+def _describe(progress: Progress, bar: TaskID, name: str, description: str, begins: bool) -> None:
+    progress.update(bar, description=f"{name}: {description}" if begins else name)
+
+
+@contextlib.contextmanager
+def _tasks_to(report: Listener) -> Iterator[None]:
+    """What the package reports that it does goes there, instead of a display of its own."""
+    report("make a tiny model", True)
+    token = listener.set(report)
+    try:
+        yield
+    finally:
+        listener.reset(token)
+
+
+def _line(row: Row) -> str:
+    details = [f"{row.seconds:.1f} s"]
+    if row.acceptance_length is not None:
+        details.insert(0, f"acceptance length {row.acceptance_length:.2f}")
+    return f"{row.family}: {row.verdict}, {', '.join(details)}"
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    title = f"Families of transformers {transformers.__version__}, torch {torch.__version__}"
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("family", overflow="fold", max_width=16)
+    table.add_column("model class", overflow="fold", max_width=20)
+    table.add_column("route")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("acceptance\nlength", justify="right")
+    table.add_column("seconds", justify="right")
+    table.add_column("reason", overflow="fold", ratio=1)
+    for row in rows:
+        table.add_row(
+            row.family,
+            row.model_class,
+            row.route or "-",
+            row.verdict,
+            "-" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
+            f"{row.seconds:.1f}",
+            escape(_reason(row)),
+            style=_STYLES.get(row.verdict),
+        )
+    return table
+
+
+def _reason(row: Row) -> str:
+    """Without what the columns beside it say already."""
+    for start in (f"{row.model_class} cannot be captured: ", f"no tiny {row.family} can be made: "):
+        if row.reason.startswith(start):
+            return row.reason.removeprefix(start)
+    return row.reason
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    counts = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {verdict}" for verdict in Verdict)
+    families = "1 family" if len(rows) == 1 else f"{len(rows)} families"
+    return f"{families} in {sum(row.seconds for row in rows):.0f} s: {counts}"

@@ -1,0 +1,90 @@
+"""Which keys a query sees: the masks that transformers asks for, recognised by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from speccompile.errors import CaptureError
+
+# transformers' form: (batch, head, query, key) indices to a bool tensor, elementwise.
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Unfit(Exception):
+    """The model asked for something that this way of capturing it cannot express; the text says what."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The query at position p sees the keys j <= p with j > p - ``window`` and j // ``chunk`` == p // ``chunk``."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def reach(self) -> int:
+        """How long a text has to be for the mask to hide a key that a causal mask shows; 0 for never."""
+        return max(self.window or 0, self.chunk or 0)
+
+    def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Elementwise, for int64 positions that broadcast."""
+        seen = key <= query
+        if self.window is not None:
+            seen = seen & (key > query - self.window)
+        if self.chunk is not None:
+            seen = seen & (key // self.chunk == query // self.chunk)
+        return seen
+
+
+@dataclass(frozen=True)
+class ForeignMask:
+    """A mask that is none of ours: asking for one (for an absent encoder, say) is no fault, using it is."""
+
+    name: str
+
+
+def recognise(function: MaskFunction, local_size: int | None, device: torch.device) -> Mask | None:
+    """The mask that ``function`` computes, or None if it is none of ours.
+
+    The function is asked, not looked into: at every pair of positions around the borders that ``local_size`` (the
+    size of a window or chunk) makes, and at distances up to 2**17.
+    """
+    borders = {2**power for power in range(18)} | {times * (local_size or 0) for times in range(1, 4)}
+    places = sorted({max(0, border + near) for border in borders for near in range(-2, 3)})
+    query = torch.tensor(places, device=device)[:, None]
+    key = torch.tensor(places, device=device)[None, :]
+    origin = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    try:
+        seen = function(origin, origin, query, key).expand(len(places), len(places))
+    except (IndexError, RuntimeError):
+        return None  # it looks up positions in a table of this very text
+    candidates = [Mask()]
+    if local_size is not None:
+        candidates += [Mask(window=local_size), Mask(chunk=local_size)]
+    return next((mask for mask in candidates if torch.equal(mask.sees(query, key), seen)), None)
+
+
+class MaskLog:
+    """The masks of one forward in the order they are asked for: recorded on real tensors, repeated under export."""
+
+    def __init__(self, known: Sequence[Mask | ForeignMask] | None = None) -> None:
+        self.seen: list[Mask | ForeignMask] = []
+        self._known: Iterator[Mask | ForeignMask] | None = None if known is None else iter(known)
+
+    def ask(self, function: MaskFunction, local_size: int | None, device: torch.device) -> Mask | ForeignMask:
+        """What ``function`` computes; raises CaptureError if export asks for more masks than were recorded."""
+        if self._known is not None:
+            mask = next(self._known, None)
+            if mask is None:
+                raise CaptureError("under export the model asks for more attention masks than in a forward")
+            return mask
+        self.seen.append(recognise(function, local_size, device) or ForeignMask(_name(function)))
+        return self.seen[-1]
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", repr(function)).removesuffix("_function")

@@ -1,0 +1,146 @@
+"""One real forward over a few tokens, to see how a model attends and what it keeps; or why it cannot be captured."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.errors import UnsupportedModel
+from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
+from speccompile.graph_capture.cache import RECURRENT, RecordingCache
+from speccompile.graph_capture.graph import Route
+from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
+from speccompile.graph_capture.state import KVShape
+from speccompile.graph_capture.support import ModelInfo
+
+ROWS, WIDTH = 2, 5
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What capture has to know of a model.
+
+    Args:
+        route: how its attention is captured; ``reason`` says why not by the attention op, if so.
+        kv: shapes of what each layer puts into the cache, by layer; a layer that shares another's KV has none.
+        masks: what the model asks for in one forward, in order.
+        reach: the longest window or chunk; the capture check takes a text longer than that.
+    """
+
+    route: Route
+    kv: dict[int, KVShape]
+    masks: tuple[Mask | ForeignMask, ...]
+    reach: int
+    reason: str = ""
+
+
+def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = ROUTES) -> Observation:
+    """Find the first of ``routes`` by which ``model`` can be captured.
+
+    Raises:
+        UnsupportedModel: there is none; names the layer, its class, and the reason for the last route tried.
+    """
+    if not takes(model, "past_key_values"):
+        raise UnsupportedModel(model=info.name, reason=_no_cache(model))
+    reasons: list[str] = []
+    for route in routes:
+        try:
+            return _forward(model, info, route, "; ".join(reasons))
+        except Unfit as unfit:
+            reasons.append(str(unfit))
+    raise UnsupportedModel(model=info.name, reason=reasons[-1])
+
+
+def takes(model: PreTrainedModel, name: str) -> bool:
+    """Whether the model's forward has an argument of that name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str) -> Observation:
+    cache, log = RecordingCache(), MaskLog()
+    tokens = (torch.arange(ROWS * WIDTH, device=info.device) + info.vocab_size // 2) % info.vocab_size
+    positions = torch.arange(WIDTH, device=info.device).repeat(ROWS, 1)
+    run = Running(cache, positions, log)
+    place = Place(model)
+    with captured_by(model, route), running(run), place.followed(), torch.no_grad():
+        try:
+            model(
+                input_ids=tokens.view(ROWS, WIDTH),
+                past_key_values=cache,
+                use_cache=True,
+                **extra_inputs(model, route, positions, WIDTH),
+            )
+        except Unfit as unfit:
+            raise Unfit(f"{place}{unfit}") from unfit
+        except Exception as error:
+            if model._is_stateful:
+                raise Unfit(f"{place}{RECURRENT}") from error
+            raise Unfit(f"{place}does not run over a KV cache: {told(error)}") from error
+    if not cache.observed:
+        raise Unfit(_no_cache(model))
+    if model._is_stateful:
+        raise Unfit(f"it {RECURRENT}")
+    if route == "attention" and run.attended < len(cache.observed):
+        raise Unfit(f"attends in {run.attended} of {len(cache.observed)} layers by transformers' attention interface")
+    if run.causal and not any(run.causal):
+        raise Unfit("it lets a token see later ones (it is not causal)")
+    reach = max([run.reach, *(mask.reach for mask in log.seen if isinstance(mask, Mask))])
+    return Observation(route, dict(sorted(cache.observed.items())), tuple(log.seen), reach, reason)
+
+
+def extra_inputs(
+    model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt
+) -> dict[str, torch.Tensor]:
+    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for ALiBi a full mask ``[B, S]``."""
+    inputs = {"position_ids": positions} if takes(model, "position_ids") else {}
+    if route == "eager" and takes(model, "attention_mask"):
+        ones = torch.ones((positions.shape[0], cache_len), dtype=torch.int64, device=positions.device)
+        inputs["attention_mask"] = ones
+    return inputs
+
+
+def _no_cache(model: PreTrainedModel) -> str:
+    return f"it {RECURRENT}" if model._is_stateful else "it keeps no KV cache"
+
+
+def told(error: Exception) -> str:
+    """Kind and first line of somebody else's error, to be part of a sentence of ours."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0].rstrip('.! ')}"
+
+
+class Place:
+    """The module that runs: what an error message names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._stack: list[tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Keeps the stack of modules while they run; one that raised stays on it."""
+        handles = []
+        for path, module in self._model.named_modules():
+            entry = (path, type(module).__name__)
+            handles.append(module.register_forward_pre_hook(lambda *_, entry=entry: self._stack.append(entry)))
+            handles.append(module.register_forward_hook(lambda *_: self._leave()))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _leave(self) -> None:
+        self._stack.pop()
+
+    def __str__(self) -> str:
+        if not self._stack or not self._stack[-1][0]:
+            return "it "
+        path, kind = self._stack[-1]
+        return f"{path} ({kind}) "

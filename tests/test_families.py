@@ -1,0 +1,135 @@
+"""Every family that is promised by name gives the text of transformers' greedy ``generate``, whatever the tiers do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import speccompile
+from speccompile import Speculator
+from speccompile.families.tiny import causal_lm_families, tiny_model
+
+TIERS = (0, 1, 3)
+MAX_BATCH = 4
+NEW_TOKENS = 24
+WINDOW = 8
+
+# By the attention op, unless it says otherwise.
+ROUTES = {
+    "llama": "attention",
+    "qwen2": "attention",
+    "qwen3": "attention",
+    "mistral": "attention",
+    "gemma2": "attention",
+    "gemma3_text": "attention",
+    "phi3": "attention",
+    "gpt2": "attention",
+    "opt": "attention",
+    "gpt_neox": "attention",
+    "gpt_oss": "attention",
+    "mixtral": "attention",
+    "qwen3_moe": "attention",
+    "deepseek_v3": "eager",
+    "glm4": "attention",
+    "smollm3": "attention",
+    "bloom": "eager",
+    "falcon": "eager",
+    # Not promised by name: chunked attention, sines stored in a table, ALiBi without positions, shared KV.
+    "llama4_text": "attention",
+    "gptj": "eager",
+    "mpt": "eager",
+    "gemma3n_text": "attention",
+}
+# One with windows and a soft cap, one with experts, one with attention of its own.
+COMPILED = ("gemma2", "mixtral", "bloom")
+
+
+def model_of(name: str, **options: object) -> PreTrainedModel:
+    """The tiny random model of a family, with windows of ``WINDOW``."""
+    family = next(family for family in causal_lm_families() if family.name == name)
+    return tiny_model(family, window=WINDOW, **options)  # type: ignore[arg-type]
+
+
+@dataclass
+class Dice:
+    """A policy that asks for any tier at any step, and remembers which."""
+
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    asked: set[int] = field(default_factory=set)
+
+    def choose(self, live_rows: int) -> int:
+        choice = self.rng.choice(TIERS)
+        self.asked.add(choice)
+        return choice
+
+
+def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """transformers' own continuation."""
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
+    return out[0, len(prompt) :].tolist()
+
+
+def speculative(spec: Speculator, prompts: list[list[int]]) -> list[list[int]]:
+    """The continuations of a batch that is padded on the left."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return spec.generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS)[:, longest:].tolist()
+
+
+def batches(seed: int) -> Iterator[list[list[int]]]:
+    """Ragged batches of 1 to 4 rows. Texts outgrow the windows; a small alphabet makes the drafter propose."""
+    rng = random.Random(seed)
+    for rows in range(1, MAX_BATCH + 1):
+        alphabets = [rng.sample(range(5, 120), rng.choice([3, 6, 60])) for _ in range(rows)]
+        yield [rng.choices(alphabet, k=rng.choice([1, 2, 9, 17, 33, 40])) for alphabet in alphabets]
+
+
+def periodic(seed: int) -> list[int]:
+    return random.Random(seed).sample(range(5, 120), 6) * 7
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_ragged_batches_with_random_swaps_have_the_text_of_transformers(name: str) -> None:
+    model, dice = model_of(name), Dice()
+    with speccompile.wrap(
+        model, "ngram", tiers=TIERS, max_batch=MAX_BATCH, max_len=96, backend="eager", policy=dice
+    ) as spec:
+        assert spec.route == ROUTES[name]
+        assert (spec.route_reason == "") == (spec.route == "attention")
+        for prompts in batches(seed=1):
+            assert speculative(spec, prompts) == [greedy(model, prompt) for prompt in prompts]
+        prompt = periodic(seed=2)
+        assert speculative(spec, [prompt]) == [greedy(model, prompt)]
+        # Not by luck: drafts were accepted, drafts were rejected, and every tier took part.
+        assert 0 < spec.stats.accepted_tokens < spec.stats.draft_tokens
+        assert dice.asked == set(TIERS)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_by_inductor_it_is_the_same_text(name: str) -> None:
+    model = model_of(name)
+    with speccompile.wrap(
+        model, "ngram", tiers=TIERS, max_batch=2, max_len=96, backend="inductor", policy=Dice()
+    ) as spec:
+        for prompts in ([periodic(seed=2)], [periodic(seed=3)[:17], [7] * 33]):
+            assert speculative(spec, prompts) == [greedy(model, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mixtral", "deepseek_v3", "bloom"])
+def test_the_models_own_first_layers_draft_in_other_families_too(name: str) -> None:
+    model = model_of(name)
+    layers = model.config.num_hidden_layers
+    with speccompile.wrap(
+        model, "early_exit", tiers=TIERS, max_len=96, backend="eager", exit_layer=layers, policy="fixed:3"
+    ) as spec:
+        prompt = periodic(seed=2)
+        assert speculative(spec, [prompt]) == [greedy(model, prompt)]
+        # The whole model drafts for itself: everything is accepted.
+        assert spec.stats.accepted_tokens == spec.stats.draft_tokens > 0
