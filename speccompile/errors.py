@@ -15,6 +15,12 @@ class SpecCompileError(Exception):
         super().__init__(self.template.format(**fields) if message is None else message)
 
 
+def told(error: Exception) -> str:
+    """Kind and first two lines of somebody else's error (torch may add a whole graph), to be part of a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}".rstrip(".!: ")
+
+
 class UserError(SpecCompileError, ValueError):
     """The caller asked for something that cannot be had; the arguments have to change."""
 
@@ -82,6 +88,14 @@ class UnsupportedModel(UserError):
     template = "{model} cannot be captured: {reason}."
 
 
+class CannotBeTiny(SpecCompileError):
+    template = "no tiny {family} can be made: {reason}."
+
+
+class UnknownFamily(UserError):
+    template = "transformers {version} has no causal-LM family {names}. {advice}"
+
+
 class ModelInTraining(UserError):
     template = "{model} is in training mode (dropout would change the text). Call model.eval() first."
 
@@ -106,6 +120,8 @@ class AnchorError(CaptureError):
 
 
 class CaptureMismatch(CaptureError):
+    """``fields`` hold ``difference``, ``allowed`` (both in logits) and ``where``."""
+
     template = (
         "the captured graph does not compute what {model} computes: largest logit difference "
         "{difference:.3g} (allowed {allowed:.3g}) {where}. Its text would change, so this model is refused."

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import InvalidOption, SpecCompileError
-from speccompile.families import CannotBeTiny, Family, causal_lm_families, tiny_config, tiny_model
+from speccompile.errors import CannotBeTiny, InvalidOption, SpecCompileError
+from speccompile.families import Family, causal_lm_families, tiny_config, tiny_model
 from speccompile.families.tiny import PLAIN_VOCAB, VOCAB
 
 # fmt: off

@@ -1,13 +1,11 @@
 """The model families that transformers can make, each as a model small enough for a test."""
 
-from speccompile.families.family import CannotBeTiny, Family, UnknownFamily, causal_lm_families, find_families
+from speccompile.families.family import Family, causal_lm_families, find_families
 from speccompile.families.tiny import tiny_model
 from speccompile.families.tiny_config import tiny_config
 
 __all__ = [
-    "CannotBeTiny",
     "Family",
-    "UnknownFamily",
     "causal_lm_families",
     "find_families",
     "tiny_config",

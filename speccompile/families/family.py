@@ -13,15 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from speccompile.errors import SpecCompileError, UserError
-
-
-class CannotBeTiny(SpecCompileError):
-    template = "no tiny {family} can be made: {reason}."
-
-
-class UnknownFamily(UserError):
-    template = "transformers {version} has no causal-LM family {names}. {advice}"
+from speccompile.errors import UnknownFamily
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +60,3 @@ def find_families(names: Collection[str]) -> list[Family]:
             advice=f"Close: {'; '.join(meant)}." if meant else "A family is named by the model_type of its config.",
         )
     return [known[name] for name in names]
-
-
-def told(error: Exception) -> str:
-    """An error of somebody else's as part of a sentence."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")

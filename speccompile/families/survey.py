@@ -19,8 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile import Speculator, wrap
-from speccompile.errors import SpecCompileError
-from speccompile.families.family import CannotBeTiny, Family, told
+from speccompile.errors import CannotBeTiny, SpecCompileError, told
+from speccompile.families.family import Family
 from speccompile.families.tiny import PLAIN_VOCAB, tiny_model
 from speccompile.graph_capture.attention import Route
 from speccompile.runtime.check import first_difference, transformers_greedy

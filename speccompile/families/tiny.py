@@ -10,11 +10,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from speccompile.families.family import CannotBeTiny, Family, causal_lm_families, told
+from speccompile.errors import CannotBeTiny, told
+from speccompile.families.family import Family, causal_lm_families
 from speccompile.families.tiny_config import tiny_config
 from speccompile.families.tiny_sizes import PLAIN_VOCAB, VOCAB
 
-__all__ = ["PLAIN_VOCAB", "VOCAB", "CannotBeTiny", "Family", "causal_lm_families", "tiny_config", "tiny_model"]
+__all__ = ["PLAIN_VOCAB", "VOCAB", "Family", "causal_lm_families", "tiny_config", "tiny_model"]
 
 
 def tiny_model(

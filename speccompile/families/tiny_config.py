@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from speccompile.errors import InvalidOption
-from speccompile.families.family import CannotBeTiny, Family, told
+from speccompile.errors import CannotBeTiny, InvalidOption, told
+from speccompile.families.family import Family
 from speccompile.families.tiny_sizes import (
     FILLED,
     LAYER_COUNTS,

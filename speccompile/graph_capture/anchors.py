@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,10 +41,10 @@ def layer_of(node: fx.Node, paths: ModulePaths) -> int | None:
     return None
 
 
-def live_outs(region: Iterable[fx.Node]) -> list[fx.Node]:
+def live_outs(region: Sequence[fx.Node]) -> list[fx.Node]:
     """Tensors of ``region`` that something outside of it reads; sizes do not count, they are the inputs'."""
     inside = set(region)
-    tensors = [node for node in inside if isinstance(node.meta["val"], torch.Tensor)]
+    tensors = [node for node in region if isinstance(node.meta["val"], torch.Tensor)]
     return [node for node in tensors if any(user not in inside for user in node.users)]
 
 
@@ -68,7 +68,10 @@ def find_anchors(graph: fx.Graph, paths: ModulePaths, num_layers: int) -> Anchor
         outs = live_outs(regions.get(index, []))
         if len(outs) != 1:
             names = ", ".join(node.name for node in outs) or "none"
-            raise AnchorError(anchor=f"decoder layer {index}", reason=f"its live-outs are: {names}")
+            raise AnchorError(
+                anchor=f"decoder layer {index}",
+                reason=f"what follows has to read one tensor of it, as of a layer that runs once; it reads: {names}",
+            )
         layers.append(outs[0])
     head = [node for node in calls if paths.lm_head in modules_of(node)]
     if not head:

@@ -11,16 +11,16 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel
+from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel, told
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import SlotCache
 from speccompile.graph_capture.graph import Port, StepGraph
 from speccompile.graph_capture.masks import MaskLog
-from speccompile.graph_capture.observe import Observation, Place, extra_inputs, told
+from speccompile.graph_capture.observe import Observation, Place, extra_inputs
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.graph_capture.state import Layout, primes_clear_of
 from speccompile.graph_capture.support import ModelInfo, is_quantised, named_tensors
@@ -133,6 +133,8 @@ def _export(
                 program = torch.export.export(Step(model, observed), inputs, dynamic_shapes=shapes, strict=False)
         except SpecCompileError:
             raise
+        except GuardOnDataDependentSymNode as error:
+            raise _untraceable(model, info, f"{place}computes sizes from data (an expert loop?)") from error
         except Exception as error:
             raise _untraceable(model, info, f"{place}cannot be exported: {told(error)}") from error
     for node in program.graph.nodes:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel
+from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel, told
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.observe import takes, told
-from speccompile.graph_capture.support import ModelInfo, decoder_layers
+from speccompile.graph_capture.observe import takes
+from speccompile.graph_capture.support import ModelInfo, decoder_layers, special_tokens
 from speccompile.runtime.arena import Arena
 
 # Share of the largest logit by which two correct forwards of one model may differ.
@@ -68,10 +68,14 @@ def check_capture(
             f"the compiled graph differs from the captured one by {difference:.3g} (allowed {allowed:.3g}) {where}; "
             "use backend='eager'"
         )
-    layer = _first_wrong_layer(model, info, graph, probe, reference)
+    where = f"{captured_where}; {_first_wrong_layer(model, info, graph, probe, reference)}"
+    message = None
     if not takes(model, "position_ids"):
-        layer += "; it takes no position_ids, so rows cannot stand at positions of their own"
-    raise CaptureMismatch(model=info.name, difference=captured, allowed=allowed, where=f"{captured_where}; {layer}")
+        message = (
+            f"{info.name} cannot be captured: it takes no position_ids, so that rows cannot stand at positions of "
+            f"their own (logits differ by {captured:.3g}, allowed {allowed:.3g}, {where})."
+        )
+    raise CaptureMismatch(message, model=info.name, difference=captured, allowed=allowed, where=where)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ class _Probe:
         lead = max(0, reach - COMPARED // 2)
         length = min(COMPARED + lead, arena.layout.max_len)
         generator = torch.Generator().manual_seed(0)
-        text = torch.randint(info.vocab_size, (2, length), generator=generator).to(info.device)
+        plain = torch.tensor(sorted(set(range(info.vocab_size)) - special_tokens(model)))
+        text = plain[torch.randint(len(plain), (2, length), generator=generator)].to(info.device)
         kept = min(COMPARED, length)
         # All logits of a long text would take more memory than the model.
         only = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

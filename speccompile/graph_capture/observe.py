@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.errors import UnsupportedModel
+from speccompile.errors import UnsupportedModel, told
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
 from speccompile.graph_capture.graph import Route
@@ -81,6 +81,8 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
         except Exception as error:
             if model._is_stateful:
                 raise Unfit(f"{place}{RECURRENT}") from error
+            if route == "attention":
+                raise Unfit(f"{place}does not attend through transformers' attention interface") from error
             raise Unfit(f"{place}does not run over a KV cache: {told(error)}") from error
     if not cache.observed:
         raise Unfit(_no_cache(model))
@@ -107,12 +109,6 @@ def extra_inputs(
 
 def _no_cache(model: PreTrainedModel) -> str:
     return f"it {RECURRENT}" if model._is_stateful else "it keeps no KV cache"
-
-
-def told(error: Exception) -> str:
-    """Kind and first line of somebody else's error, to be part of a sentence of ours."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0].rstrip('.! ')}"
 
 
 class Place:

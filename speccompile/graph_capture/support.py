@@ -41,7 +41,10 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(model=name, reason="it is an encoder-decoder; a decoder-only model is needed")
     if model.get_output_embeddings() is None:
-        raise UnsupportedModel(model=name, reason="it has no lm_head; load it with AutoModelForCausalLM")
+        raise UnsupportedModel(
+            model=name,
+            reason="it has no lm_head (get_output_embeddings() is None); load it with AutoModelForCausalLM",
+        )
     if model.training:
         raise ModelInTraining(model=name)
     tensors = [*model.parameters(), *model.buffers()]
@@ -114,3 +117,13 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def special_tokens(model: PreTrainedModel) -> set[int]:
+    """Ids that the configs name (padding, images, ...): a model may treat them as something else than text."""
+    found: set[int] = set()
+    for config in (model.config, model.config.get_text_config(decoder=True), model.generation_config):
+        for name, value in config.to_dict().items():
+            ids = value if isinstance(value, list) else [value]
+            found |= {token for token in ids if "token" in name and isinstance(token, int)}
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -37,9 +38,9 @@ class BoundPositions(Pass):
             if not _from_positions_alone(index, graph.anchors.positions):
                 continue
             places = table.meta["val"].shape[dim]
-            last = _evaluate(index, graph, graph.layout.max_len - 1)
-            if last >= places:
-                most = graph.layout.max_len - 1 - (last - places)
+            lengths = range(graph.layout.max_len + 1)
+            most = bisect.bisect(lengths, places, key=lambda length: _evaluate(index, graph, length - 1) + 1) - 1
+            if most < graph.layout.max_len:
                 raise InvalidOption(
                     where="wrap",
                     name="max_len",

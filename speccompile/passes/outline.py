@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from torch import fx
 from speccompile.errors import AnchorError
 from speccompile.graph_capture.graph import Body, StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.local_sizes import factors, keep_sizes_local
 from speccompile.passes.verify import written
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class OutlineLayers(Pass):
     provides: ClassVar[Facts] = facts("outlined")
 
     def run(self, graph: StepGraph) -> Changes:
-        _keep_sizes_local(graph)
+        keep_sizes_local(graph)
         groups: dict[str, list[tuple[int, _Region]]] = {}
         for index, live_out in enumerate(graph.anchors.layers):
             if index > 0 and live_out is graph.anchors.layers[index - 1]:
@@ -56,57 +54,6 @@ class OutlineLayers(Pass):
         graph.remove_dead_code()
         layers = sum(len(members) for members in groups.values())
         return Changes(layers, f"{layers} decoder layers call {len(groups)} {'body' if len(groups) == 1 else 'bodies'}")
-
-
-def _keep_sizes_local(graph: StepGraph) -> None:
-    """Let every layer, and what stands outside of the layers, compute the sizes it needs from its own inputs."""
-    regions: dict[int | None, list[fx.Node]] = {}
-    for node in graph.graph.nodes:
-        if node.op == "call_function":
-            regions.setdefault(node.meta.get("layer"), []).append(node)
-    for layer, nodes in regions.items():
-        inside = set(nodes)
-        outside = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside)
-        tensors = graph.placeholders if layer is None else [x for x in outside if _is_tensor(x)]
-        made: dict[fx.Node, fx.Node] = {}
-        for size in [x for x in outside if not _is_tensor(x)]:
-            local = _local_size(graph, size, tensors, nodes[0], made)
-            size.replace_all_uses_with(local, delete_user_cb=inside.__contains__)
-    # Passes put what feeds the inputs before ``start``, so that has to stay the first reader of one.
-    graph.anchors.start = next(node for node in graph.graph.nodes if node.op == "call_function")
-
-
-def _local_size(
-    graph: StepGraph, size: fx.Node, tensors: list[fx.Node], before: fx.Node, made: dict[fx.Node, fx.Node]
-) -> fx.Node:
-    """A node with the value of ``size``, put before ``before`` and computed from ``tensors`` alone."""
-    if size in made:
-        return made[size]
-    if size.target is aten.sym_size.int:
-        tensor, dim = _where_found(size, tensors)
-        with graph.graph.inserting_before(before):
-            made[size] = graph.graph.call_function(aten.sym_size.int, (tensor, dim))
-    else:
-        for argument in size.all_input_nodes:
-            _local_size(graph, argument, tensors, before, made)
-        with graph.graph.inserting_before(before):
-            made[size] = graph.graph.node_copy(size, made.__getitem__)
-    made[size].meta = {**before.meta, "val": size.meta["val"]}
-    made[size].meta.pop("seen", None)
-    return made[size]
-
-
-def _where_found(size: fx.Node, tensors: list[fx.Node]) -> tuple[fx.Node, int]:
-    for tensor in tensors:
-        if size.meta["val"] in (shape := tuple(tensor.meta["val"].shape)):
-            return tensor, shape.index(size.meta["val"])
-    raise AnchorError(
-        anchor=f"the size {size.name!r}", reason=f"its reader has no input that is {size.meta['val']} long"
-    )
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta["val"], torch.Tensor)
 
 
 @dataclass
@@ -233,12 +180,8 @@ def _dims(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...
 
 
 def _product(size: int, sizes: Mapping[str, int]) -> int | str:
-    """``size`` as a product with B and T, whose example sizes are primes that divide no size of the model."""
-    names = [name for name, prime in sizes.items() if size % prime == 0]
-    if not names or size == 0:
-        return size
-    rest = size // math.prod(sizes[name] for name in names)
-    return "*".join(names if rest == 1 else [str(rest), *names])
+    names, rest = factors(size, sizes)
+    return "*".join(names if rest == 1 else [str(rest), *names]) if names else size
 
 
 def _layer_prefix(inputs: list[fx.Node]) -> str:

@@ -1,0 +1,133 @@
+"""What may vary within a family: dtype, tied embeddings, loading with a device map, a vision tower; and the model stays
+the user's own."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from test_families import NEW_TOKENS, TIERS, greedy, model_of, periodic, speculative
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+import speccompile
+from speccompile import Speculator
+from speccompile.families.tiny import Family, tiny_model
+
+
+def wrap(model: PreTrainedModel) -> Speculator:
+    return speccompile.wrap(model, "ngram", tiers=TIERS, max_batch=2, max_len=96, backend="eager")
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(4)
+    return [periodic(seed=2), rng.choices(range(5, 120), k=21)]
+
+
+def settings(model: PreTrainedModel) -> list[tuple[str, str, str | None]]:
+    """The config of every module, with its choice of attention and experts."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return [
+        (config.to_json_string(), config._attn_implementation, config._experts_implementation)
+        for config in configs
+        if isinstance(config, PreTrainedConfig)
+    ]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mixtral", "gpt_oss", "deepseek_v3", "bloom", "gemma3"])
+def test_the_model_stays_as_it_was(name: str) -> None:
+    model = model_of(name)
+    before = settings(model)
+    weights = {path: tensor.clone() for path, tensor in model.state_dict().items()}
+    wanted = [greedy(model, prompt) for prompt in prompts()]
+    spec = wrap(model)
+    assert settings(model) == before
+    assert [greedy(model, prompt) for prompt in prompts()] == wanted
+    assert speculative(spec, prompts()) == wanted
+    spec.close()
+    assert settings(model) == before
+    assert [greedy(model, prompt) for prompt in prompts()] == wanted
+    assert all(torch.equal(tensor, weights[path]) for path, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_either_attention_setting_is_served_and_kept(name: str, implementation: str) -> None:
+    model = model_of(name)
+    model.set_attn_implementation(implementation)
+    with wrap(model) as spec:
+        assert speculative(spec, prompts()) == [greedy(model, prompt) for prompt in prompts()]
+    assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2", "opt", "bloom", "smollm3"])
+def test_tied_and_untied_embeddings(name: str, tied: bool) -> None:
+    model = model_of(name, tie_word_embeddings=tied)
+    shared = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert shared == tied
+    with wrap(model) as spec:
+        assert speculative(spec, prompts()) == [greedy(model, prompt) for prompt in prompts()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "gpt2", "bloom"])
+def test_in_half_precision_only_near_ties_fall_the_other_way(name: str, dtype: torch.dtype) -> None:
+    model = model_of(name, dtype=dtype)
+    with torch.no_grad():
+        largest = float(model(torch.tensor(prompts()[:1])).logits.abs().max())
+    with wrap(model) as spec:
+        report = spec.check(prompts(), max_new_tokens=NEW_TOKENS)
+        assert spec.stats.accepted_tokens > 0
+    # A few units in the last place of the largest logit.
+    assert report.largest_logit_change <= 4 * torch.finfo(dtype).eps * largest
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "deepseek_v3"])
+def test_experts_run_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    # A router that is almost undecided takes another expert at the least change, so texts are not compared.
+    with wrap(model_of(name, dtype=dtype)) as spec:
+        assert [len(text) for text in speculative(spec, prompts())] == [NEW_TOKENS] * 2
+        assert spec.stats.accepted_tokens > 0
+
+
+def test_a_model_loaded_with_a_device_map(tmp_path: Path) -> None:
+    model_of("qwen2").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"}).eval()
+    with wrap(model) as spec:
+        assert speculative(spec, prompts()) == [greedy(model, prompt) for prompt in prompts()]
+    assert len(greedy(model, prompts()[1])) == NEW_TOKENS
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "smolvlm", "gemma3", "llama4"])
+def test_of_a_vision_language_model_the_text_model_is_captured(name: str) -> None:
+    config_class = CONFIG_MAPPING[name]
+    model = tiny_model(Family(name, config_class, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_class]))
+    with wrap(model) as spec:
+        assert speculative(spec, prompts()) == [greedy(model, prompt) for prompt in prompts()]
+        paths = [port.path for port in spec.stages["outline"].graph.ports.values() if port.path]
+        assert not any("vision" in path for path in paths)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_experts_do_not_mix_rows(name: str) -> None:
+    """A row's logits are the same bits whatever the other row reads, right or wrong drafts included."""
+    model = model_of(name)
+    with wrap(model) as spec:
+        stage = spec.stages["outline"]
+        inputs = dict(zip([node.name for node in stage.graph.placeholders], stage.make_inputs(), strict=True))
+        logits = []
+        for other in (3, 77):
+            fresh = {key: value.clone() for key, value in inputs.items()}
+            for key in ("input_ids", "position_ids", "row_slots"):
+                fresh[key] = fresh[key][:2]
+            fresh["input_ids"][1] = other
+            (found,) = stage.call(*fresh.values())
+            logits.append(found)
+        assert torch.equal(logits[0][0], logits[1][0])
+        assert not torch.equal(logits[0][1], logits[1][1])
