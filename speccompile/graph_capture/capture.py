@@ -18,9 +18,10 @@ from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel,
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import SlotCache
+from speccompile.graph_capture.counted_positions import own_positions
 from speccompile.graph_capture.graph import Port, StepGraph
 from speccompile.graph_capture.masks import MaskLog
-from speccompile.graph_capture.observe import Observation, Place, extra_inputs
+from speccompile.graph_capture.observe import Observation, Place, extra_inputs, takes
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.graph_capture.state import Layout, primes_clear_of
 from speccompile.graph_capture.support import ModelInfo, is_quantised, named_tensors
@@ -104,7 +105,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     step.remove_dead_code()
     step.name_value("logits", logits)
     step.propagate()
-    return step
+    return step if takes(model, "position_ids") else own_positions(step)
 
 
 def _export(

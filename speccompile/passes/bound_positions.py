@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from speccompile.errors import InvalidOption
+from speccompile.graph_capture.counted_positions import lookup
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
@@ -31,10 +32,10 @@ class BoundPositions(Pass):
     optional: ClassVar[bool] = True
 
     def run(self, graph: StepGraph) -> Changes:
-        found = [node for node in graph.graph.nodes if node.op == "call_function" and _lookup(node) is not None]
+        found = [node for node in graph.graph.nodes if node.op == "call_function" and lookup(node) is not None]
         bounded = 0
         for node in found:
-            table, index, dim = _lookup(node)  # type: ignore[misc]
+            table, index, dim = lookup(node)  # type: ignore[misc]
             if not _from_positions_alone(index, graph.anchors.positions):
                 continue
             places = table.meta["val"].shape[dim]
@@ -52,20 +53,6 @@ class BoundPositions(Pass):
             node.replace_input_with(index, inside)
             bounded += 1
         return Changes(bounded, f"{bounded} look-ups by position" if bounded else "no table is indexed by position")
-
-
-def _lookup(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
-    """Table, index and indexed dimension, if ``node`` looks something up."""
-    args = node.args
-    if node.target is aten.embedding.default:
-        return args[0], args[1], 0  # type: ignore[return-value]
-    if node.target in (aten.gather.default, aten.index_select.default):
-        return args[0], args[2], args[1]  # type: ignore[return-value]
-    if node.target is aten.index.Tensor and isinstance(args[1], list | tuple):
-        indexed = [(dim, index) for dim, index in enumerate(args[1]) if index is not None]
-        if len(indexed) == 1:
-            return args[0], indexed[0][1], indexed[0][0]  # type: ignore[return-value]
-    return None
 
 
 def _ancestors(index: fx.Node) -> set[fx.Node]:

@@ -1,0 +1,93 @@
+"""Positions that a model counts itself, from the length of the cache on, become each row's own.
+
+A model that takes no ``position_ids`` looks its position embeddings up at ``past .. past + T``, one range for the whole
+batch. Captured over an empty past that is ``c + [0 .. T-1]`` with a constant c, which is read as ``c + positions``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from speccompile.graph_capture.graph import StepGraph
+
+aten = torch.ops.aten
+
+
+def own_positions(graph: StepGraph) -> StepGraph:
+    """The graph with look-ups at the rows' own positions, or ``graph`` itself where its ops cannot take those."""
+    changed = graph.copy()
+    for node, table, first in list(_counted(changed)):
+        looked_up = changed.insert(_look_up, table, changed.anchors.positions, before=node, first=first)
+        for made in (*looked_up.all_input_nodes, looked_up):
+            made.meta["pass"] = "capture"
+        node.replace_all_uses_with(looked_up)
+        changed.graph.erase_node(node)
+    changed.remove_dead_code()
+    try:
+        changed.propagate()
+    except RuntimeError:
+        # A table that is shared by all rows in a form without a dimension for them. The capture check says no.
+        return graph
+    return changed
+
+
+def _look_up(table: torch.Tensor, positions: torch.Tensor, *, first: int) -> torch.Tensor:
+    """Rows ``first + positions`` of ``table`` ``[P, M]``: ``[B, T, M]``."""
+    return torch.nn.functional.embedding(positions + first, table)
+
+
+def _counted(graph: StepGraph) -> Iterator[tuple[fx.Node, fx.Node, int]]:
+    """(node, table, c) of each look-up at ``c + [0 .. T-1]``."""
+    width = graph.sizes["T"]
+    for node in graph.graph.nodes:
+        found = lookup(node)
+        if found is not None and found[2] == 0:
+            table, index, _ = found
+            counted = _evaluate(index)
+            if counted is not None and counted.shape[-1] == width:
+                first = int(counted.flatten()[0])
+                if torch.equal(counted, torch.arange(first, first + width).expand_as(counted)):
+                    yield node, table, first
+
+
+def lookup(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
+    """Table, index and indexed dimension, if ``node`` looks something up."""
+    args: Any = node.args
+    if node.target is aten.embedding.default:
+        return args[0], args[1], 0
+    if node.target in (aten.gather.default, aten.index_select.default):
+        return args[0], args[2], args[1]
+    if node.target is aten.index.Tensor:
+        indexed = [(dim, index) for dim, index in enumerate(args[1]) if index is not None]
+        if len(indexed) == 1:
+            return args[0], indexed[0][1], indexed[0][0]
+    return None
+
+
+def _evaluate(index: fx.Node) -> torch.Tensor | None:
+    """The value of ``index`` at the example sizes, or None if it is computed from tensors and not from sizes alone."""
+    values: dict[fx.Node, Any] = {}
+
+    def value(node: fx.Node) -> Any:
+        if node not in values:
+            if node.target is aten.sym_size.int:
+                values[node] = node.meta["val"]
+            elif node.op == "placeholder":
+                raise LookupError
+            else:
+                args = cast(Any, fx.map_arg(node.args, value))
+                kwargs = cast(Any, fx.map_arg(node.kwargs, value))
+                if "device" in kwargs:
+                    kwargs = {**kwargs, "device": torch.device("cpu")}
+                values[node] = cast(Any, node.target)(*args, **kwargs)
+        return values[node]
+
+    try:
+        result = value(index)
+    except LookupError:
+        return None
+    return cast(torch.Tensor, result)
