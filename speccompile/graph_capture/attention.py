@@ -30,9 +30,6 @@ IMPLEMENTATION = {"attention": "speccompile", "eager": "eager"}
 # transformers' experts over all tokens at once: no shape depends on data, no row on another.
 EXPERTS = "batched_mm"
 
-# Of an attention call, beside what the op takes: what changes nothing in a forward over a cache.
-HARMLESS = frozenset({"dropout", "sliding_window", "position_ids", "use_cache", "is_causal", "output_attentions"})
-
 
 @dataclass
 class Running:
@@ -70,10 +67,10 @@ def _attention(
     if not isinstance(attention_mask, Mask):
         raise Unfit(f"calls attention with a mask of its own ({type(attention_mask).__name__})")
     for name, option in options.items():
-        if isinstance(option, torch.Tensor) and name not in HARMLESS:
+        if isinstance(option, torch.Tensor) and name != "position_ids":
             raise Unfit(f"calls attention with {name}, which the attention op does not take")
-    if not any(key is known for known in run.cache.returned):
-        raise Unfit("attends to other keys than it put into the cache")
+    if not any(key is known_key and value is known_value for known_key, known_value in run.cache.returned):
+        raise Unfit("attends to other keys and values than it put into the cache")
     run.attended += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     query = query.transpose(1, 2)

@@ -19,8 +19,8 @@ class StepCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        # What update returned: attention over anything else is attention over changed keys.
-        self.returned: list[torch.Tensor] = []
+        # What update returned: attention over anything else is attention over something changed.
+        self.returned: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -74,7 +74,7 @@ class SlotCache(StepCache):
         if self.gather:
             # Contiguous, as transformers' own cache hands them out: some models take a view of the result.
             return key[self.slots].transpose(1, 2).contiguous(), value[self.slots].transpose(1, 2).contiguous()
-        self.returned.append(key)
+        self.returned.append((key, value))
         return key, value
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -97,7 +97,7 @@ class RecordingCache(StepCache):
         if layer_idx in self.observed:
             raise Unfit(f"writes the KV of layer {layer_idx} twice in one forward")
         self.observed[layer_idx] = KVShape(heads(key_states), heads(value_states), key_states.dtype)
-        self.returned.append(key_states)
+        self.returned.append((key_states, value_states))
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:

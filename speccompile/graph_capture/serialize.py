@@ -53,6 +53,8 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
         port = _read_port(entry, tensors, layout, device, data["sizes"])
         ports[port.name] = port
         nodes[port.name] = graph.placeholder(port.name)
+        nodes[port.name]._rename(port.name)  # fx writes capital letters small
+        nodes[port.name].target = nodes[port.name].name
         nodes[port.name].meta = {"pass": "capture"}
     for entry in data["nodes"]:
         args = _decode(entry["args"], nodes)
