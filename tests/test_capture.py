@@ -9,10 +9,11 @@ import pytest
 import torch
 from tiny import Captured, captured, tiny_llama
 from torch import fx
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
 from speccompile.errors import UnsupportedModel
+from speccompile.families.tiny import causal_lm_families, tiny_model
 from speccompile.graph_capture.graph import StepGraph
 
 SLOTS, PLACES = 3, 68  # of max_batch=2, max_len=64 and a widest step of 4
@@ -47,6 +48,10 @@ class Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.seen[n.name] = super().run_node(n)
         return self.seen[n.name]
+
+
+def family(name: str) -> PreTrainedModel:
+    return tiny_model(next(family for family in causal_lm_families() if family.name == name))
 
 
 def runnable(model: LlamaForCausalLM) -> Runnable:
@@ -126,15 +131,65 @@ def test_a_run_writes_only_its_slots_and_positions(tiny: Runnable) -> None:
 
 
 def test_one_attention_op_a_layer(tiny: Runnable) -> None:
-    attention = [node for node in calls(tiny.graph) if "attention" in str(node.target)]
+    order = calls(tiny.graph)
+    attention = [node for node in order if "attention" in str(node.target)]
     assert [node.target for node in attention] == [torch.ops.speccompile.attention.default] * 2
     for layer, node in enumerate(attention):
-        _, keys, values, slots, positions, scale = node.args
+        _, keys, values, slots, positions, scale, *_ = (*node.args,)
         assert node.meta["layer"] == layer
-        # It reads what the writes return, so the order of write and read is in the graph.
-        assert (keys.args[0].name, values.args[0].name) == (f"k_{layer}", f"v_{layer}")
+        assert (keys.name, values.name) == (f"k_{layer}", f"v_{layer}")
+        # It reads the arena, behind what this layer wrote there.
+        writes = [order.index(user) for cache in (keys, values) for user in cache.users if user is not node]
+        assert len(writes) == 2 and max(writes) < order.index(node)
         assert slots.name == "row_slots" and positions is tiny.graph.anchors.positions
         assert scale == 16**-0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("gemma2", [(8, None, True, False), (None, None, True, False)]),
+        ("llama4_text", [(None, 8, False, False), (None, None, False, False)]),
+        ("gpt_oss", [(8, None, False, True), (None, None, False, True)]),
+    ],
+)
+def test_each_layer_attends_as_the_model_says(name: str, arguments: list[tuple[Any, ...]]) -> None:
+    """Window, chunk, whether there is a soft cap, whether there are sinks."""
+    graph = captured(family(name)).graph
+    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.speccompile.attention.default)
+    found = []
+    for node in nodes:
+        window, chunk, softcap, sinks = (*node.args[6:], None, None, None, None)[:4]
+        found.append((window, chunk, softcap is not None, sinks is not None))
+    assert found == arguments
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "deepseek_v3"])
+def test_a_model_with_attention_of_its_own_keeps_it(name: str) -> None:
+    """Over each row's own cache, written in place, at positions of its own."""
+    step = Runnable(**vars(captured(family(name))))
+    assert step.observed.route == "eager"
+    assert not [node for node in calls(step.graph) if "speccompile" in str(node.target)]
+    written = {node.args[0].name for node in calls(step.graph) if node.target is torch.ops.aten.index_put_.default}
+    assert written == {"k_0", "v_0", "k_1", "v_1"}
+    texts = torch.randint(100, (2, 12), generator=torch.Generator().manual_seed(3))
+    slots = torch.tensor([2, 0])
+    step.run(texts[:1, :2], torch.arange(2)[None], slots[:1])
+    got = []
+    for first in range(0, 10, 5):
+        positions = torch.stack([torch.arange(first + 2, first + 7), torch.arange(first, first + 5)])
+        got.append(step.run(texts.gather(1, positions), positions, slots)["logits"])
+    with torch.no_grad():
+        expected = step.model(input_ids=texts, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(got, dim=1)[0], expected[0, 2:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(got, dim=1)[1], expected[1, :10], atol=1e-4, rtol=1e-4)
+
+
+def test_experts_chosen_by_data_are_refused_by_name() -> None:
+    with pytest.raises(
+        UnsupportedModel, match=r"transformer\.blocks\.0\.ffn\.experts \(DbrxExperts\) computes sizes from data"
+    ):
+        captured(family("dbrx"))
 
 
 # --- anchors -------------------------------------------------------------------------------------
@@ -250,9 +305,10 @@ def test_the_attention_setting_is_back_when_export_fails(monkeypatch: pytest.Mon
         raise RuntimeError("export fell over")
 
     monkeypatch.setattr(torch.export, "export", export)
-    with pytest.raises(UnsupportedModel, match=r"torch\.export fails: RuntimeError: export fell over"):
+    with pytest.raises(UnsupportedModel, match=r"it cannot be exported: RuntimeError: export fell over"):
         captured(model)
     assert during == ["speccompile"] and model.config._attn_implementation == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_two_captures_of_one_model_share_its_weights() -> None:

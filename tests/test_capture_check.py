@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +13,15 @@ import torch
 from tiny import Captured, tiny_llama
 from torch import fx
 from transformers import PreTrainedModel
+from transformers.models.llama import modeling_llama
 
-from speccompile.errors import CaptureMismatch, LoweringError
+from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel
+from speccompile.families.tiny import causal_lm_families, tiny_model
+from speccompile.graph_capture import attention
+from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.masks import Mask
 from speccompile.lowering.backends import Eager
 from speccompile.passes.verify import verify
 
@@ -30,15 +36,20 @@ class Checked:
     def graph(self) -> StepGraph:
         return self.of.graph
 
-    def check(self, graph: StepGraph | None = None, lowered: Run | None = None) -> float:
+    def check(self, graph: StepGraph | None = None, lowered: Run | None = None, reach: int | None = None) -> float:
         """The check of ``graph`` (else of the captured one), lowered to ``lowered`` (else as it is)."""
         graph = graph or self.graph
         run = lowered or lower(graph)
-        return check_capture(self.of.model, self.of.info, graph, self.of.arena, run, lower, self.of.observed.reach)
+        reach = self.of.observed.reach if reach is None else reach
+        return check_capture(self.of.model, self.of.info, graph, self.of.arena, run, lower, reach)
 
 
 def lower(graph: StepGraph) -> Run:
     return Eager("reference").lower(graph, "the captured model")
+
+
+def family(name: str, **overrides: Any) -> PreTrainedModel:
+    return tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
 
 
 def captured(model: PreTrainedModel, max_len: int) -> Checked:
@@ -200,3 +211,103 @@ def test_a_wrong_graph_is_blamed_even_if_the_backend_is_wrong_too(llama: Checked
     step = lower(graph)
     with pytest.raises(CaptureMismatch):
         llama.check(graph, lowered=lambda *inputs: (step(*inputs)[0] * 1.1,))
+
+
+# --- where it is wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_first_wrong_layer_is_named_with_its_class_and_by_how_much(llama: Checked, layer: int) -> None:
+    graph = llama.graph.copy()
+    node = attention_nodes(graph)[layer]
+    changed_argument(node, 4, graph.insert(lambda positions: positions + 1, graph.anchors.positions, before=node))
+    message = rf"first wrong is model\.layers\.{layer} \(LlamaDecoderLayer\), by ([\d.e+-]+) of its largest value"
+    with pytest.raises(CaptureMismatch, match=message) as caught:
+        llama.check(graph)
+    found = re.search(message, str(caught.value))
+    assert found is not None and 1e-3 < float(found[1]) < 10
+
+
+def test_no_layer_is_blamed_for_what_is_wrong_behind_them(llama: Checked) -> None:
+    graph = llama.graph.copy()
+    changed_argument(graph.anchors.lm_head, 0, graph.insert(lambda x: x * 1.1, graph.anchors.final_norm))
+    graph.anchors.lm_head.prepend(graph.anchors.lm_head.args[0])
+    with pytest.raises(CaptureMismatch, match="no decoder layer alone is wrong"):
+        llama.check(graph)
+
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide() -> Checked:
+    """Of a window longer than the pieces that are compared."""
+    return captured(family("mistral", window=300), 512)
+
+
+def of_window(of: Checked, window: int | None) -> StepGraph:
+    graph = of.graph.copy()
+    for node in attention_nodes(graph):
+        assert node.args[6] == 300
+        changed_argument(node, 6, window)
+    return graph
+
+
+@pytest.mark.parametrize("window", [299, 301, None])
+def test_a_text_is_longer_than_any_window(wide: Checked, window: int | None) -> None:
+    assert wide.of.observed.reach == 300 and wide.check() < 1e-3
+    with pytest.raises(CaptureMismatch, match=r"in tokens 3\d\d to 3\d\d; first wrong is model\.layers\.0"):
+        wide.check(of_window(wide, window))
+    # It takes the long text to see that.
+    assert wide.check(of_window(wide, window), reach=0) < 1e-3
+
+
+def test_a_window_that_no_text_reaches_is_checked_as_far_as_texts_go() -> None:
+    short = captured(family("mistral", window=300), 64)
+    assert short.check() < 1e-3
+    assert short.check(of_window(short, 64)) < 1e-3
+    with pytest.raises(CaptureMismatch):
+        short.check(of_window(short, 63 - 20))
+
+
+# --- the model itself ----------------------------------------------------------------------------
+
+
+def test_a_model_that_computes_otherwise_with_a_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = captured(tiny_llama(), 64)
+    norm = of.of.model.model.norm
+    forward = norm.forward
+    # As if it took a short cut for a single token.
+    monkeypatch.setattr(norm, "forward", lambda x: forward(x) * (1.5 if x.shape[1] == 1 else 1))
+    message = r"transformers itself computes other logits with a KV cache than without \(difference [\d.]+\)"
+    with pytest.raises(UnsupportedModel, match=message):
+        of.check()
+
+
+def test_a_model_whose_own_forward_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = captured(tiny_llama(), 64)
+
+    def fails(hidden: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of experts")
+
+    monkeypatch.setattr(of.of.model.model.norm, "forward", fails)
+    with pytest.raises(UnsupportedModel, match="its own forward fails: RuntimeError: out of experts"):
+        of.check()
+
+
+def test_masks_that_are_others_under_capture_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that asks for its mask in another way when it is captured: by both routes."""
+    create = modeling_llama.create_causal_mask
+
+    def other_when_captured(*args: Any, **options: Any) -> Any:
+        mask = create(*args, **options)
+        if not attention._running:
+            return mask
+        # A window, and, where the mask is a tensor, none at all: every token sees every other.
+        return Mask(window=3) if isinstance(mask, Mask) else torch.zeros_like(mask)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", other_when_captured)
+    for route in ROUTES:
+        of = Checked(tiny.captured(tiny_llama(), 64, (route,)))
+        with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.0 \(LlamaDecoderLayer\)"):
+            of.check()

@@ -232,3 +232,15 @@ def test_propagate_follows_the_ports() -> None:
     step.propagate()
     assert step.values["logits"].meta["val"].shape == (6, 3)
     assert step.values["logits"].meta["val"].dtype is torch.float64
+
+
+def test_start_moves_on_when_what_it_named_is_dead() -> None:
+    """Passes put what feeds the inputs in front of ``start``, which has to be a node of the graph."""
+    step = small_graph()
+    unused = step.insert(torch.exp, node(step, "x"), before=step.anchors.start)
+    step.anchors.start = unused
+    step.remove_dead_code()
+    assert unused not in set(step.graph.nodes)
+    assert step.anchors.start is node(step, "mm")
+    step.remove_dead_code()
+    assert step.anchors.start is node(step, "mm")

@@ -11,6 +11,7 @@ from tiny import captured, tiny_llama
 from torch import fx, nn
 
 from speccompile.errors import AnchorError
+from speccompile.families.tiny import causal_lm_families, tiny_model
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.choose_attention import ChooseAttention
 from speccompile.passes.outline import OutlineLayers
@@ -29,10 +30,11 @@ def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) 
     graph = graph.copy()
     if edit is not None:
         edit(graph)
-    ChooseAttention().run(graph)
+    if graph.graph.find_nodes(op="call_function", target=torch.ops.speccompile.attention.default):
+        ChooseAttention().run(graph)
     changes = OutlineLayers().run(graph)
     verify(graph, "outline")
-    assert changes.matched == len(graph.anchors.layers)
+    assert changes.matched == len(set(graph.anchors.layers))
     return graph
 
 
@@ -205,11 +207,82 @@ def test_the_same_change_in_two_layers_is_shared(three_layers: StepGraph) -> Non
 
 def test_keys_do_not_depend_on_names_and_do_on_constants(three_layers: StepGraph) -> None:
     (body,) = outlined(three_layers).bodies.values()
-    (other_weights,) = outlined(captured(tiny_llama(seed=5, layers=2))).bodies.values()
+    (other_weights,) = outlined(captured(tiny_llama(seed=5, layers=2), 32).graph).bodies.values()
     assert body.key == other_weights.key
-    (other_epsilon,) = outlined(captured(tiny_llama(layers=2, rms_norm_eps=1e-5))).bodies.values()
-    (other_sizes,) = outlined(captured(tiny_llama(layers=2, heads=2))).bodies.values()
+    (other_epsilon,) = outlined(captured(tiny_llama(layers=2, rms_norm_eps=1e-5), 32).graph).bodies.values()
+    (other_sizes,) = outlined(captured(tiny_llama(layers=2, heads=2), 32).graph).bodies.values()
     assert len({body.key, other_epsilon.key, other_sizes.key}) == 3
+
+
+# --- other families ------------------------------------------------------------------------------
+
+
+def family(name: str, **overrides: Any) -> StepGraph:
+    model = tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
+    return captured(model, 32).graph
+
+
+def outlined_family(name: str, **overrides: Any) -> StepGraph:
+    """Outlined, and seen to compute the same as before."""
+    flat = family(name, **overrides)
+    graph = outlined(flat)
+    before, after = outcome(flat, 2, 5), outcome(graph, 2, 5)
+    assert before.keys() == after.keys() and all(torch.equal(value, after[key]) for key, value in before.items())
+    return graph
+
+
+def groups(graph: StepGraph) -> list[tuple[int, ...]]:
+    return sorted(body.layers for body in graph.bodies.values())
+
+
+def test_sizes_stay_local(three_layers: StepGraph) -> None:
+    """A body reads rows and width from its own tensors: what crosses its border are tensors alone."""
+    for flat in (three_layers, family("gpt2"), family("mixtral")):
+        graph = outlined(flat)
+        for call in calls(graph):
+            assert all(isinstance(node.meta["val"], torch.Tensor) for node in call.all_input_nodes)
+        # No size computed from what a layer left crosses into what stands outside of the layers, either.
+        left = set(calls(graph))
+        sizes = [node for node in graph.graph.nodes if node.target is aten.sym_size.int]
+        assert not [size for size in sizes if size.args[0] in left]
+        for body in graph.bodies.values():
+            assert not [size for size in body.dims[0] if size not in ("B", "T", 64)]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
+def test_equal_layers_of_other_families_share_one_body(name: str) -> None:
+    assert groups(outlined_family(name, num_layers=3)) == [(0, 1, 2)]
+
+
+def test_layers_with_different_windows_get_different_bodies() -> None:
+    assert groups(outlined_family("gemma2", num_layers=4)) == [(0, 2), (1, 3)]
+
+
+def test_a_dense_layer_differs_from_those_with_experts() -> None:
+    graph = outlined_family("deepseek_v3", num_layers=3)
+    kinds = {call.meta["layer"]: any("experts" in node.name for node in call.args) for call in calls(graph)}
+    assert set(kinds.values()) == {False, True} and not kinds[0]
+    assert all(len({kinds[layer] for layer in body.layers}) == 1 for body in graph.bodies.values())
+
+
+def test_a_layer_that_is_skipped_passes_its_input_on() -> None:
+    """Cross-attention without an image: the layer leaves what the one before it left."""
+    graph = outlined_family("mllama", num_layers=3)
+    layers = graph.anchors.layers
+    skipped = [index for index in range(1, len(layers)) if layers[index] is layers[index - 1]]
+    assert skipped and len(calls(graph)) == len(layers) - len(skipped)
+    run = {index for body in graph.bodies.values() for index in body.layers}
+    assert run == set(range(len(layers))) - set(skipped)
+
+
+def test_layers_that_share_the_kv_of_others_get_a_body_of_their_own() -> None:
+    graph = outlined_family("gemma3n_text")
+    kv = {call.meta["layer"]: {node.name for node in call.args if node.name[:2] == "k_"} for call in calls(graph)}
+    assert len(kv) == 4 and kv[0] | kv[1] == {"k_0", "k_1"}
+    for layer in (2, 3):
+        assert len(kv[layer]) == 1 and kv[layer] <= kv[0] | kv[1]
+        (body,) = (body for body in graph.bodies.values() if layer in body.layers)
+        assert not body.mutates
 
 
 def test_a_layer_that_reads_no_hidden_state_is_refused(three_layers: StepGraph) -> None:

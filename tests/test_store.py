@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from tiny import captured, tiny_llama
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
 from speccompile import build as build_module
-from speccompile.errors import CaptureMismatch
+from speccompile.errors import CaptureMismatch, UnsupportedModel
+from speccompile.families.tiny import causal_lm_families, tiny_model
+from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import inspect_model
 from speccompile.passes.printing import to_python
-from tests.tiny import tiny_llama
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +29,25 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model() -> LlamaForCausalLM:
-    return tiny_llama()
+    return tiny_llama(layers=1)
 
 
-def wrap(model: LlamaForCausalLM, **options: int) -> speccompile.Speculator:
-    return speccompile.wrap(model, tiers=(0, 2), backend="eager", max_len=options.pop("max_len", 64), **options)
+def wrap(
+    model: PreTrainedModel, tiers: tuple[int, ...] = (0,), max_len: int = 32, max_batch: int = 1
+) -> speccompile.Speculator:
+    mode = "ngram" if max(tiers) else "none"
+    return speccompile.wrap(model, mode, tiers=tiers, backend="eager", max_len=max_len, max_batch=max_batch)
+
+
+def family(name: str, **overrides: Any) -> PreTrainedModel:
+    return tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
+
+
+def text_of(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prompt, and the 20 tokens that transformers puts behind it."""
+    prompt = torch.randint(1, 120, (1, 12), generator=torch.Generator().manual_seed(0))
+    ones = torch.ones_like(prompt)
+    return prompt, model.generate(prompt, attention_mask=ones, max_new_tokens=20, do_sample=False)
 
 
 def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -62,15 +80,15 @@ def test_one_capture_serves_every_arena_size(model: LlamaForCausalLM, monkeypatc
     prompt = torch.randint(1, 128, (1, 20), generator=torch.Generator().manual_seed(0))
     wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False)
     for sizes in ({"max_len": 64}, {"max_len": 200}, {"max_len": 64, "max_batch": 3}):
-        assert torch.equal(wrap(model, **sizes).generate(prompt, max_new_tokens=30), wanted)
+        assert torch.equal(wrap(model, (0, 2), **sizes).generate(prompt, max_new_tokens=30), wanted)
     assert len(calls) == 1
 
 
 def test_another_model_is_captured_anew(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_captures(monkeypatch)
     wrap(model)
-    wrap(tiny_llama(rms_norm_eps=1e-3))
-    wrap(tiny_llama(hidden=96))
+    wrap(tiny_llama(layers=1, rms_norm_eps=1e-3))
+    wrap(tiny_llama(layers=1, hidden=96))
     assert len(calls) == 3
 
 
@@ -112,3 +130,144 @@ def test_a_wrong_fresh_capture_is_an_error(model: LlamaForCausalLM, monkeypatch:
     monkeypatch.setattr(build_module, "capture", tampered)
     with pytest.raises(CaptureMismatch):
         wrap(model)
+
+
+# --- other families ------------------------------------------------------------------------------
+
+
+def test_what_was_observed_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent keys and values of different sizes, windows, masks that are never used, the route and why."""
+    for name in ("deepseek_v3", "gemma2", "bart"):
+        model = family(name)
+        step = captured(model)
+        store = CaptureStore(model, step.info)
+        store.save(step.graph, step.observed)
+        stored = store.load()
+        assert stored is not None and stored.observed == step.observed, name
+        assert to_python(stored.graph(step.arena.layout)) == to_python(step.graph), name
+
+
+def test_constants_and_tables_of_its_own_are_stored() -> None:
+    rope = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 4.0}
+    kinds = set()
+    for model in (family("falcon"), tiny_llama(max_positions=64, rope_parameters=rope)):
+        step = captured(model)
+        store = CaptureStore(model, step.info)
+        store.save(step.graph, step.observed)
+        stored = store.load()
+        assert stored is not None
+        graph = stored.graph(step.arena.layout)
+        assert to_python(graph) == to_python(step.graph)
+        for name, port in step.graph.ports.items():
+            other = graph.ports[name]
+            if port.role != "weight":
+                continue
+            assert port.value is not None and other.value is not None
+            assert (other.path, other.own, other.dtype) == (port.path, port.own, port.dtype)
+            assert torch.equal(other.value, port.value)
+            shared = other.value.data_ptr() == port.value.data_ptr()
+            # Constants come from the file and tables are copies; all else is the model's own storage.
+            kind = "constant" if port.path is None else "copy" if port.own else "shared"
+            assert shared == (kind == "shared"), name
+            kinds.add(kind)
+    assert kinds == {"constant", "copy", "shared"}
+
+
+def test_sizes_that_collide_with_the_stored_examples_are_captured_anew(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes know what varies by the example sizes, so none of them may be the arena's number of slots."""
+    captures = count_captures(monkeypatch)
+    first = wrap(model).stages["capture"].graph
+    prompt, wanted = text_of(model)
+    for number, size in enumerate(first.sizes.values()):
+        spec = wrap(model, max_batch=size - 1)
+        graph = spec.stages["capture"].graph
+        assert size in graph.layout.sizes and size not in graph.sizes.values()
+        assert torch.equal(spec.generate(prompt, max_new_tokens=20), wanted)
+        assert len(captures) == number + 2
+
+
+def test_a_capture_of_the_models_own_attention_serves_every_arena_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = family("bloom")
+    captures = count_captures(monkeypatch)
+    prompt, wanted = text_of(model)
+    for sizes in ({"max_len": 64}, {"max_len": 200}, {"max_len": 40, "max_batch": 3}):
+        spec = wrap(model, **sizes)
+        assert spec.route == "eager" and torch.equal(spec.generate(prompt, max_new_tokens=20), wanted)
+    assert len(captures) == 1
+
+
+# --- the other route -----------------------------------------------------------------------------
+
+
+def tampered(routes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Makes captures by these routes wrong in the layer given; returns the routes captured, as they come."""
+    seen: list[str] = []
+    capture = build_module.capture
+
+    def wrong(model: Any, info: Any, observed: Any, layout: Any) -> StepGraph:
+        graph = capture(model, info, observed, layout)
+        seen.append(observed.route)
+        if observed.route in routes:
+            port = graph.ports[f"model_layers_{routes[observed.route]}_input_layernorm_weight"]
+            assert port.value is not None
+            graph.ports[port.name] = replace(port, value=port.value * 1.5)
+        return graph
+
+    monkeypatch.setattr(build_module, "capture", wrong)
+    return seen
+
+
+def test_where_the_attention_op_differs_the_models_own_attention_is_taken(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tampered({"attention": 0}, monkeypatch)
+    prompt, wanted = text_of(model)
+    for _ in range(2):  # captured, then from the store
+        with wrap(model) as spec:
+            assert torch.equal(spec.generate(prompt, max_new_tokens=20), wanted)
+            assert spec.route == "eager"
+            assert spec.route_reason.startswith("its attention is not what the attention op computes")
+    assert seen == ["attention", "eager"]
+
+
+def test_where_both_routes_differ_the_first_is_told_and_nothing_is_stored(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    model = tiny_llama()
+    seen = tampered({"attention": 0, "eager": 1}, monkeypatch)
+    with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.0 "):
+        wrap(model)
+    assert seen == ["attention", "eager"]
+    assert not list(own_cache.rglob("*.json"))
+
+
+def test_where_the_model_has_no_other_route_the_mismatch_is_told(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    model = tiny_llama()
+    seen = tampered({"attention": 1}, monkeypatch)
+    observe = build_module.observe
+
+    def one_route(model: Any, info: Any, routes: Any) -> Any:
+        if "attention" not in routes:
+            raise UnsupportedModel(model=info.name, reason="not by that route")
+        return observe(model, info, routes)
+
+    monkeypatch.setattr(build_module, "observe", one_route)
+    with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.1 "):
+        wrap(model)
+    assert seen == ["attention"] and not list(own_cache.rglob("*.json"))
+
+
+def test_a_capture_that_was_not_checked_is_not_stored(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    def interrupted(*args: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_module, "check_capture", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wrap(model)
+    assert not list(own_cache.rglob("*.json"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tiny import tiny_llama
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaModel, PreTrainedModel
+from transformers import LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 import speccompile
 from speccompile.errors import (
@@ -19,31 +20,35 @@ from speccompile.errors import (
     UnsupportedDtype,
     UnsupportedModel,
 )
-from speccompile.graph_capture.support import decoder_layers, inspect_model, module_path
+from speccompile.families.tiny import causal_lm_families, tiny_model
+from speccompile.graph_capture.support import decoder_layers, inspect_model, module_path, named_tensors
 
 
-def tiny_gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=128)).eval()
+def family(name: str, **overrides: Any) -> PreTrainedModel:
+    return tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
 
 
 def without_a_head() -> PreTrainedModel:
     return LlamaModel(tiny_llama().config).eval()
 
 
-def with_rope(**rope: Any) -> PreTrainedModel:
-    return tiny_llama(rope_parameters={"rope_theta": 10000.0} | rope)
+def encoder_decoder() -> PreTrainedModel:
+    return T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=2, vocab_size=64)).eval()
 
 
-def longrope() -> PreTrainedModel:
-    factors = [1.0] * 8
-    return with_rope(
-        rope_type="longrope", short_factor=factors, long_factor=factors, original_max_position_embeddings=128
-    )
+def without_weights() -> PreTrainedModel:
+    return tiny_llama().to("meta")
 
 
-def quantised() -> PreTrainedModel:
+def of_integers() -> PreTrainedModel:
     model = tiny_llama()
-    model.hf_quantizer = object()
+    model.model.norm.weight = nn.Parameter(torch.ones(64, dtype=torch.int8), requires_grad=False)
+    return model
+
+
+def without_layers() -> PreTrainedModel:
+    model = tiny_llama()
+    model.model.layers = nn.Sequential(*model.model.layers)
     return model
 
 
@@ -63,25 +68,18 @@ def buffer_on_another_device() -> PreTrainedModel:
     return model
 
 
-def mixed_dtypes() -> PreTrainedModel:
-    model = tiny_llama()
-    model.lm_head.to(torch.bfloat16)
-    return model
-
-
 REFUSED: list[tuple[Any, type[SpecCompileError], str]] = [
     (lambda: nn.Linear(2, 2), UnsupportedModel, "Linear cannot be captured: it is not a transformers PreTrainedModel"),
     (lambda: "gpt2", UnsupportedModel, "str cannot be captured: it is not a transformers PreTrainedModel"),
-    (tiny_gpt2, UnsupportedModel, r"GPT2LMHeadModel .* this is 'gpt2'; use LlamaForCausalLM"),
-    (without_a_head, UnsupportedModel, "LlamaModel .* only Llama-architecture causal LMs"),
-    (lambda: with_rope(rope_type="dynamic", factor=2.0), UnsupportedModel, r"rotary table \('dynamic'\).*supported: "),
-    (longrope, UnsupportedModel, r"rotary table \('longrope'\)"),
-    (quantised, UnsupportedModel, "weights are quantised; load it with dtype=torch.float32"),
+    (without_a_head, UnsupportedModel, r"LlamaModel .* it has no lm_head \(.*\); load it with AutoModelForCausalLM"),
+    (encoder_decoder, UnsupportedModel, "T5.* it is an encoder-decoder; a decoder-only model is needed"),
+    (without_weights, UnsupportedModel, "its weights are on the meta device; load them first"),
+    (without_layers, UnsupportedModel, "it has no list of decoder layers"),
     (in_training, ModelInTraining, r"is in training mode.*Call model.eval\(\) first"),
     (on_two_devices, ModelOnSeveralDevices, r"several devices \(cpu, meta\).*model.to\('cpu'\)"),
     (buffer_on_another_device, ModelOnSeveralDevices, r"several devices \(cpu, meta\)"),
     (lambda: tiny_llama(dtype=torch.float64), UnsupportedDtype, r"weights in torch.float64.*model.to\(torch.float32\)"),
-    (mixed_dtypes, UnsupportedDtype, "weights in torch.bfloat16, torch.float32. Supported on cpu: .* one for all"),
+    (of_integers, UnsupportedDtype, r"weights in torch.float32, torch.int8\. Supported on cpu: torch.float32, "),
 ]
 
 
@@ -102,24 +100,114 @@ def test_what_is_supported_is_described(dtype: torch.dtype) -> None:
     assert (info.num_layers, info.vocab_size, info.hidden_size) == (3, 96, 32)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "linear", "factor": 2.0},
-        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256},
-        {
-            "rope_type": "llama3",
-            "factor": 2.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 256,
-        },
-    ],
-    ids=lambda rope: rope["rope_type"],
-)
-def test_fixed_rotary_tables_are_captured(rope: dict[str, Any]) -> None:
+def test_another_architecture_is_supported() -> None:
+    info = inspect_model(family("gpt2"))
+    assert (info.name, info.num_layers, info.hidden_size) == ("GPT2LMHeadModel", 2, 64)
+
+
+# --- dtypes --------------------------------------------------------------------------------------
+
+
+class InFloat32(nn.Module):
+    """Runs what it holds in float32, whatever it is given."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.float()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(hidden.float())
+        return result.to(hidden.dtype)
+
+
+def text_of(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prompt and what transformers makes of it."""
+    prompt = torch.randint(1, 100, (1, 9), generator=torch.Generator().manual_seed(0))
+    ones = torch.ones_like(prompt)
+    return prompt, model.generate(prompt, attention_mask=ones, max_new_tokens=12, do_sample=False)
+
+
+def assert_captured(model: PreTrainedModel) -> None:
+    prompt, wanted = text_of(model)
+    with speccompile.wrap(model, "none", tiers=(0,), max_len=32, backend="eager") as spec:
+        assert torch.equal(spec.generate(prompt, max_new_tokens=12), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_and_routers_in_float32_are_fine_and_the_least_precise_dtype_counts(dtype: torch.dtype) -> None:
+    model = tiny_llama(dtype=dtype)
+    model.model.norm = InFloat32(model.model.norm)
+    model.model.layers[1].mlp = InFloat32(model.model.layers[1].mlp)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype, torch.float32}
+    assert inspect_model(model).dtype is dtype
     # wrap itself compares the captured logits with the model's own.
-    speccompile.wrap(with_rope(**rope), "none", tiers=(0,), max_len=64, backend="eager").close()
+    speccompile.wrap(model, "none", tiers=(0,), max_len=32, backend="eager").close()
+
+
+def test_of_two_half_precisions_bfloat16_is_the_less_precise() -> None:
+    model = tiny_llama(dtype=torch.float16)
+    model.model.norm.to(torch.bfloat16)
+    assert inspect_model(model).dtype is torch.bfloat16
+
+
+def test_a_mixture_that_the_model_itself_cannot_run_is_refused_with_the_place() -> None:
+    model = tiny_llama()
+    model.model.layers[1].mlp.to(torch.bfloat16)
+    message = r"model\.layers\.1\.mlp\.gate_proj \(Linear\) does not run over a KV cache: RuntimeError: .*dtype"
+    with pytest.raises(UnsupportedModel, match=message):
+        speccompile.wrap(model, "none", tiers=(0,), max_len=8, backend="eager")
+
+
+# --- quantised weights ---------------------------------------------------------------------------
+
+
+class Quantised(nn.Module):
+    """A linear over int8 weights and a scale."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().max() / 127
+        self.weight = nn.Parameter((linear.weight / scale).round().to(torch.int8), requires_grad=False)
+        self.register_buffer("scale", scale)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(hidden, self.weight.to(hidden.dtype) * self.scale)
+
+
+class Untraceable(Quantised):
+    """One that decides something by the value of its scale."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden) if self.scale.item() > 0 else hidden
+
+
+def quantised(kind: type[Quantised]) -> PreTrainedModel:
+    model = tiny_llama()
+    for layer in model.model.layers:
+        layer.mlp.up_proj = kind(layer.mlp.up_proj)
+    model.hf_quantizer = SimpleNamespace(is_compileable=False)
+    return model
+
+
+def test_quantised_weights_that_trace_are_captured() -> None:
+    model = quantised(Quantised)
+    # Integers are the weights' storage: the model computes in the floating dtype that it has besides.
+    assert inspect_model(model).dtype is torch.float32
+    assert_captured(model)
+
+
+def test_quantised_weights_that_do_not_trace_are_refused_and_the_message_says_so() -> None:
+    model = quantised(Untraceable)
+    text_of(model)
+    message = (
+        r"LlamaForCausalLM cannot be captured: its weights are quantised and do not trace, load it unquantised "
+        r"\(model\.layers\.0\.mlp\.up_proj \(Untraceable\) "
+    )
+    with pytest.raises(UnsupportedModel, match=message):
+        speccompile.wrap(model, "none", tiers=(0,), max_len=8, backend="eager")
+
+
+# --- decoder layers ------------------------------------------------------------------------------
 
 
 def test_decoder_layers_are_found_by_their_number() -> None:
@@ -127,7 +215,52 @@ def test_decoder_layers_are_found_by_their_number() -> None:
     path, layers = decoder_layers(model)
     assert path == "model.layers" and layers is model.model.layers
     assert module_path(model, model.model.layers[2].mlp) == "model.layers.2.mlp"
+    # A list that is longer is another one; without a number to go by the longest is meant.
+    model.extra = nn.ModuleList(nn.Identity() for _ in range(5))
+    assert decoder_layers(model)[0] == "model.layers"
     other = copy.deepcopy(model)
     other.config.num_hidden_layers = 7
-    with pytest.raises(UnsupportedModel, match="no list of decoder layers"):
-        decoder_layers(other)
+    assert decoder_layers(other)[0] == "extra"
+
+
+def test_lists_inside_of_the_layers_are_not_the_layers() -> None:
+    model = family("mixtral")
+    for layer in model.model.layers:
+        layer.extra = nn.ModuleList(nn.Identity() for _ in range(9))
+    model.config.num_hidden_layers = 9
+    assert decoder_layers(model)[0] == "model.layers"
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("gpt2", "transformer.h"),
+        ("opt", "model.decoder.layers"),
+        ("bloom", "transformer.h"),
+        ("gemma3", "model.language_model.layers"),
+        ("mllama", "model.layers"),
+    ],
+)
+def test_the_layers_are_those_of_the_text_model(name: str, path: str) -> None:
+    model = family(name)
+    assert decoder_layers(model)[0] == path
+
+
+def test_a_vision_tower_of_as_many_layers_is_not_meant() -> None:
+    """It comes first in the model, and its list is as long as the text model's."""
+    model = family("gemma3")
+    towers = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and "vision" in path and len(module) == 2
+    ]
+    assert towers and len(decoder_layers(model)[1]) == 2
+    assert "vision" not in decoder_layers(model)[0]
+
+
+def test_a_tensor_is_known_by_every_name_it_has() -> None:
+    model = tiny_llama(tie=True)
+    model.register_buffer("one", torch.ones(1))
+    model.register_buffer("same", model.one)
+    tensors = named_tensors(model)
+    assert tensors["lm_head.weight"] is tensors["model.embed_tokens.weight"] and tensors["one"] is tensors["same"]
