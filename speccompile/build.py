@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, CaptureMismatch, UnsupportedModel
+from speccompile.errors import CaptureError, CaptureMismatch, PassError, UnsupportedModel
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import check_capture
@@ -233,8 +233,14 @@ def _checked_stages(
         with clock.time("capture and passes"):
             return build_stages(model, info, config, stored=False, routes=routes)
 
-    with clock.time("capture and passes"):
-        stages = build_stages(model, info, config)
+    try:
+        with clock.time("capture and passes"):
+            stages = build_stages(model, info, config)
+    except (PassError, RuntimeError):
+        # A stored graph may not bear the sizes of this wrap.
+        if not CaptureStore(model, info).path.exists():
+            raise
+        stages = fresh()
     if stages.from_store:
         try:
             return stages, *_checked(model, info, config, clock, stages)
@@ -267,8 +273,9 @@ def _checked(
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")
 
+    reach = stages.arena.layout.max_len if stages.observed.counts else stages.observed.reach
     with task("check the captured graph against the model"), clock.time("capture check"):
-        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, stages.observed.reach)
+        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach)
     return lowered, difference
 
 

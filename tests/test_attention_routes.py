@@ -201,11 +201,15 @@ def test_a_mask_combined_with_one_of_the_models_own_is_refused(route: Route) -> 
 # --- the attention op ----------------------------------------------------------------------------
 
 
-def attend(cache: SlotCache | RecordingCache, mask: Any = None, key: Any = None, **options: Any) -> Any:
-    """As a model's attention layer calls the interface, for the two rows above."""
+def attend(
+    cache: SlotCache | RecordingCache, mask: Any = None, key: Any = None, changed: int | None = None, **options: Any
+) -> Any:
+    """As a model's attention layer calls the interface, for the two rows above; one of query, key and value changed."""
     generator = torch.Generator().manual_seed(1)
     query = torch.randn(2, HEADS, 3, DIM, generator=generator)
     new = [torch.randn(2, GROUPS, 3, size, generator=generator) for size in (DIM, VALUE)]
+    if changed is not None:
+        (query, *new)[changed].add_(1)
     run = Running(cache, POSITIONS, MaskLog())
     with running(run):
         keys, values = cache.update(new[0], new[1], 0)
@@ -245,9 +249,14 @@ def test_attention_gets_all_that_the_model_asks_for(
     torch.testing.assert_close(out, wanted)
 
 
-def test_a_recording_attends_to_nothing_and_keeps_the_shape() -> None:
-    _, out = attend(RecordingCache(), Mask())
-    assert out.shape == (2, 3, HEADS, VALUE) and not out.any()
+def test_a_recording_attends_to_no_key_and_shows_what_went_in() -> None:
+    """So that a change of anything in front of a layer is a change of the logits."""
+    outs = []
+    for changed in (None, 0, 1, 2):
+        _, out = attend(RecordingCache(), Mask(), changed=changed)
+        assert out.shape == (2, 3, HEADS, VALUE)
+        outs.append(out)
+    assert all(not torch.equal(outs[0], other) for other in outs[1:])
 
 
 @pytest.mark.parametrize("make", [slot_cache, RecordingCache])

@@ -66,6 +66,20 @@ def test_a_table_without_a_dimension_for_rows_is_left_as_it_is() -> None:
         speccompile.wrap(model_of("roformer"), "none", tiers=(0,), max_len=96, backend="eager")
 
 
+@pytest.mark.parametrize(("name", "counts"), [("bart", True), ("llama4_text", True), ("gpt2", False), ("bloom", False)])
+def test_a_model_that_reads_the_length_of_the_cache_is_known(name: str, counts: bool) -> None:
+    assert captured(model_of(name)).observed.counts == counts
+
+
+def test_what_else_depends_on_the_count_is_checked_over_the_longest_text() -> None:
+    # Llama 4 scales queries by the position that it counts, and does so from floor_scale on.
+    model = model_of("llama4_text", floor_scale=60, attn_scale=1.0)
+    with speccompile.wrap(model, "none", tiers=(0,), max_len=59, backend="eager") as spec:
+        assert speculative(spec, [periodic(seed=2)[:30]]) == [greedy(model, periodic(seed=2)[:30])]
+    with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.\d \(Llama4TextDecoderLayer\)"):
+        speccompile.wrap(model, "none", tiers=(0,), max_len=200, backend="eager")
+
+
 def test_look_ups_of_every_kind_are_seen() -> None:
     def looks(table: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (

@@ -13,7 +13,8 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import LoweringError
-from speccompile.graph_capture.graph import Body, StepGraph
+from speccompile.graph_capture.body import Body
+from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering import inductor
 from speccompile.speculator import Speculator
 

@@ -11,7 +11,8 @@ from tiny import captured, tiny_llama
 from torch import fx
 
 from speccompile.errors import AnchorError
-from speccompile.graph_capture.graph import StepGraph, size_of
+from speccompile.graph_capture.body import size_of
+from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import primes_clear_of
 from speccompile.lowering.backends import Eager
 from speccompile.passes.local_sizes import factors, keep_sizes_local

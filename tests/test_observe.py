@@ -89,7 +89,10 @@ def test_families_with_the_attention_interface(name: str, masks: tuple[Mask | Fo
         ),
         ("mpt", rf"transformer \(MptModel\) does not attend through {INTERFACE}$"),
         ("cpmant", rf"^attends in 0 of 2 layers by {INTERFACE}"),
-        ("deepseek_v3", r"self_attn \(DeepseekV3Attention\) attends to other keys and values than it put into the cache"),
+        (
+            "deepseek_v3",
+            r"self_attn \(DeepseekV3Attention\) attends to other keys and values than it put into the cache",
+        ),
     ],
 )
 def test_families_with_attention_of_their_own(name: str, reason: str) -> None:
@@ -299,7 +302,7 @@ def test_modules_in_training_mode_stay_so_and_nothing_asks_for_gradients() -> No
     gradients = []
     model.lm_head.register_forward_hook(lambda *_: gradients.append(torch.is_grad_enabled()))
     seen(model)
-    assert gradients == [False]
+    assert set(gradients) == {False}
     assert [module.training for module in (model, model.model.layers[0].mlp)] == [False, True]
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 

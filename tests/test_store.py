@@ -192,7 +192,7 @@ def test_a_capture_of_the_models_own_attention_serves_every_arena_size(monkeypat
     model = family("bloom")
     captures = count_captures(monkeypatch)
     prompt, wanted = text_of(model)
-    for sizes in ({"max_len": 64}, {"max_len": 200}, {"max_len": 40, "max_batch": 3}):
+    for sizes in ({}, {"max_len": 200, "max_batch": 3}):
         spec = wrap(model, **sizes)
         assert spec.route == "eager" and torch.equal(spec.generate(prompt, max_new_tokens=20), wanted)
     assert len(captures) == 1
@@ -271,3 +271,27 @@ def test_a_capture_that_was_not_checked_is_not_stored(
     with pytest.raises(KeyboardInterrupt):
         wrap(model)
     assert not list(own_cache.rglob("*.json"))
+
+
+@pytest.mark.parametrize("name", ["bert", "mpt"])
+def test_parameters_with_capital_letters_are_found_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_captures(monkeypatch)
+    texts = []
+    for _ in range(2):
+        with wrap(family(name)) as spec:
+            texts.append(spec.generate(torch.arange(5, 17)[None], max_new_tokens=12).tolist())
+    assert calls == [1] and texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("max_len", [127, 300])
+def test_a_bias_cut_out_of_a_longer_table_fits_any_cache(max_len: int) -> None:
+    # mpt slices its ALiBi table of 512 places at 512 - S, a number that may be a multiple of anything.
+    model = family("mpt")
+    for tiers in ((0, 3), (0, 7)):
+        with speccompile.wrap(model, "ngram", tiers=tiers, max_len=max_len, backend="eager") as spec:
+            assert spec.check([[5, 6, 7, 8] * 6], max_new_tokens=8)
+
+
+def test_a_cache_that_is_longer_than_the_table_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"cache of 516 places .* use a smaller max_len \(now 512\)"):
+        speccompile.wrap(family("mpt"), "none", tiers=(0, 3), max_len=512, backend="eager")

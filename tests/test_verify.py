@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from speccompile.errors import VerifierError
-from speccompile.graph_capture.graph import Anchors, Body, Port, StepGraph
+from speccompile.graph_capture.body import Body
+from speccompile.graph_capture.graph import Anchors, Port, StepGraph
 from speccompile.graph_capture.state import N, StateSpec, resolve_layout
 from speccompile.passes.verify import verify, written
 

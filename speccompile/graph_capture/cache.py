@@ -15,15 +15,20 @@ RECURRENT = "keeps a recurrent or linear-attention state, which cannot be rewoun
 
 
 class StepCache(Cache):
-    """What both stand-ins say to a model's questions: nothing is known of lengths, positions are inputs."""
+    """What both stand-ins say to a model's questions: positions are inputs, and there is no one length.
 
-    def __init__(self) -> None:
+    Args:
+        length: what the cache says its length is. A model that reads it counts positions itself.
+    """
+
+    def __init__(self, length: int = 0) -> None:
         super().__init__(layers=[])
+        self.length = length
         # What update returned: attention over anything else is attention over something changed.
         self.returned: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+        return self.length
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
@@ -84,8 +89,8 @@ class SlotCache(StepCache):
 class RecordingCache(StepCache):
     """Hands keys and values back untouched and remembers their sizes: KV shapes are observed, not computed."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, length: int = 0) -> None:
+        super().__init__(length)
         self.observed: dict[int, KVShape] = {}
 
     def update(

@@ -104,7 +104,14 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     (logits,) = cast(Any, step.output.args[0])
     step.remove_dead_code()
     step.name_value("logits", logits)
-    step.propagate()
+    try:
+        step.propagate()
+    except RuntimeError as error:
+        raise UnsupportedModel(
+            model=info.name,
+            reason=f"its shapes do not fit a cache of {layout.cache_len} places ({told(error)}); "
+            f"use a smaller max_len (now {layout.max_len})",
+        ) from error
     return step if takes(model, "position_ids") else own_positions(step)
 
 

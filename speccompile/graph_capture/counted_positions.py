@@ -6,7 +6,6 @@ batch. Captured over an empty past that is ``c + [0 .. T-1]`` with a constant c,
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -28,15 +27,11 @@ def own_positions(graph: StepGraph) -> StepGraph:
         node.replace_all_uses_with(looked_up)
         changed.graph.erase_node(node)
     changed.remove_dead_code()
-    # A table may be shared by all rows in a form without a dimension for them; then the capture check says no.
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.disabled = True
     try:
         changed.propagate()
     except RuntimeError:
+        # A table that all rows share in a form without a dimension for them. The capture check says no.
         return graph
-    finally:
-        logger.disabled = False
     return changed
 
 

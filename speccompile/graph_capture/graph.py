@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import math
+import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from speccompile.graph_capture.body import Body
 from speccompile.graph_capture.state import Layout, StateTensor
 
 # What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
@@ -73,42 +75,6 @@ class Anchors:
             translate(self.final_norm),
             translate(self.lm_head),
         )
-
-
-def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """A dimension of a body, where the named sizes are ``sizes``: ``size_of("4*B", {"B": 3})`` is 12."""
-    if isinstance(dim, int):
-        return dim
-    return math.prod(sizes[factor] if factor in sizes else int(factor) for factor in dim.split("*"))
-
-
-@dataclass(frozen=True)
-class Body:
-    """One group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
-
-    ``dims[i]`` are the sizes of input i; those that vary are named, ``"B"``, ``"T"``, ``"N"``, ``"S"``, or are
-    products with a name, such as ``"4*B"`` (see :func:`size_of`);
-    ``mutates`` are the inputs written in place; ``layers`` the decoder layers that call it.
-    """
-
-    name: str
-    module: fx.GraphModule
-    dims: tuple[tuple[int | str, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    mutates: frozenset[int]
-    layers: tuple[int, ...]
-    key: str
-    _fakes: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
-
-    def fake(self, inputs: Sequence[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
-        """The fake result for fake ``inputs``; runs the body once per combination of shapes."""
-        shapes = tuple((tuple(x.shape), x.dtype, x.device) for x in inputs)
-        if shapes not in self._fakes:
-            with mode:
-                self._fakes[shapes] = self.module(*inputs)
-        # A tensor of its own for every call: tracing tells its inputs apart by identity.
-        with mode:
-            return torch.empty_like(self._fakes[shapes])
 
 
 @dataclass
@@ -291,6 +257,10 @@ class StepGraph:
 
     def propagate(self) -> None:
         """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
+        with _without_log("torch._subclasses.fake_tensor"):
+            self._propagate()
+
+    def _propagate(self) -> None:
         fresh: set[fx.Node] = set()
         for node in self.graph.nodes:
             if node.op == "output":
@@ -315,6 +285,17 @@ class StepGraph:
             return self.bodies[str(node.target)].fake(cast(Any, args), self.fake_mode)
         with self.fake_mode, torch.no_grad():
             return cast(Any, node.target)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    """torch logs what it is about to raise; here the error is enough."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _is_current(node: fx.Node) -> bool:

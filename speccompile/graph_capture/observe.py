@@ -20,6 +20,8 @@ from speccompile.graph_capture.state import KVShape
 from speccompile.graph_capture.support import ModelInfo
 
 ROWS, WIDTH = 2, 5
+# Lengths that a cache pretends to have: one inside of every table, one behind every border.
+PRETENDED = (7, 2**20)
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,15 @@ class Observation:
         kv: shapes of what each layer puts into the cache, by layer; a layer that shares another's KV has none.
         masks: what the model asks for in one forward, in order.
         reach: the longest window or chunk; the capture check takes a text longer than that.
+        counts: whether logits depend on the length that the cache tells, beside positions. One graph cannot have each
+            row's, so the capture check takes a text as long as there will ever be.
     """
 
     route: Route
     kv: dict[int, KVShape]
     masks: tuple[Mask | ForeignMask, ...]
     reach: int
+    counts: bool = False
     reason: str = ""
 
 
@@ -63,19 +68,13 @@ def takes(model: PreTrainedModel, name: str) -> bool:
 
 
 def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str) -> Observation:
-    cache, log = RecordingCache(), MaskLog()
-    tokens = (torch.arange(ROWS * WIDTH, device=info.device) + info.vocab_size // 2) % info.vocab_size
     positions = torch.arange(WIDTH, device=info.device).repeat(ROWS, 1)
-    run = Running(cache, positions, log)
+    cache = RecordingCache()
+    run = Running(cache, positions, MaskLog())
     place = Place(model)
-    with captured_by(model, route), running(run), place.followed(), torch.no_grad():
+    with place.followed():
         try:
-            model(
-                input_ids=tokens.view(ROWS, WIDTH),
-                past_key_values=cache,
-                use_cache=True,
-                **extra_inputs(model, route, positions, WIDTH),
-            )
+            logits = _logits(model, info, route, run)
         except Unfit as unfit:
             raise Unfit(f"{place}{unfit}") from unfit
         except Exception as error:
@@ -84,16 +83,46 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
             if route == "attention":
                 raise Unfit(f"{place}does not attend through transformers' attention interface") from error
             raise Unfit(f"{place}does not run over a KV cache: {told(error)}") from error
-    if not cache.observed:
+    kv = cache.observed
+    if not kv:
         raise Unfit(_no_cache(model))
     if model._is_stateful:
         raise Unfit(f"it {RECURRENT}")
-    if route == "attention" and run.attended < len(cache.observed):
-        raise Unfit(f"attends in {run.attended} of {len(cache.observed)} layers by transformers' attention interface")
+    if route == "attention" and run.attended < len(kv):
+        raise Unfit(f"attends in {run.attended} of {len(kv)} layers by transformers' attention interface")
     if run.causal and not any(run.causal):
         raise Unfit("it lets a token see later ones (it is not causal)")
-    reach = max([run.reach, *(mask.reach for mask in log.seen if isinstance(mask, Mask))])
-    return Observation(route, dict(sorted(cache.observed.items())), tuple(log.seen), reach, reason)
+    masks = tuple(run.masks.seen)
+    reach = max([run.reach, *(mask.reach for mask in masks if isinstance(mask, Mask))])
+    counts = _counts(model, info, route, positions, logits)
+    return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason)
+
+
+def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running) -> torch.Tensor:
+    tokens = (torch.arange(ROWS * WIDTH, device=info.device) + info.vocab_size // 2) % info.vocab_size
+    with captured_by(model, route), running(run), torch.no_grad():
+        logits: torch.Tensor = model(
+            input_ids=tokens.view(ROWS, WIDTH),
+            past_key_values=run.cache,
+            use_cache=True,
+            **extra_inputs(model, route, run.positions, WIDTH),
+        ).logits
+    return logits
+
+
+def _counts(
+    model: PreTrainedModel, info: ModelInfo, route: Route, positions: torch.Tensor, logits: torch.Tensor
+) -> bool:
+    """Whether the same tokens at the same positions have other logits where the cache tells another length."""
+    for length in PRETENDED:
+        run = Running(RecordingCache(length), positions, MaskLog())
+        try:
+            told_otherwise = _logits(model, info, route, run)
+        except Exception:
+            return True  # it looks something up behind the end of a table, say
+        if not torch.equal(told_otherwise, logits):
+            return True
+    return False
 
 
 def extra_inputs(

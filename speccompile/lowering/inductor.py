@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from speccompile.errors import LoweringError
-from speccompile.graph_capture.graph import Body, StepGraph, size_of
+from speccompile.graph_capture.body import Body, size_of
+from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import primes_clear_of
 from speccompile.progress import task
 

@@ -46,13 +46,15 @@ class _LocalSizes:
     graph: StepGraph
     tensors: list[fx.Node]
     before: fx.Node
-    made: dict[int, fx.Node] = field(default_factory=dict)
+    made: dict[tuple[Any, ...], fx.Node] = field(default_factory=dict)
 
     def of(self, size: fx.Node) -> fx.Node:
-        value = size.meta["val"]
-        if value not in self.made:
-            self.made[value] = self._dimension(value) or self._product(value) or self._copy(size)
-        return self.made[value]
+        """A node with the value of ``size``: arithmetic as export left it, over dimensions of ``tensors``."""
+        if size.target is aten.sym_size.int:
+            return self._dimension(size.meta["val"]) or self._product(size)
+        arguments = {node: self.of(node) for node in size.all_input_nodes}
+        args: Any = fx.map_arg(size.args, arguments.__getitem__)
+        return self._call(cast(Callable[..., Any], size.target), args, size.meta["val"])
 
     def _dimension(self, value: int) -> fx.Node | None:
         for tensor in self.tensors:
@@ -60,39 +62,28 @@ class _LocalSizes:
                 return self._call(aten.sym_size.int, (tensor, shape.index(value)), value)
         return None
 
-    def _product(self, value: int) -> fx.Node | None:
+    def _product(self, size: fx.Node) -> fx.Node:
+        """A dimension that no input has: of a tensor whose rows and tokens were made one, say."""
+        value = size.meta["val"]
         names, rest = factors(value, self.graph.sizes)
-        if not names:
-            return None
-        parts: list[Any] = [] if rest == 1 else [rest]
-        for name in names:
-            prime = self.graph.sizes[name]
-            if prime not in self.made and (dimension := self._dimension(prime)) is not None:
-                self.made[prime] = dimension
-            if prime not in self.made:
-                return None
-            parts.append(self.made[prime])
-        sizes = [part if isinstance(part, int) else int(part.meta["val"]) for part in parts]
-        result, so_far = parts[0], sizes[0]
-        for part, number in zip(parts[1:], sizes[1:], strict=True):
-            so_far *= number
-            result = self._call(operator.mul, (result, part), so_far)
-        return cast(fx.Node, result)
-
-    def _copy(self, size: fx.Node) -> fx.Node:
-        if size.target is aten.sym_size.int:
-            value = size.meta["val"]
+        parts = [self._dimension(self.graph.sizes[name]) for name in names]
+        if not parts or None in parts:
             raise AnchorError(anchor=f"the size {size.name!r}", reason=f"no input of its reader is {value} long")
-        arguments = {node: self.of(node) for node in size.all_input_nodes}
-        args: Any = fx.map_arg(size.args, arguments.__getitem__)
-        return self._call(cast(Callable[..., Any], size.target), args, size.meta["val"])
+        result = cast(fx.Node, parts[0])
+        for factor in (*parts[1:], rest):
+            number = factor if isinstance(factor, int) else cast(fx.Node, factor).meta["val"]
+            if number != 1:
+                result = self._call(operator.mul, (result, factor), result.meta["val"] * number)
+        return result
 
     def _call(self, target: Callable[..., Any], args: tuple[Any, ...], value: int) -> fx.Node:
-        with self.graph.graph.inserting_before(self.before):
-            node = self.graph.graph.call_function(target, args)
-        node.meta = {key: self.before.meta[key] for key in ("pass", "layer") if key in self.before.meta}
-        node.meta["val"] = value
-        return node
+        key = (target, *args)
+        if key not in self.made:
+            with self.graph.graph.inserting_before(self.before):
+                self.made[key] = self.graph.graph.call_function(target, args)
+            kept = {name: known for name, known in self.before.meta.items() if name in ("pass", "layer")}
+            self.made[key].meta = {**kept, "val": value}
+        return self.made[key]
 
 
 def _is_size(node: fx.Node) -> bool:

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from speccompile.errors import AnchorError
-from speccompile.graph_capture.graph import Body, StepGraph
+from speccompile.graph_capture.body import Body
+from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.local_sizes import factors, keep_sizes_local
 from speccompile.passes.verify import written

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from speccompile.errors import LoweringError
-from speccompile.graph_capture.graph import Body, Port, StepGraph
+from speccompile.graph_capture.body import Body
+from speccompile.graph_capture.graph import Port, StepGraph
 
 # Arithmetic on sizes, as export leaves it, printed so that the file needs no import for it.
 _INFIX: dict[Any, str] = {
