@@ -29,16 +29,19 @@ def _changing(model: PreTrainedModel) -> Iterator[tuple[str, Any, str | None, st
 
 def check_rotary(model: PreTrainedModel, max_len: int) -> None:
     """Raises UnsupportedModel if a text of ``max_len`` tokens would change a rotary table on its way."""
+    borders: list[tuple[int, str, str]] = []
     for path, module, layer_type, kind in _changing(model):
         parameters = module.config.rope_parameters
         parameters = parameters if layer_type is None else parameters[layer_type]
-        limit = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
-        if max_len > limit:
-            raise UnsupportedModel(
-                model=type(model).__name__,
-                reason=f"the rotary table of {path} ({kind}) changes when a text grows beyond {limit} tokens; "
-                f"use max_len <= {limit} (now {max_len})",
-            )
+        border = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
+        borders.append((border, path, kind))
+    limit, path, kind = min(borders, default=(max_len, "", ""))
+    if max_len > limit:
+        raise UnsupportedModel(
+            model=type(model).__name__,
+            reason=f"the rotary table of {path} ({kind}) changes when a text grows beyond {limit} tokens; "
+            f"use max_len <= {limit} (now {max_len})",
+        )
 
 
 def changing_tables(model: PreTrainedModel) -> set[str]:
