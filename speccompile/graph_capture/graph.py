@@ -93,11 +93,11 @@ class StepGraph:
     layout: Layout
     device: torch.device
     sizes: Mapping[str, int]
-    route: Route = "attention"
     facts: set[str] = field(default_factory=set)
     values: dict[str, fx.Node] = field(default_factory=dict)
     bodies: dict[str, Body] = field(default_factory=dict)
     fake_mode: FakeTensorMode = field(default_factory=FakeTensorMode)
+    route: Route = "attention"
 
     def copy(self) -> StepGraph:
         """A graph of its own that shares ports, bodies and weights with this one."""

@@ -32,7 +32,11 @@ def keep_sizes_local(graph: StepGraph) -> None:
         read = dict.fromkeys(x for node in nodes if not _is_size(node) for x in node.all_input_nodes)
         outside = [x for x in read if x not in inside and isinstance(x.meta["val"], torch.Tensor)]
         local = _LocalSizes(graph, graph.placeholders if layer is None else outside, nodes[0])
-        for size in [x for x in read if _is_size(x)]:
+        sizes = [x for x in read if _is_size(x)]
+        if layer is None:
+            # What stands outside of the layers may be cut to fewer places later, and its sizes with it.
+            sizes = [x for x in sizes if x.meta.get("layer") is not None]
+        for size in sizes:
             size.replace_all_uses_with(local.of(size), delete_user_cb=inside.__contains__)
     # Passes put what feeds the inputs before ``start``, so that has to stay the first reader of one.
     graph.anchors.start = next(node for node in graph.graph.nodes if node.op == "call_function")
