@@ -17,7 +17,7 @@ from speccompile.graph_capture.cache import RECURRENT, RecordingCache
 from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
 from speccompile.graph_capture.state import KVShape
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph_capture.support import ModelInfo, decoder_layers
 
 ROWS, WIDTH = 2, 5
 # Lengths that a cache pretends to have: one inside of every table, one behind every border.
@@ -87,7 +87,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     if not kv:
         raise Unfit(_no_cache(model))
     if model._is_stateful:
-        raise Unfit(f"it {RECURRENT}")
+        raise Unfit(f"{_first_layer(model)} {RECURRENT}")
     if route == "attention" and run.attended < len(kv):
         raise Unfit(f"attends in {run.attended} of {len(kv)} layers by transformers' attention interface")
     if run.causal and not any(run.causal):
@@ -137,7 +137,12 @@ def extra_inputs(
 
 
 def _no_cache(model: PreTrainedModel) -> str:
-    return f"it {RECURRENT}" if model._is_stateful else "it keeps no KV cache"
+    return f"{_first_layer(model)} {RECURRENT}" if model._is_stateful else "it keeps no KV cache"
+
+
+def _first_layer(model: PreTrainedModel) -> str:
+    path, layers = decoder_layers(model)
+    return f"{path}.0 ({type(layers[0]).__name__})"
 
 
 class Place:
