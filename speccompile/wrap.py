@@ -39,7 +39,7 @@ def wrap(
     """Make ``model`` decode speculatively, with the same text.
 
     Args:
-        model: a Llama-architecture causal LM in eval mode, on one device. It is left as it was.
+        model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was.
         mode: how to draft; see ``speccompile.modes.available()``. None is ``none``.
         tiers: draft lengths to build, 0 among them.
         max_batch: most prompts in one call of ``generate``.
