@@ -64,6 +64,14 @@ def test_either_attention_setting_is_served_and_kept(name: str, implementation: 
     assert model.config._attn_implementation == implementation
 
 
+def test_a_family_whose_settings_differ_is_served_by_the_users_own() -> None:
+    # transformers adds Falcon's ALiBi once by its sdpa branch and twice by its eager one.
+    model = model_of("falcon", alibi=True)
+    with wrap(model) as spec:
+        assert spec.route == "eager"
+        assert speculative(spec, prompts()) == [greedy(model, prompt) for prompt in prompts()]
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2", "opt", "bloom", "smollm3"])
 def test_tied_and_untied_embeddings(name: str, tied: bool) -> None:

@@ -4,8 +4,9 @@
 the semantic op ``speccompile::attention``. Without the mask function transformers would pass no mask at all to an
 implementation it does not know, and some families would silently lose causality.
 
-``eager``: the model's own attention runs as it is, over its rows' keys and with a 4-D mask made from the positions.
-It serves models whose attention is not an interface, or adds something that the op does not have (ALiBi).
+``eager``: the model's own attention (its ``eager`` or ``sdpa`` one, as the user set it) runs as it is, over its rows'
+keys and with a 4-D mask made from the positions. It serves models whose attention is not an interface, or adds
+something that the op does not have (ALiBi).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
 ROUTES: tuple[Route, ...] = ("attention", "eager")
 
 IMPLEMENTATION = {"attention": "speccompile", "eager": "eager"}
+# Settings that take the mask as a tensor: the user's own stays, since a family may compute something else by each.
+OWN = ("eager", "sdpa")
 # transformers' experts over all tokens at once: no shape depends on data, no row on another.
 EXPERTS = "batched_mm"
 
@@ -77,7 +80,7 @@ def _attention(
     if not isinstance(run.cache, SlotCache):
         # Nothing is attended to in a recording, but what went in has to show in what comes out.
         seen = query.mean(-1, keepdim=True) + (key.mean((1, 3)) + value.mean((1, 3)))[:, :, None, None]
-        return seen.expand(*query.shape[:3], value.shape[-1]), None
+        return seen.expand(*query.shape[:3], value.shape[-1]).contiguous(), None
     out = torch.ops.speccompile.attention(
         query,
         key,
@@ -144,10 +147,12 @@ def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
     }
     own_masks = dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)
     if route == "eager":
-        ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _mask_from_state
+        for name in OWN:
+            ALL_MASK_ATTENTION_FUNCTIONS[name] = _mask_from_state
     try:
         for config in configs.values():
-            config._attn_implementation_internal = IMPLEMENTATION[route]
+            if route == "attention" or config._attn_implementation_internal not in OWN:
+                config._attn_implementation_internal = IMPLEMENTATION[route]
             config._experts_implementation_internal = EXPERTS
         yield
     finally:
