@@ -28,13 +28,16 @@ def text_and_logits(
 ) -> tuple[list[int], torch.Tensor]:
     """New tokens of one prompt at a fixed tier, and the logits ``[new - 1, V]`` that chose all but the first.
 
-    The logits are those of the tier's own executable, taken from the step before acceptance.
+    The logits are those of the tier's own executable, taken from the step before acceptance. ``spec`` has to read every
+    prompt, as it does with ``deterministic=True``.
     """
     engine, logits = spec.engine, []
     spec.set_tier(draft_len)
-    request = engine.admit(prompt, max_new_tokens=new_tokens, eos=[])
+    request = engine.submit(prompt, max_new_tokens=new_tokens, eos_token_id=[])
     try:
-        while engine.running:
+        while not request.new_tokens:
+            engine.step()
+        while not request.finished:
             graph = engine.next_tier().stages["verify_inputs"].graph
             step = spec.backend.lower(graph, f"verify K={draft_len}")
             with torch.no_grad():
@@ -43,7 +46,7 @@ def text_and_logits(
             engine.step()
             logits.append(row[0, : len(request.new_tokens) - before].clone())
     finally:
-        engine.release()
+        request.cancel()
     return request.new_tokens, torch.cat(logits)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,139 +18,36 @@ from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
-from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, resolve_layout
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.backends import Backend, Eager
+from speccompile.lowering.backends import Eager
 from speccompile.lowering.determinism import prove_deterministic
-from speccompile.lowering.linears import STOCK, LinearChoice
 from speccompile.lowering.tier import Tier, TierKey, bind
-from speccompile.modes.base import Mode
-from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.bound_positions import BoundPositions
-from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
-from speccompile.passes.choose_linear import ChooseLinear
-from speccompile.passes.commit import Commit
-from speccompile.passes.drafts import NoDrafts
-from speccompile.passes.greedy_accept import GreedyAccept
-from speccompile.passes.last_logits import LastLogits
-from speccompile.passes.outline import OutlineLayers
-from speccompile.passes.pipeline import Pipeline, Stage, Stages
-from speccompile.passes.rows import BindRows
-from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
+from speccompile.passes.pipeline import Stage, Stages
+from speccompile.pipelines import (
+    BuildConfig,
+    model_pipeline,
+    plan_layout,
+    prefill_pipeline,
+    prefill_widths,
+    tier_name,
+    tier_pipeline,
+)
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
-
-PREFILL_WIDTHS = (8, 32, 64, 128, 512)
-
-
-@dataclass(frozen=True)
-class BuildConfig:
-    """What ``wrap`` was asked for, checked."""
-
-    mode: Mode
-    tiers: tuple[int, ...]
-    max_batch: int
-    max_len: int
-    backend: Backend
-    deterministic: bool
-    linears: LinearChoice = STOCK
-
-    @property
-    def max_draft_len(self) -> int:
-        return max(self.tiers)
-
-    def width(self, draft_len: int) -> int:
-        """What the target computes in a step of a tier, at least K+1; with ``deterministic`` all run one shape."""
-        width = self.max_draft_len + 1 if self.deterministic else draft_len + 1
-        # One column would make a weight-stationary linear a matrix-vector product, which is slower than two.
-        alone = self.linears.weight_stationary and self.max_batch * width == 1
-        return 2 if alone else width
-
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        """What the mode puts into a tier."""
-        drafts = self.mode.draft_passes(draft_len) if draft_len else [NoDrafts()]
-        return [*drafts, *self.commit_passes()]
-
-    def commit_passes(self) -> list[Pass]:
-        """What the mode does behind a commit; nothing where no tier could use it."""
-        return self.mode.commit_passes() if self.max_draft_len else []
-
-    @property
-    def goals(self) -> Facts:
-        """Facts that hold in every finished step."""
-        return facts("committed") | (self.mode.goals if self.max_draft_len else facts())
-
-    @property
-    def max_width(self) -> int:
-        return max(self.width(draft_len) for draft_len in self.tiers)
 
 
 @dataclass
 class Build:
-    """Everything that a wrap made, and the seconds it took."""
+    """Everything that a wrap made, and the seconds it took. ``tiers`` are by draft length and row count."""
 
     info: ModelInfo
     observed: Observation
     arena: Arena
-    tiers: dict[int, Tier]
+    tiers: dict[tuple[int, int], Tier]
     prefill: dict[int, Tier]
     capture_difference: float
     seconds: dict[str, float] = field(default_factory=dict)
-
-
-def model_pipeline(config: BuildConfig, route: Route) -> Pipeline:
-    """Passes over the captured model alone; all tiers start from what they leave."""
-    passes = (
-        BoundPositions(),
-        ChooseAttention(config.deterministic) if route == "attention" else KeepAttention(),
-        ChooseLinear(config.linears.weight_stationary),
-        OutlineLayers(),
-    )
-    return Pipeline(passes, facts("outlined"), "the captured model")
-
-
-def tier_pipeline(config: BuildConfig, draft_len: int) -> Pipeline:
-    """Passes that make the step of one tier out of the outlined model."""
-    passes: list[Pass] = [
-        BindRows(),
-        *config.draft_passes(draft_len),
-        VerifyInputs(draft_len, config.width(draft_len)),
-        GreedyAccept(),
-        Commit(),
-    ]
-    return Pipeline(tuple(passes), config.goals, f"tier K={draft_len}")
-
-
-def prefill_pipeline(config: BuildConfig, width: int) -> Pipeline:
-    """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
-    passes: list[Pass] = [
-        BindRows("prefill_slot"),
-        NoDrafts(),
-        PrefillInputs(width),
-        LastLogits(),
-        GreedyAccept(),
-        Commit(),
-        *config.commit_passes(),
-    ]
-    return Pipeline(tuple(passes), config.goals, f"prefill T={width}")
-
-
-def prefill_widths(max_len: int) -> tuple[int, ...]:
-    """Chunk widths worth having for prompts shorter than ``max_len``."""
-    return tuple(width for width in PREFILL_WIDTHS if width == PREFILL_WIDTHS[0] or width <= max_len)
-
-
-def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
-    """All state tensors of the wrap, with their sizes."""
-    return resolve_layout(
-        [*core_state(info.vocab_size), *config.mode.state(), *kv_state(kv)],
-        max_batch=config.max_batch,
-        max_len=config.max_len,
-        max_draft_len=config.max_draft_len,
-        max_width=config.max_width,
-        vocab_size=info.vocab_size,
-    )
 
 
 def build_stages(
@@ -180,9 +78,9 @@ def build_stages(
     with task("run the passes"):
         outlined, model_stages = model_pipeline(config, observed.route).run(captured, first)
         tiers, prefill = {}, {}
-        for draft_len in config.tiers:
-            _, stages = tier_pipeline(config, draft_len).run(outlined, model_stages.last)
-            tiers[draft_len] = model_stages.followed_by(stages)
+        for draft_len, rows in itertools.product(config.tiers, config.row_counts):
+            _, stages = tier_pipeline(config, draft_len, rows).run(outlined, model_stages.last)
+            tiers[draft_len, rows] = model_stages.followed_by(stages)
         for width in prefill_widths(config.max_len):
             _, stages = prefill_pipeline(config, width).run(outlined, model_stages.last)
             prefill[width] = model_stages.followed_by(stages)
@@ -191,12 +89,13 @@ def build_stages(
 
 @dataclass
 class BuiltStages:
-    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill width."""
+    """What was observed, the arena, and what the passes left: of the model, of each tier (by draft length and row
+    count), of each prefill width."""
 
     observed: Observation
     arena: Arena
     model: Stages
-    tiers: dict[int, Stages]
+    tiers: dict[tuple[int, int], Stages]
     prefill: dict[int, Stages]
     from_store: bool
 
@@ -211,12 +110,12 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
     stages, lowered, difference = _checked_stages(model, info, config, clock)
     arena = stages.arena
     with clock.time("binding"):
-        tiers = {k: _tier(config, arena, f"tier K={k}", k, s) for k, s in stages.tiers.items()}
+        tiers = {key: _tier(config, arena, tier_name(*key), key[0], s) for key, s in stages.tiers.items()}
         prefill = {w: _tier(config, arena, f"prefill T={w}", 0, s) for w, s in stages.prefill.items()}
     if config.deterministic:
         with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
             flat = stages.model["choose_linear"].graph
-            prove_deterministic(stages.model.last.graph, flat, lowered, arena, config.width(0))
+            prove_deterministic(stages.model.last.graph, flat, lowered, arena, config.width(0, config.max_batch))
     return Build(info, stages.observed, arena, tiers, prefill, difference, clock.seconds)
 
 

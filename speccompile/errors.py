@@ -191,6 +191,31 @@ class InvalidInput(UserError):
     template = "{name} is not valid: {reason}."
 
 
+class QueueFull(SpecCompileError):
+    template = (
+        "no room for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
+        "(engine.capacity().room tells when), or wrap with a larger max_waiting."
+    )
+
+
+class UndecidedLogits(SpecCompileError):
+    template = (
+        "the model's logits behind token {position} of the text are NaN, so no next token can be chosen. "
+        "Look for NaN or overflow in its weights, or load it in float32."
+    )
+
+
+class RequestFailed(SpecCompileError):
+    template = "the request ended with an error of its own: {reason}."
+
+
+class InsideStep(SpecCompileError):
+    template = (
+        "{what} was called in a callback (a streamer, a stopping criterion), which runs inside of a step that it would "
+        "wait for. A callback may submit and cancel; wait in another thread."
+    )
+
+
 class TooManyEosTokens(UserError):
     template = "{count} EOS ids, but a slot has room for {capacity}."
 

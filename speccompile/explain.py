@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from speccompile.build import Build, BuildConfig
+from speccompile.build import Build
+from speccompile.pipelines import BuildConfig
 from speccompile.runtime.engine import Engine
 
 
@@ -11,8 +12,9 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     info, layout = build.info, build.arena.layout
     largest = build.tiers[max(build.tiers)]
     bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in largest.graph.bodies.values())
+    shape = [config.max_batch, config.width(0, config.max_batch)]
     deterministic = (
-        f"yes: every tier runs [{config.max_batch}, {config.width(0)}], attention in blocks; proved at build"
+        f"yes: every tier runs {shape}, attention in blocks; proved at build"
         if config.deterministic
         else "no: logits may differ in the last bits between tiers (deterministic=True prevents it, at the cost of "
         "running every tier at the widest one's shape)"
@@ -26,7 +28,9 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "model": f"{info.name}, {info.num_layers} layers, vocabulary {info.vocab_size}, {info.dtype}, {info.device}",
         "mode": f"{config.mode.name}: {config.mode.explain()}",
         "drafts": drafts,
-        "tiers": f"K in {tuple(build.tiers)}, {config.max_batch} rows; prefill chunks of {tuple(build.prefill)}",
+        "tiers": f"K in {engine.draft_lens}, each for {_list(engine.row_counts)} rows; "
+        f"prefill chunks of {tuple(build.prefill)}",
+        "engine": _engine(engine),
         "policy": str(engine.policy),
         "acceptance": "exact: a draft token stays while it is the target's own greedy choice",
         "deterministic": deterministic,
@@ -41,6 +45,20 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     }
     width = max(len(name) for name in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(str(number) for number in numbers)
+
+
+def _engine(engine: Engine) -> str:
+    tokens = engine.prefill_budget.tokens
+    budget = "as many as keep a step within 2.5 usual ones" if tokens is None else str(tokens)
+    return (
+        f"{engine.arena.layout.max_batch} slots, at most {engine.options.max_waiting} waiting; "
+        f"prompt tokens between two steps: {budget}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "
+        f"results are read {'one step late' if engine.late else 'when a step ends'}"
+    )
 
 
 def _attention(build: Build) -> str:

@@ -7,51 +7,51 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speccompile.build import Build, BuildConfig, prefill_pipeline, tier_pipeline
-from speccompile.errors import (
-    Closed,
-    InvalidInput,
-    InvalidOption,
-    ModelInTraining,
-    UnknownOption,
-    WeightsReplaced,
-)
+from speccompile.build import Build
+from speccompile.errors import Closed, InvalidInput, InvalidOption, UnknownOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
-from speccompile.graph_capture.support import named_tensors
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.tier import Tier
 from speccompile.passes.pipeline import Pipeline, Stages
+from speccompile.pipelines import BuildConfig, prefill_pipeline, tier_pipeline
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.check import CheckReport, first_difference, transformers_greedy
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.generate import (
-    Streamer,
-    check_generation_config,
-    decode,
-    padded,
-    read_prompt,
-    read_prompts,
-    token_list,
-)
+from speccompile.runtime.generate import decode, padded
+from speccompile.runtime.inputs import check_max_new_tokens, read_prompt, read_prompts
+from speccompile.runtime.listener import Streamer, check_streamer, make_criteria
+from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Fixed, Policy, check_tier
+from speccompile.runtime.request import Params
 from speccompile.runtime.stats import Stats
-
-EosTokens = int | Sequence[int] | torch.Tensor | None
+from speccompile.runtime.target import EosTokens, Target
 
 
 class Speculator:
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
-    def __init__(self, model: PreTrainedModel, config: BuildConfig, build: Build, policy: Policy) -> None:
-        self._model: PreTrainedModel | None = model
+    def __init__(
+        self, model: PreTrainedModel, config: BuildConfig, build: Build, policy: Policy, options: EngineOptions
+    ) -> None:
         self._config = config
         self._build: Build | None = build
-        graph = build.tiers[max(build.tiers)].graph
-        self._weights = {p.path: p.value for p in graph.ports.values() if p.path and not p.own and p.value is not None}
-        self._engine: Engine | None = Engine(build.arena, build.tiers, build.prefill, policy, ready=config.mode.ready)
+        ports = build.tiers[max(build.tiers)].graph.ports.values()
+        weights = {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
+        self._target: Target | None = Target(model, weights)
+        self._engine: Engine | None = Engine(
+            self._target,
+            arena=build.arena,
+            tiers=build.tiers,
+            prefill=build.prefill,
+            policy=policy,
+            ready=config.mode.ready,
+            options=options,
+            deterministic=config.deterministic,
+            reads_dead_places=config.deterministic or build.observed.route == "eager",
+        )
 
     # --- decoding --------------------------------------------------------------------------------
 
@@ -63,11 +63,17 @@ class Speculator:
         max_new_tokens: int = 128,
         eos_token_id: EosTokens = None,
         pad_token_id: int | None = None,
+        num_return_sequences: int = 1,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        stopping_criteria: Any = None,
         streamer: Streamer | None = None,
         do_sample: bool = False,
         **unknown: Any,
     ) -> torch.Tensor:
         """Decode greedily, as ``model.generate(do_sample=False)`` does.
+
+        A thin layer over ``spec.engine``, beside whatever that runs: other threads may use both meanwhile.
 
         Args:
             input_ids: int64 ``[B, P]``, padded on the left.
@@ -76,6 +82,11 @@ class Speculator:
             eos_token_id: one or several ids that end a row; None takes those of the model's generation_config.
             pad_token_id: what rows that end early are padded with; None takes generation_config's, else the first
                 EOS id.
+            num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
+                transformers orders them. Greedy ones are all alike.
+            stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
+            stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
+                ids ``[1, P + new]`` and ``None`` for scores.
             streamer: a transformers streamer, for one row.
             do_sample: only False, for now.
 
@@ -85,12 +96,13 @@ class Speculator:
         Raises:
             UserError: see the classes in ``speccompile.errors``.
         """
-        engine, model = self._open()
+        engine, target = self._open()
         if unknown:
             raise UnknownOption(
                 where="generate",
                 names=", ".join(sorted(unknown)),
-                known="input_ids, attention_mask, max_new_tokens, eos_token_id, pad_token_id, streamer, do_sample",
+                known="input_ids, attention_mask, max_new_tokens, eos_token_id, pad_token_id, num_return_sequences, "
+                "stop_strings, tokenizer, stopping_criteria, streamer, do_sample",
             )
         if do_sample:
             raise InvalidOption(
@@ -99,20 +111,25 @@ class Speculator:
                 value=do_sample,
                 reason="only greedy decoding is built; use False",
             )
-        _check_max_new_tokens(max_new_tokens)
-        self._check_model(model)
-        eos = self._eos(eos_token_id)
+        check_max_new_tokens("generate", max_new_tokens)
+        target.check()
+        eos = target.eos(eos_token_id)
         if not (pad_token_id is None or isinstance(pad_token_id, int)):
             raise InvalidInput(name="pad_token_id", reason="it has to be one token id")
-        pad = model.generation_config.pad_token_id if pad_token_id is None else pad_token_id
-        prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout)
-        if streamer is not None:
-            if not isinstance(streamer, Streamer):
-                raise InvalidInput(name="streamer", reason="it has no methods put and end")
-            if len(prompts) > 1:
-                raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
-            streamer.put(input_ids.cpu())
-        requests = decode(engine, prompts, max_new_tokens=max_new_tokens, eos=eos, streamer=streamer)
+        pad = target.model.generation_config.pad_token_id if pad_token_id is None else pad_token_id
+        copies = num_return_sequences
+        if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+            raise InvalidOption(
+                where="generate", name="num_return_sequences", value=copies, reason="it has to be an int of at least 1"
+            )
+        prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
+        check_streamer(streamer)
+        if streamer is not None and len(prompts) > 1:
+            raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
+        criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
+        params = Params(max_new_tokens, tuple(eos), patient=True)
+        input_ids = input_ids.repeat_interleave(copies, dim=0)
+        requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria)
         return padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
 
     def check(
@@ -131,28 +148,30 @@ class Speculator:
         Returns:
             Equal or not, and for each difference its place and the logit change that explains it.
         """
-        engine, model = self._open()
+        engine, target = self._open()
         if reference not in ("transformers", "plain"):
             raise InvalidOption(
                 where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"
             )
-        _check_max_new_tokens(max_new_tokens)
-        self._check_model(model)
-        eos = self._eos(eos_token_id)
+        check_max_new_tokens("check", max_new_tokens)
+        target.check()
+        eos = target.eos(eos_token_id)
         differences = []
         token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
         for index, prompt in enumerate(token_ids):
             room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
-            got = decode(engine, [prompt], max_new_tokens=room, eos=eos)[0].new_tokens
+            # Each text from its prompt on: KV of the judged one must not reach the reference.
+            params = Params(room, tuple(eos), patient=True, reuse=False)
+            got = decode(engine, [prompt], params)[0].new_tokens
             if reference == "transformers":
-                expected = transformers_greedy(model, prompt, room, eos)
+                expected = transformers_greedy(target.model, prompt, room, eos)
             else:
                 policy, engine.policy = engine.policy, Fixed(0)
                 try:
-                    expected = decode(engine, [prompt], max_new_tokens=room, eos=eos)[0].new_tokens
+                    expected = decode(engine, [prompt], params)[0].new_tokens
                 finally:
                     engine.policy = policy
-            difference = first_difference(model, index, prompt, expected, got)
+            difference = first_difference(target.model, index, prompt, expected, got)
             if difference is not None:
                 differences.append(difference)
         name = "transformers' greedy generate" if reference == "transformers" else "the K=0 tier"
@@ -165,7 +184,7 @@ class Speculator:
             UnknownTier: no tier of that draft length was built.
         """
         engine, _ = self._open()
-        check_tier(draft_len, engine.tiers)
+        check_tier(draft_len, engine.draft_lens)
         engine.policy = Fixed(draft_len)
 
     # --- looking ---------------------------------------------------------------------------------
@@ -176,8 +195,8 @@ class Speculator:
 
     @property
     def tiers(self) -> Mapping[int, Tier]:
-        """Tiers by draft length."""
-        return self.engine.tiers
+        """By draft length, the tier of most rows; those of fewer rows are in ``spec.engine.tiers``."""
+        return {draft_len: tier for (draft_len, _), tier in self.engine.tiers.items()}
 
     @property
     def prefill(self) -> Mapping[int, Tier]:
@@ -235,10 +254,11 @@ class Speculator:
         """
         engine, _ = self._open()
         if draft_len is not None:
-            check_tier(draft_len, engine.tiers)
+            check_tier(draft_len, engine.draft_lens)
         if prefill is not None:
             return prefill_pipeline(self._config, prefill)
-        return tier_pipeline(self._config, max(self._config.tiers) if draft_len is None else draft_len)
+        draft_len = max(self._config.tiers) if draft_len is None else draft_len
+        return tier_pipeline(self._config, draft_len, self._config.max_batch)
 
     def explain(self) -> str:
         """What was built and why, in plain words."""
@@ -249,8 +269,10 @@ class Speculator:
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the arena, the executables and the model; the model itself stays as it was."""
-        self._engine = self._build = self._model = None
+        """End all requests, and let go of arena, executables and model; the model itself stays as it was."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._build = self._target = None
 
     def __enter__(self) -> Speculator:
         self._open()
@@ -261,28 +283,7 @@ class Speculator:
     ) -> None:
         self.close()
 
-    def _open(self) -> tuple[Engine, PreTrainedModel]:
-        if self._engine is None or self._model is None:
+    def _open(self) -> tuple[Engine, Target]:
+        if self._engine is None or self._target is None:
             raise Closed()
-        return self._engine, self._model
-
-    def _check_model(self, model: PreTrainedModel) -> None:
-        """The model is still the one that was wrapped, and asks for nothing that is not built."""
-        if model.training:
-            raise ModelInTraining(model=type(model).__name__)
-        check_generation_config(model.generation_config)
-        now = named_tensors(model)
-        for path, weight in self._weights.items():
-            if now[path].data_ptr() != weight.data_ptr():
-                raise WeightsReplaced(path=path)
-
-    def _eos(self, given: EosTokens) -> list[int]:
-        _, model = self._open()
-        return token_list(model.generation_config.eos_token_id if given is None else given)
-
-
-def _check_max_new_tokens(value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidOption(
-            where="generate", name="max_new_tokens", value=value, reason="it has to be an int of at least 1"
-        )
+        return self._engine, self._target

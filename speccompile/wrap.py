@@ -10,12 +10,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from speccompile import modes
-from speccompile.build import BuildConfig, build
+from speccompile.build import build
 from speccompile.errors import InvalidOption, InvalidTiers, UnknownAcceptance
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
-from speccompile.runtime.generate import check_generation_config, token_list
+from speccompile.pipelines import BuildConfig, row_counts
+from speccompile.runtime.inputs import check_generation_config, token_list
+from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, parse_policy
 from speccompile.speculator import Speculator
 
@@ -34,6 +36,9 @@ def wrap(
     policy: str | Policy | None = None,
     acceptance: str = "exact",
     deterministic: bool | None = None,
+    max_waiting: int = EngineOptions.max_waiting,
+    prefill_budget: int | None = None,
+    prefix_reuse: bool = True,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
@@ -42,7 +47,8 @@ def wrap(
         model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was.
         mode: how to draft; see ``speccompile.modes.available()``. None is ``none``.
         tiers: draft lengths to build, 0 among them.
-        max_batch: most prompts in one call of ``generate``.
+        max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
+            the smallest of 1, 2, 4, ... rows that holds those alive.
         max_len: most tokens of a sequence, prompt included.
         backend: ``auto``, ``eager`` or ``inductor``.
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
@@ -51,6 +57,11 @@ def wrap(
         deterministic: True makes logits independent, in every bit, of tier and neighbours (all tiers then run the
             widest tier's shape). None does so where it costs nothing, which
             no backend offers yet.
+        max_waiting: most requests of ``spec.engine`` that wait for a slot.
+        prefill_budget: most prompt tokens that ``spec.engine`` reads between two decode steps. None measures what they
+            cost, and keeps a step with its prompts within 2.5 usual steps.
+        prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
+            ``deterministic=True`` never does.
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -67,9 +78,12 @@ def wrap(
         policy=policy,
         acceptance=acceptance,
         deterministic=deterministic,
+        max_waiting=max_waiting,
+        prefill_budget=prefill_budget,
+        prefix_reuse=prefix_reuse,
         **mode_options,
     )
-    return Speculator(model, plan.config, build(model, plan.info, plan.config), plan.policy)
+    return Speculator(model, plan.config, build(model, plan.info, plan.config), plan.policy, plan.engine)
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,7 @@ class Plan:
     info: ModelInfo
     config: BuildConfig
     policy: Policy
+    engine: EngineOptions
 
 
 def make_plan(
@@ -92,6 +107,9 @@ def make_plan(
     policy: str | Policy | None = None,
     acceptance: str = "exact",
     deterministic: bool | None = None,
+    max_waiting: int = EngineOptions.max_waiting,
+    prefill_budget: int | None = None,
+    prefix_reuse: bool = True,
     **mode_options: Any,
 ) -> Plan:
     """Check the arguments of :func:`wrap`, which are explained there."""
@@ -100,6 +118,11 @@ def make_plan(
     _check_whole("max_len", max_len, 2)
     if not (deterministic is None or isinstance(deterministic, bool)):
         raise InvalidOption(where="wrap", name="deterministic", value=deterministic, reason="use True, False or None")
+    _check_whole("max_waiting", max_waiting, 0)
+    if prefill_budget is not None:
+        _check_whole("prefill_budget", prefill_budget, 1)
+    if not isinstance(prefix_reuse, bool):
+        raise InvalidOption(where="wrap", name="prefix_reuse", value=prefix_reuse, reason="use True or False")
     if acceptance not in ACCEPTANCE_RULES:
         raise UnknownAcceptance(name=acceptance, available=", ".join(ACCEPTANCE_RULES))
     chosen_mode = modes.create(mode, mode_options)
@@ -116,12 +139,14 @@ def make_plan(
         backend=chosen_backend,
         # Stock linears and SDPA are not row-invariant across widths, so it is never free yet.
         deterministic=bool(deterministic),
-        linears=chosen_backend.choose_linears(model, [max_batch * (k + 1) for k in draft_lens]),
+        linears=chosen_backend.choose_linears(
+            model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
+        ),
     )
     check_generation_config(model.generation_config)
     token_list(model.generation_config.eos_token_id)
     _warn_of_generation_config(model, info, max_len)
-    return Plan(info, config, chosen_policy)
+    return Plan(info, config, chosen_policy, EngineOptions(max_waiting, prefill_budget, prefix_reuse))
 
 
 def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import tiny_llama
+from tiny import admitted, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.lowering.tier import Tier
 from speccompile.passes.printing import load_python, to_python
-from speccompile.runtime.engine import Request
+from speccompile.runtime.request import Request
 
 VOCAB = 128
 TIERS = (0, 1, 3, 7)
@@ -44,10 +44,17 @@ def periodic_llama(periods: tuple[int, ...]) -> LlamaForCausalLM:
     return model
 
 
+def wrap(model: LlamaForCausalLM, mode: str, **options: int) -> Speculator:
+    """Every prompt is read: the passes that are counted here do not depend on what ran before."""
+    return speccompile.wrap(
+        model, mode, tiers=TIERS, max_batch=MAX_BATCH, max_len=256, backend="eager", prefix_reuse=False, **options
+    )
+
+
 @pytest.fixture(scope="module")
 def periodic() -> tuple[LlamaForCausalLM, Speculator]:
     model = periodic_llama(PERIODS)
-    return model, speccompile.wrap(model, "ngram", tiers=TIERS, max_batch=MAX_BATCH, max_len=256, backend="eager")
+    return model, wrap(model, "ngram")
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +64,12 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def whole_model_drafts(model: LlamaForCausalLM) -> Speculator:
-    return speccompile.wrap(
-        model, "early_exit", exit_layer=LAYERS, tiers=TIERS, max_batch=MAX_BATCH, max_len=256, backend="eager"
-    )
+    return wrap(model, "early_exit", exit_layer=LAYERS)
 
 
 @pytest.fixture(scope="module")
 def first_layer_drafts(model: LlamaForCausalLM) -> Speculator:
-    return speccompile.wrap(
-        model, "early_exit", exit_layer=1, tiers=TIERS, max_batch=MAX_BATCH, max_len=256, backend="eager"
-    )
+    return wrap(model, "early_exit", exit_layer=1)
 
 
 @pytest.fixture
@@ -89,7 +92,8 @@ def random_prompt(length: int, seed: int) -> list[int]:
 
 def emitted_per_step(spec: Speculator, prompt: list[int], new: int) -> list[int]:
     """Decode one prompt; the number of tokens that each step emitted, prefill's one left out."""
-    request = spec.engine.admit(prompt, max_new_tokens=new, eos=[])
+    request = admitted(spec.engine, prompt, max_new_tokens=new)
+    assert len(request.new_tokens) == 1
     counts = []
     while spec.engine.running:
         before = len(request.new_tokens)
@@ -171,40 +175,45 @@ def test_target_passes_are_the_runs_of_tiers(first_layer_drafts: Speculator, run
     spec.set_tier(draft_len)
     spec.stats.reset()
     spec.generate(torch.tensor([random_prompt(30, seed=1), random_prompt(30, seed=2)]), max_new_tokens=33)
-    of_tiers = [name for name in runs if name == spec.tiers[draft_len].name]
+    of_rows = {rows: runs.count(spec.engine.tiers[draft_len, rows].name) for rows in spec.engine.row_counts}
+    of_tiers = [name for name in runs if not name.startswith("prefill")]
     of_prefill = [name for name in runs if name in [tier.name for tier in spec.prefill.values()]]
     assert len(of_tiers) + len(of_prefill) == len(runs)
+    assert sum(of_rows.values()) == len(of_tiers)
+    assert {rows: count for rows, count in of_rows.items() if count} == spec.stats.rows_steps
     assert len(of_tiers) == spec.stats.target_passes == spec.stats.steps == spec.stats.tier_steps[draft_len]
     assert len(of_prefill) == spec.stats.prefill_passes
     if draft_len == 0:
-        assert spec.stats.target_passes == 32
+        assert spec.stats.target_passes == of_rows[2] == 32
 
 
 def test_fewer_passes_than_tokens(periodic: tuple[LlamaForCausalLM, Speculator], runs: list[str]) -> None:
     _, spec = periodic
     spec.set_tier(7)
     spec.generate(torch.tensor([[*range(PERIODS[0])]]), max_new_tokens=1 + 8 * 8)
-    assert [name for name in runs if not name.startswith("prefill")] == [spec.tiers[7].name] * 8
+    assert [name for name in runs if not name.startswith("prefill")] == [spec.engine.tiers[7, 1].name] * 8
 
 
 @pytest.mark.parametrize("draft_len", TIERS)
 def test_shape_of_the_verify_node(first_layer_drafts: Speculator, draft_len: int) -> None:
-    tier = first_layer_drafts.tiers[draft_len]
-    assert tier.graph.values["logits"].meta["val"].shape == (MAX_BATCH, draft_len + 1, VOCAB)
-    assert tier.graph.values["drafts"].meta["val"].shape == (MAX_BATCH, draft_len)
+    assert first_layer_drafts.engine.row_counts == (1, MAX_BATCH)
+    for rows in (1, MAX_BATCH):
+        graph = first_layer_drafts.engine.tiers[draft_len, rows].graph
+        assert graph.values["logits"].meta["val"].shape == (rows, draft_len + 1, VOCAB)
+        assert graph.values["drafts"].meta["val"].shape == (rows, draft_len)
 
 
 # --- a pause -----------------------------------------------------------------------------------------------------
 
 
 def drafts_of_next_step(spec: Speculator, draft_len: int, tamper: Callable[[str, torch.Tensor], None]) -> torch.Tensor:
-    """The drafts ``[B, K]`` that tier K would make now, without running it.
+    """The drafts ``[1, K]`` that tier K would make now for the only row, without running it.
 
     Drafts of a sequential drafter live only inside the step. So the tier's own graph is printed with ``drafts`` as its
     output, and run on clones of the arena: the state, and with it the decoding that goes on, is not touched.
     ``tamper`` may change the clones.
     """
-    graph = spec.tiers[draft_len].stages["greedy_accept"].graph.copy()
+    graph = spec.engine.tiers[draft_len, 1].stages["greedy_accept"].graph.copy()
     graph.set_outputs(graph.values["drafts"])
     inputs = []
     for node in graph.placeholders:
@@ -236,7 +245,7 @@ def test_drafts_after_a_pause_are_those_without_it(first_layer_drafts: Speculato
     prompt = random_prompt(9, seed=5)
 
     spec.set_tier(3)
-    request = engine.admit(prompt, max_new_tokens=60, eos=[])
+    request = admitted(engine, prompt, max_new_tokens=60)
     while len(request.new_tokens) < 11:
         engine.step()
     text = list(request.new_tokens)
@@ -244,7 +253,7 @@ def test_drafts_after_a_pause_are_those_without_it(first_layer_drafts: Speculato
     expected_trace = accepted_and_proposed(spec, request)
     without_pause = list(request.new_tokens)
 
-    request = engine.admit(prompt, max_new_tokens=60, eos=[])
+    request = admitted(engine, prompt, max_new_tokens=60)
     spec.set_tier(0)
     while len(request.new_tokens) < len(text):
         engine.step()

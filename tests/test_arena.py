@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
+from tiny import admitted, cancel_all, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -116,7 +117,7 @@ def seen(spec: Speculator) -> Iterator[dict[str, tuple[torch.Tensor, ...]]]:
     engine.tiers = {key: spied(tier) for key, tier in engine.tiers.items()}
     engine.prefill_tiers = {key: spied(tier) for key, tier in engine.prefill_tiers.items()}
     yield calls
-    engine.release()
+    cancel_all(engine)
     engine.tiers, engine.prefill_tiers = before
 
 
@@ -124,18 +125,27 @@ def prompt(length: int) -> list[int]:
     return torch.randint(128, (length,), generator=torch.Generator().manual_seed(length)).tolist()
 
 
+first_tokens = itertools.cycle(range(128))
+
+
+def unknown_prompt(length: int) -> list[int]:
+    """No slot holds the beginning of this one, so all of it is read."""
+    return [next(first_tokens), *prompt(length - 1)]
+
+
 def run_everything(spec: Speculator) -> None:
     """Call every tier and every prefill executable once."""
     engine = spec.engine
     for width in engine.prefill_tiers:
         length = min(width, engine.arena.layout.max_len - 10)
-        engine.admit(prompt(length), max_new_tokens=2, eos=[])
-        engine.release()
-    engine.admit(prompt(8), max_new_tokens=100, eos=[])
-    for draft_len in TIERS:
-        spec.set_tier(draft_len)
-        engine.step()
-    engine.release()
+        admitted(engine, unknown_prompt(length), max_new_tokens=2).cancel()
+    for rows in engine.row_counts:
+        while len(engine.running) < rows:
+            admitted(engine, unknown_prompt(8), max_new_tokens=200)
+        for draft_len in TIERS:
+            spec.set_tier(draft_len)
+            engine.step()
+    cancel_all(engine)
 
 
 def test_fingerprint_holds_every_tensor_that_is_called_with(
@@ -143,9 +153,11 @@ def test_fingerprint_holds_every_tensor_that_is_called_with(
 ) -> None:
     run_everything(spec)
     arena = spec.arena
-    assert set(seen) == {tier.name for tier in [*spec.tiers.values(), *spec.prefill.values()]}
+    executables = [*spec.engine.tiers.values(), *spec.prefill.values()]
+    assert len(seen) == 2 * len(TIERS) + len(spec.prefill)
+    assert set(seen) == {tier.name for tier in executables}
     expected = {("arena", name, tensor.data_ptr()) for name, tensor in arena.items()}
-    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+    for tier in executables:
         names = [node.name for node in tier.graph.placeholders]
         expected |= {(tier.name, name, tensor.data_ptr()) for name, tensor in zip(names, seen[tier.name], strict=True)}
     fingerprint = arena.fingerprint()
@@ -171,21 +183,27 @@ def test_fingerprint_shows_a_tensor_that_moved(spec: Speculator, seen: dict[str,
 
 
 def test_a_thousand_swaps_move_nothing(spec: Speculator, seen: dict[str, tuple[torch.Tensor, ...]]) -> None:
+    """Tiers and row counts change, requests come and go, KV is copied from slot to slot."""
     run_everything(spec)
     engine, arena = spec.engine, spec.arena
+    spec.stats.reset()
     tensors = dict(arena)
     fingerprint = arena.fingerprint()
     rng = random.Random(0)
-    swaps, current = 0, spec.tiers[0]
-    while swaps < 1000:
-        while len(engine.running) < 2:
-            engine.admit(prompt(rng.randint(1, 40)), max_new_tokens=rng.randint(100, 400), eos=[])
-        spec.set_tier(rng.choice([size for size in TIERS if size != current.draft_len]))
+    for swap in range(1000):
+        if engine.running and rng.random() < 0.1:
+            rng.choice(engine.running).cancel()
+        while len(engine.running) < rng.randint(1, 2):
+            text = [*prompt(20), *prompt(rng.randint(1, 20))]
+            admitted(engine, text, max_new_tokens=rng.randint(100, 400))
+        before = engine.tier
+        spec.set_tier(rng.choice([size for size in TIERS if size != before.draft_len]))
         engine.step()
-        assert engine.tier is not current
-        swaps, current = swaps + 1, engine.tier
-        if swaps % 100 == 0:
+        assert engine.tier.draft_len != before.draft_len
+        if swap % 100 == 0:
             assert arena.fingerprint() == fingerprint
+    assert min(spec.stats.rows_steps[rows] for rows in (1, 2)) > 100
+    assert spec.stats.reused_tokens > 1000
     assert arena.fingerprint() == fingerprint
     assert list(arena) == list(tensors)
     assert all(arena[name] is tensor for name, tensor in tensors.items())
@@ -196,7 +214,7 @@ def test_weights_are_the_models_own(
 ) -> None:
     run_everything(spec)
     own = {name: tensor.data_ptr() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+    for tier in [*spec.engine.tiers.values(), *spec.prefill.values()]:
         ports = [tier.graph.ports[node.name] for node in tier.graph.placeholders]
         weights = {
             port.path: tensor.data_ptr()
@@ -209,10 +227,12 @@ def test_weights_are_the_models_own(
 
 
 def test_a_change_of_a_weight_is_seen_at_once(spec: Speculator, model: LlamaForCausalLM) -> None:
-    """No executable holds a copy: not of a decoder layer's weight (a compiled body), nor of the output layer's."""
+    """No executable holds a copy: not of a decoder layer's weight (a compiled body), nor of the output layer's. And no
+    KV of the old weights serves a prompt that was known with them."""
     ids = torch.tensor([prompt(12)])
     spec.set_tier(3)
-    for parameter in (model.model.layers[1].mlp.down_proj.weight, model.lm_head.weight):
+    first, last = model.model.layers
+    for parameter in (first.self_attn.k_proj.weight, last.mlp.down_proj.weight, model.lm_head.weight):
         before = spec.generate(ids, max_new_tokens=30)
         kept = parameter.detach().clone()
         try:
@@ -232,7 +252,7 @@ def test_the_arena_counts_in_memory_once(spec: Speculator) -> None:
     assert len({tensor.untyped_storage().data_ptr() for tensor in arena.values()}) == len(arena)
     assert arena["tokens"].shape == (3, arena.layout.cache_len)
     assert arena["k_0"].shape[:2] == (3, arena.layout.cache_len)
-    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+    for tier in [*spec.engine.tiers.values(), *spec.prefill.values()]:
         for name, tensor in zip(tier.argument_names, tier.arguments, strict=True):
             if tier.graph.ports[name].role == "state":
                 assert tensor is arena[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def test_inspect_without_build_lowers_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 0
     for text in ("capture", "outline", "commit", "tier K=3", "prefill T=8", "1 x 4", "not lowered", "speccompile."):
         assert text in result.stdout, text
+
+
+def test_inspect_shows_the_tiers_of_all_row_counts() -> None:
+    result = call("inspect", "tiny", "--no-build", "--tiers", "0,3", "--max-len", "64", "--max-batch", "3")
+    assert result.exit_code == 0
+    shapes = re.findall(r"tier K=(\d) *\S *(\d) x (\d)", result.stdout)
+    assert shapes == [(draft_len, rows, width) for draft_len, width in ("01", "34") for rows in "123"]
 
 
 def test_inspect_shows_what_was_built() -> None:

@@ -58,7 +58,8 @@ def test_the_eager_step_is_deterministic(spec: Speculator, graph: StepGraph, ste
     prove(spec, graph, watched)
     # Every call has the one shape that all tiers share.
     assert seen == {(2, WIDTH)}
-    assert {(tier.key.rows, tier.key.width) for tier in spec.tiers.values()} == {(2, WIDTH)}
+    assert {(tier.key.rows, tier.key.width) for tier in spec.engine.tiers.values()} == {(2, WIDTH)}
+    assert list(spec.engine.tiers) == [(0, 2), (3, 2)]
 
 
 def test_every_row_and_place_is_tried(spec: Speculator, graph: StepGraph, step: Run) -> None:
@@ -134,4 +135,4 @@ def test_the_op_is_named(spec: Speculator, dim: int) -> None:
 @pytest.mark.parametrize("max_len", [2, 5])
 def test_the_cache_may_be_shorter_than_a_step(max_len: int) -> None:
     spec = speccompile.wrap(tiny_llama(), "ngram", tiers=(0, 7), max_len=max_len, backend="eager", deterministic=True)
-    assert {tier.key.width for tier in spec.tiers.values()} == {8}
+    assert {tier.key.width for tier in spec.engine.tiers.values()} == {8}

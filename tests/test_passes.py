@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speccompile.modes.early_exit import join
 from speccompile.passes.commit import commit
 from speccompile.passes.drafts import no_drafts, proposed_drafts, useful_lens
 from speccompile.passes.greedy_accept import greedy_accept
@@ -54,6 +55,33 @@ def test_ties_go_to_the_lowest_id_as_in_transformers() -> None:
     assert target.tolist() == [[1]]
 
 
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("spoiled", ["one logit", "all logits"])
+def test_where_logits_are_nan_no_token_is_chosen(spoiled: str, padding: int) -> None:
+    """Every set of spoiled places of a step with three drafts, all of them right: what is sound is judged as ever."""
+    places, vocab = 4, 5
+    cases = list(itertools.product([False, True], repeat=places))
+    right = [3, 1, 4, 2]
+    logits = torch.rand(len(cases), places + padding, vocab, generator=torch.Generator().manual_seed(0))
+    # Padding is not judged, whatever is there.
+    logits[:, places:] = torch.nan
+    logits[:, :places].scatter_(2, torch.tensor([right] * len(cases))[:, :, None], 2.0)
+    for row, case in enumerate(cases):
+        for place in range(places):
+            if case[place]:
+                logits[row, place, slice(None) if spoiled == "all logits" else 0] = torch.nan
+    target, accepted = greedy_accept(logits, torch.tensor([right[:3]] * len(cases)), torch.tensor([3] * len(cases)))
+    for row, case in enumerate(cases):
+        assert target[row].tolist() == [-1 if nan else token for nan, token in zip(case, right, strict=True)]
+        assert int(accepted[row]) == (case[:3].index(True) if any(case[:3]) else 3)
+
+
+def test_infinite_logits_are_chosen_as_in_transformers() -> None:
+    logits = torch.tensor([[[1.0, torch.inf, 3.0], [-torch.inf, -torch.inf, 0.5], [-torch.inf] * 3]])
+    target, _ = greedy_accept(logits, torch.tensor([[1, 2]]), torch.tensor([2]))
+    assert target.tolist() == logits.argmax(-1).tolist() == [[1, 2, 0]]
+
+
 # --- commit --------------------------------------------------------------------------------------
 
 SLOTS, DUMMY = 4, 4
@@ -89,7 +117,8 @@ def commits(draw: st.DrawFn) -> dict[str, Any]:
         "accepted": [ints(0, 4) for _ in range(SLOTS + 1)],
         "proposed": [ints(0, 4) for _ in range(SLOTS + 1)],
         "slots": slots,
-        "target_tokens": [[ints(0, VOCAB - 1) for _ in range(draft_len + 1)] for _ in slots],
+        # -1, where no token could be chosen, is also what fills "eos".
+        "target_tokens": [[ints(-1, VOCAB - 1) for _ in range(draft_len + 1)] for _ in slots],
         "row_accepted": row_accepted,
         "row_draft_lens": [ints(accepted, draft_len) for accepted in row_accepted],
     }
@@ -105,6 +134,10 @@ def commit_by_hand(case: dict[str, Any]) -> None:
         emitted: list[int] = []
         if acts:
             for token in case["target_tokens"][row][: case["row_accepted"][row] + 1]:
+                if token < 0:
+                    # With drafts they may be to blame: the row goes on, and is decided without any.
+                    case["alive"][slot] = case["row_draft_lens"][row] > 0
+                    break
                 emitted.append(token)
                 start = case["length"][slot]
                 case["tokens"][slot][start] = token
@@ -168,6 +201,34 @@ def test_commit_cuts_at_the_limit() -> None:
     assert (after["emitted"], after["accepted"]) == (1, 1)
 
 
+def test_commit_ends_a_row_where_no_token_could_be_chosen() -> None:
+    after = one_row(target_tokens=[[-1]], row_accepted=[0], row_draft_lens=[0])
+    assert after["tokens"] == [7, 7, 7, 0, 0, 0, 0, 0] and after["length"] == 3 and not after["alive"]
+    assert after["emitted"] == 0
+    # A chunk that is not its prompt's last has no say.
+    assert one_row(target_tokens=[[-1]], row_accepted=[0], row_draft_lens=[0], ready=[False])["alive"]
+
+
+@pytest.mark.parametrize("sound", [0, 1, 2])
+def test_commit_emits_what_was_chosen_in_front_of_it(sound: int) -> None:
+    """With drafts the row goes on: they may be what spoiled it, and a step without them tells."""
+    target = [4, 5, 6, 9]
+    target[sound] = -1
+    after = one_row(target_tokens=[target])
+    assert after["tokens"] == [7, 7, 7, *target[:sound], *[0] * (5 - sound)] and after["length"] == 3 + sound
+    assert after["alive"]
+    assert (after["emitted"], after["accepted"]) == (sound, sound)
+
+
+def test_commit_does_not_look_behind_what_was_accepted_or_behind_an_end() -> None:
+    whole = one_row()
+    assert one_row(target_tokens=[[4, 5, 6, -1]])["tokens"] == whole["tokens"]
+    for ends in ({"eos": [[5, -1], [-1, -1]]}, {"limit": [5, 8]}):
+        after = one_row(target_tokens=[[4, 5, -1, 9]], **ends)
+        assert after["tokens"] == [7, 7, 7, 4, 5, 0, 0, 0] and not after["alive"]
+        assert after["emitted"] == 2
+
+
 def test_commit_leaves_rows_alone_that_are_not_ready_or_not_alive() -> None:
     for changes in ({"ready": [False]}, {"alive": [False, False]}):
         after = one_row(**changes)
@@ -213,6 +274,12 @@ def test_proposed_drafts_are_those_of_the_slot(draft_len: int, data: st.DataObje
         assert drafts[row].tolist() == proposals[slot][:count] + [-1] * (draft_len - count)
 
 
+def test_drafts_of_early_exit_end_at_the_rows_own_length() -> None:
+    drafted = [torch.tensor([[10 * place + row] for row in range(4)]) for place in range(3)]
+    joined = join(torch.tensor([0, 1, 2, 3]), *drafted)
+    assert joined.tolist() == [[-1, -1, -1], [1, -1, -1], [2, 12, -1], [3, 13, 23]]
+
+
 # --- what the target reads -----------------------------------------------------------------------
 
 
@@ -236,8 +303,10 @@ def test_newest_and_drafts(
     for row, slot in enumerate(slots):
         # A slot that was never used has length 0: it reads its first place, which is in bounds.
         newest = max(0, lengths[slot] - 1)
-        ids = [min(max(draft, 0), 9) for draft in given_drafts[row].tolist()]
-        assert read[row].tolist() == [int(tokens[slot, newest]), *ids, *[0] * padding]
+        newest_token = int(tokens[slot, newest])
+        # What is no token, and padding, is read as the newest one.
+        ids = [draft if 0 <= draft < 10 else newest_token for draft in given_drafts[row].tolist()]
+        assert read[row].tolist() == [newest_token, *ids, *[newest_token] * padding]
         assert positions[row].tolist() == list(range(newest, newest + width))
 
 
@@ -254,7 +323,9 @@ def test_prompt_chunk(width: int, length: int, start: int) -> None:
     )
     # Places behind the cache share its last one.
     places = [min(start + i, capacity - 1) for i in range(width)]
-    assert positions.tolist() == [places] and read.tolist() == [tokens[slot][places].tolist()]
+    # Behind the prompt its last token is read: nothing that a former owner of the slot, or an unused id, could spoil.
+    of_prompt = [min(place, length - 1) for place in places]
+    assert positions.tolist() == [places] and read.tolist() == [tokens[slot][of_prompt].tolist()]
     holds_last = length - 1 < start + width
     assert ready.tolist() == [holds_last]
     assert last.tolist() == [length - 1 - start if holds_last else width - 1]

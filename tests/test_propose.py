@@ -14,7 +14,7 @@ import speccompile
 from speccompile.errors import PassError
 from speccompile.graph_capture.state import N, StateSpec
 from speccompile.modes import ReadyMode, registry
-from tests.tiny import tiny_llama
+from tests.tiny import admitted, tiny_llama
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ def model() -> Iterator[LlamaForCausalLM]:
 def test_own_state_is_found_by_slot_not_by_row(model: LlamaForCausalLM) -> None:
     spec = speccompile.wrap(model, mode="counting", tiers=(0, 1), max_batch=3, max_len=64, backend="eager")
     engine, asked = spec.engine, spec.arena["asked"]
-    first, second = (engine.admit([5, 6, 7], max_new_tokens=n, eos=[]) for n in (3, 30))
-    while first in engine.running:
+    first, second = (admitted(engine, [5, 6, 7], max_new_tokens=n) for n in (8, 30))
+    assert engine.running == [first, second]
+    while not first.finished:
         engine.step()
     # The second request moves up to row 0; its slot, and its count, stay.
     before = asked.tolist()

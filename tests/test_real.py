@@ -46,7 +46,7 @@ def test_drafts_are_accepted(spec: speccompile.Speculator, smollm2: Smol) -> Non
 @pytest.mark.real
 def test_one_body_serves_all_layers_and_weights_are_shared(spec: speccompile.Speculator, smollm2: Smol) -> None:
     owned = {parameter.data_ptr() for parameter in smollm2[0].parameters()}
-    for tier in [*spec.tiers.values(), *spec.prefill.values()]:
+    for tier in [*spec.engine.tiers.values(), *spec.prefill.values()]:
         assert [len(body.layers) for body in tier.graph.bodies.values()] == [30]
         weights = [
             tensor

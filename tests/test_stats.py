@@ -10,7 +10,7 @@ from tiny import tiny_llama
 
 import speccompile
 from speccompile import Speculator
-from speccompile.runtime.engine import chunk_widths
+from speccompile.runtime.prefill import chunk_widths
 from speccompile.runtime.stats import Counters, RequestStats, Stats
 
 
@@ -62,24 +62,35 @@ def test_without_drafts() -> None:
 
 def test_steps_by_tier() -> None:
     stats = Stats(7)
-    for draft_len in (7, 3, 7, 0, 7):
-        stats.count_step(draft_len)
+    for draft_len, rows in ((7, 1), (3, 4), (7, 4), (0, 2), (7, 4)):
+        stats.count_step(draft_len, rows)
     assert stats.steps == stats.target_passes == 5
     assert stats.tier_steps == {7: 3, 3: 1, 0: 1}
+    assert stats.rows_steps == {1: 1, 4: 3, 2: 1}
+
+
+def test_prompts() -> None:
+    stats = Stats(7)
+    for tokens in (64, 64, 5):
+        stats.count_prefill(tokens)
+    assert (stats.prefill_passes, stats.prefill_tokens) == (3, 133)
+    assert (stats.steps, stats.row_steps) == (0, 0)
 
 
 def test_reset() -> None:
     stats = traced()
-    stats.count_step(3)
-    stats.prefill_passes = 2
+    stats.count_step(3, 1)
+    stats.count_prefill(8)
+    stats.reused_tokens = 2
     stats.requests.append(RequestStats(3))
     stats.reset()
     assert stats == Stats(3)
     # What is counted afterwards is no one else's.
     stats.count(4, 3, 3)
-    stats.count_step(3)
+    stats.count_step(3, 2)
     assert (stats.emitted_tokens, stats.proposed_at, stats.tier_steps) == (4, [1, 1, 1], {3: 1})
-    assert Stats(3).tier_steps == {}
+    assert stats.rows_steps == {2: 1}
+    assert Stats(3).tier_steps == Stats(3).rows_steps == {}
 
 
 def test_two_counters_share_nothing() -> None:
@@ -107,16 +118,21 @@ def test_sums_agree(trace: list[tuple[int, int]]) -> None:
 # --- in a decode -------------------------------------------------------------------------------------------------
 
 
+def wrap(**options: int) -> Speculator:
+    """Every prompt is read, so the counts do not depend on what ran before."""
+    return speccompile.wrap(
+        tiny_llama(), "early_exit", tiers=(0, 3), max_len=128, backend="eager", prefix_reuse=False, **options
+    )
+
+
 @pytest.fixture(scope="module")
 def spec() -> Speculator:
-    model = tiny_llama()
-    return speccompile.wrap(model, "early_exit", exit_layer=1, tiers=(0, 3), max_batch=3, max_len=128, backend="eager")
+    return wrap(exit_layer=1, max_batch=3)
 
 
 @pytest.fixture(scope="module")
 def always_right() -> Speculator:
-    model = tiny_llama()
-    return speccompile.wrap(model, "early_exit", exit_layer=2, tiers=(0, 3), max_len=128, backend="eager")
+    return wrap(exit_layer=2, max_batch=1)
 
 
 def random_ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -136,12 +152,18 @@ def test_totals_are_the_sums_over_requests(spec: Speculator) -> None:
         assert getattr(stats, name) == [sum(column) for column in columns], name
     for request in requests:
         # Prefill emits the first token; it is no step.
-        assert request.prompt_tokens == 40
+        assert request.prompt_tokens == request.prefill_tokens == 40
+        assert request.reused_tokens == 0
         assert request.new_tokens == 25 == request.emitted_tokens + 1
         assert request.emitted_tokens == request.accepted_tokens + request.row_steps
         assert request.finish_reason == "max_new_tokens"
     assert stats.prefill_passes == 3 * len(chunk_widths(40, list(spec.prefill)))
+    assert (stats.prefill_tokens, stats.reused_tokens) == (3 * 40, 0)
     assert stats.steps == max(request.row_steps for request in requests)
+    # Executables of 1, 2 and 3 rows: as many steps of each as there were steps with so many live rows.
+    ends = [0, *sorted(request.row_steps for request in requests)]
+    lasted = {3 - ended: ends[ended + 1] - ends[ended] for ended in range(3)}
+    assert stats.rows_steps == {rows: steps for rows, steps in lasted.items() if steps}
     assert 0 < stats.accepted_tokens < stats.draft_tokens
 
 
@@ -151,6 +173,8 @@ def test_counts_go_on_over_calls_and_requests_are_the_newest(spec: Speculator) -
     spec.generate(random_ids(2, 5), max_new_tokens=10)
     spec.generate(random_ids(1, 5), max_new_tokens=4)
     assert spec.stats.steps == 9 + 3
+    assert spec.stats.tier_steps == {0: 12}
+    assert spec.stats.rows_steps == {2: 9, 1: 3}
     assert spec.stats.emitted_tokens == 2 * 9 + 3
     assert spec.stats.acceptance_length == 1.0
     assert spec.stats.draft_tokens == 0

@@ -204,13 +204,14 @@ def test_set_tier_from_outside_between_steps(
 ) -> None:
     spec, rng = eager(mode), random.Random(seed)
     engine = spec.engine
+    requests = [engine.submit(prompt, max_new_tokens=case.max_new_tokens, eos_token_id=[]) for prompt in case.prompts]
     try:
-        requests = [engine.admit(prompt, max_new_tokens=case.max_new_tokens, eos=[]) for prompt in case.prompts]
-        while engine.running:
+        while not engine.idle:
             spec.set_tier(rng.choice(TIERS))
             engine.step()
     finally:
-        engine.release()
+        for request in requests:
+            request.cancel()
     expected = hugging_face(model, case, [])
     start = case.padded()[0].shape[1]
     for row, request in enumerate(requests):

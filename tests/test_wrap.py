@@ -119,6 +119,12 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
         ({"max_batch": True}, InvalidOption, ["max_batch=True"]),
         ({"max_len": 1}, InvalidOption, ["max_len=1", "at least 2"]),
         ({"max_len": "64"}, InvalidOption, ["max_len='64'"]),
+        ({"max_waiting": -1}, InvalidOption, ["max_waiting=-1", "at least 0"]),
+        ({"max_waiting": None}, InvalidOption, ["max_waiting=None"]),
+        ({"prefill_budget": 0}, InvalidOption, ["prefill_budget=0", "at least 1"]),
+        ({"prefill_budget": "auto"}, InvalidOption, ["prefill_budget='auto'"]),
+        ({"prefix_reuse": None}, InvalidOption, ["prefix_reuse=None", "True or False"]),
+        ({"prefix_reuse": 1}, InvalidOption, ["prefix_reuse=1"]),
     ],
     ids=label,
 )
@@ -221,6 +227,6 @@ def test_a_generation_config_that_samples_warns(built: list[bool]) -> None:
 
 def test_the_default_policy_is_the_largest_tier(built: list[bool], model: LlamaForCausalLM, monkeypatch: Any) -> None:
     policies = []
-    monkeypatch.setattr(WRAP, "Speculator", lambda *arguments: policies.append(arguments[-1]))
+    monkeypatch.setattr(WRAP, "Speculator", lambda *arguments: policies.append(arguments[3]))
     wrap(model, tiers=(0, 2, 5))
     assert [str(policy) for policy in policies] == ["fixed:5"]

@@ -14,7 +14,6 @@ from transformers import (
 )
 
 from speccompile import Speculator, errors
-from speccompile.build import prefill_widths
 from speccompile.errors import (
     Closed,
     EmptyPrompt,
@@ -27,6 +26,7 @@ from speccompile.errors import (
     UnknownOption,
     UnknownTier,
 )
+from speccompile.pipelines import prefill_widths
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_set_tier_takes_what_was_built(spec: Speculator, tier: Any) -> None:
 
 
 def test_a_stage_that_is_not_there(spec: Speculator) -> None:
-    with refused(errors.UnknownStage, "'medusa'", "tier K=3", "commit"):
+    with refused(errors.UnknownStage, "'medusa'", "tier K=3, 2 rows", "commit"):
         spec.stages["medusa"]
 
 
@@ -219,8 +219,12 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
     assert {"LlamaForCausalLM", "2 layers", "vocabulary 128", "torch.float32", "cpu"} <= set(text["model"].split(", "))
     assert text["mode"].startswith("ngram: ")
     assert "ready" in text["drafts"]
-    assert "(0, 3), 2 rows" in text["tiers"]
+    assert "(0, 3), each for 1, 2 rows" in text["tiers"]
     assert f"prefill chunks of {prefill_widths(64)}" in text["tiers"]
+    assert "2 slots, at most 1024 waiting" in text["engine"]
+    assert "as many as keep a step within 2.5 usual ones" in text["engine"]
+    assert "prefix reuse on" in text["engine"]
+    assert "results are read when a step ends" in text["engine"]
     assert text["policy"] == str(spec.policy)
     assert text["acceptance"].startswith("exact")
     assert text["deterministic"].startswith("no")
@@ -237,6 +241,17 @@ def test_what_was_built(spec: Speculator) -> None:
     assert list(spec.tiers) == [0, 3]
     assert {key: tier.draft_len for key, tier in spec.tiers.items()} == {0: 0, 3: 3}
     assert all(tier.key.rows == 2 for tier in spec.tiers.values())
+    built = {
+        (0, 1): "tier K=0, 1 row",
+        (0, 2): "tier K=0, 2 rows",
+        (3, 1): "tier K=3, 1 row",
+        (3, 2): "tier K=3, 2 rows",
+    }
+    assert {key: tier.name for key, tier in spec.engine.tiers.items()} == built
+    for (draft_len, rows), tier in spec.engine.tiers.items():
+        assert (tier.draft_len, tier.key.rows, tier.key.width) == (draft_len, rows, draft_len + 1)
+    assert spec.tiers == {draft_len: spec.engine.tiers[draft_len, 2] for draft_len in (0, 3)}
+    assert (spec.engine.draft_lens, spec.engine.row_counts) == ((0, 3), (1, 2))
     assert tuple(spec.prefill) == prefill_widths(64)
     assert set(spec.stages) == set(spec.tiers[3].stages)
     assert next(iter(spec.stages)) == "capture"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.state import core_state, kv_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.runtime.arena import Arena
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.request import Request
 
 
 def tiny_llama(
@@ -84,3 +87,21 @@ def captured(model: PreTrainedModel, max_len: int = 64, routes: tuple[Route, ...
         vocab_size=info.vocab_size,
     )
     return Captured(model, info, observed, capture(model, info, observed, layout), Arena(layout, info.device))
+
+
+def cancel_all(engine: Engine) -> None:
+    """Leave nothing in the engine."""
+    for request in engine.running:
+        request.cancel()
+    assert engine.idle
+
+
+def admitted(engine: Engine, prompt: list[int], *, max_new_tokens: int, eos: Sequence[int] = ()) -> Request:
+    """Submit a prompt and step until its first token is there.
+
+    With nobody else running it has that token alone, unless its prompt was known: then its first step emits the first.
+    """
+    request = engine.submit(prompt, max_new_tokens=max_new_tokens, eos_token_id=list(eos))
+    while not (request.new_tokens or request.finished):
+        engine.step()
+    return request

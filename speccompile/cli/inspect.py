@@ -26,9 +26,10 @@ from speccompile.wrap import make_plan
 
 @dataclass(frozen=True)
 class View:
-    """What there is to look at. ``backend`` is None where nothing was lowered."""
+    """What there is to look at. ``tiers`` are by draft length and row count; ``backend`` is None where nothing was
+    lowered."""
 
-    tiers: Mapping[int, Stages]
+    tiers: Mapping[tuple[int, int], Stages]
     prefill: Mapping[int, Stages]
     layout: Layout
     drafter_state: frozenset[str]
@@ -65,9 +66,9 @@ def command(
             view = _captured(target, mode, draft_lens, sizes, backend, options)
         draft_len = max(draft_lens) if tier is None else tier
         if stage is not None:
-            sys.stdout.write(view.tiers[draft_len][stage].python)
+            sys.stdout.write(view.tiers[draft_len, max_batch][stage].python)
         else:
-            _show(view, draft_len)
+            _show(view, draft_len, max_batch)
 
 
 def _built(
@@ -80,7 +81,7 @@ def _built(
 ) -> View:
     with wrap(model, mode, tiers=tiers, backend=backend, **sizes, **options) as spec:  # type: ignore[arg-type]
         return View(
-            {draft_len: built.stages for draft_len, built in spec.tiers.items()},
+            {key: built.stages for key, built in spec.engine.tiers.items()},
             {width: built.stages for width, built in spec.prefill.items()},
             spec.arena.layout,
             frozenset(item.name for item in modes.create(mode, options).state()),
@@ -103,8 +104,8 @@ def _captured(
     return View(stages.tiers, stages.prefill, stages.arena.layout, drafter, None)
 
 
-def _show(view: View, draft_len: int) -> None:
-    stages = view.tiers[draft_len]
+def _show(view: View, draft_len: int, rows: int) -> None:
+    stages = view.tiers[draft_len, rows]
     graph = stages.last.graph
     console = Console()
     if view.explanation:

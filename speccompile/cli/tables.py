@@ -61,9 +61,9 @@ def _op_name(name: str) -> str:
     return name.removeprefix("<built-in function ").removesuffix(">").removesuffix(".default")
 
 
-def tiers_table(tiers: Mapping[int, Stages], prefill: Mapping[int, Stages], backend: str | None) -> Table:
+def tiers_table(tiers: Mapping[tuple[int, int], Stages], prefill: Mapping[int, Stages], backend: str | None) -> Table:
     table = _table("Tiers and prefill", "", "rows x width", "ops", "bodies", "executable")
-    rows = [(f"tier K={draft_len}", stages) for draft_len, stages in tiers.items()]
+    rows = [(f"tier K={draft_len}", stages) for (draft_len, _), stages in tiers.items()]
     rows += [(f"prefill T={width}", stages) for width, stages in prefill.items()]
     for name, stages in rows:
         graph = stages.last.graph

@@ -31,7 +31,9 @@ class StateSpec:
         fill: value at the start and after a reset.
         low, high: bounds ``low <= value < high`` of an integer tensor, for printed examples; ``high`` may be
             an expression.
-        reset: False for tensors whose old content is dead by other means (KV beyond ``length``).
+        reset: False for tensors that follow the text, ``[N, S, ...]`` (KV): what they hold of a position depends on
+            the tokens up to it alone, and is dead beyond ``length``. Another slot that begins with the same text may
+            have a copy of it.
         distinct: no value occurs twice (the slots of a step's rows).
     """
 
@@ -59,6 +61,7 @@ class StateSpec:
             self.low,
             high,
             self.per_slot and self.reset,
+            self.per_slot and not self.reset,
             self.distinct,
         )
 
@@ -74,6 +77,7 @@ class StateTensor:
     low: int
     high: int | None
     reset: bool
+    follows_text: bool
     distinct: bool
 
     @property

@@ -69,10 +69,10 @@ class DraftEarlyExit(Pass):
         for _ in range(self.draft_len):
             inputs = {anchors.tokens: token, anchors.positions: position}
             hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
-            logits = graph.splice(graph.values["logits"], {anchors.layers[-1]: hidden}, before=start)
+            logits = graph.splice(graph.values["logits"], {**inputs, anchors.layers[-1]: hidden}, before=start)
             token, position = graph.insert(choose, logits, position, before=start)
             drafted.append(token)
-        set_drafts(graph, graph.insert(join, *drafted, before=start), lens)
+        set_drafts(graph, graph.insert(join, lens, *drafted, before=start), lens)
         return Changes(self.draft_len, f"{self.draft_len} forwards of {self.exit_layer} layers")
 
 
@@ -91,6 +91,7 @@ def choose(logits: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, 
     return logits.argmax(-1), position + 1
 
 
-def join(*drafted: torch.Tensor) -> torch.Tensor:
-    """K tokens ``[B, 1]`` as drafts ``[B, K]``."""
-    return torch.cat(drafted, dim=1)
+def join(lens: torch.Tensor, *drafted: torch.Tensor) -> torch.Tensor:
+    """K tokens ``[B, 1]`` as drafts ``[B, K]``, -1 behind a row's own draft length."""
+    offsets = torch.arange(len(drafted), device=lens.device)
+    return torch.where(offsets < lens[:, None], torch.cat(drafted, dim=1), -1)

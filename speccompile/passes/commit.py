@@ -15,7 +15,8 @@ _STATE = ("tokens", "length", "limit", "alive", "eos", "emitted", "accepted", "p
 
 @dataclass(frozen=True)
 class Commit(Pass):
-    """Appends the emitted tokens, advances ``length``, ends rows at EOS or their limit; outputs nothing.
+    """Appends the emitted tokens, advances ``length``, outputs nothing. Rows end at EOS, at their limit, or where no
+    token could be chosen without any draft.
 
     From here on the step's results are in the arena alone. A row that is not alive changes no live state.
     """
@@ -53,7 +54,7 @@ def commit(
 
     Args:
         tokens ``[N, S]``, length, limit, alive ``[N]``, eos ``[N, E]``, emitted, accepted, proposed ``[N]``: state.
-        slots: ``[B]``; target_tokens: ``[B, K+1]``; row_accepted, row_draft_lens: ``[B]``.
+        slots: ``[B]``; target_tokens: ``[B, K+1]``, -1 where there is none; row_accepted, row_draft_lens: ``[B]``.
         ready: ``[B]``, False for rows that emit nothing yet (a prompt's chunk that is not its last).
     """
     row_length, row_alive = length[slots], alive[slots]
@@ -64,7 +65,11 @@ def commit(
     count = torch.minimum(row_accepted + 1, limit[slots] - row_length)
     is_eos = (target_tokens[:, :, None] == eos[slots][:, None, :]).any(-1) & (offsets < count[:, None])
     first_eos = torch.where(is_eos, offsets, width).amin(1)
-    count = torch.where(acts, torch.minimum(count, first_eos + 1), 0)
+    count = torch.minimum(count, first_eos + 1)
+    first_undecided = torch.where(target_tokens < 0, offsets, width).amin(1)
+    # A draft that is not a number spoils the places in front of it too: without drafts they may be sound.
+    undecided = (first_undecided < count) & (row_draft_lens == 0)
+    count = torch.where(acts, torch.minimum(count, first_undecided), 0)
 
     places = row_length[:, None] + offsets
     old = tokens[slots[:, None], places]
@@ -72,7 +77,7 @@ def commit(
     tokens.index_put_((slots[:, None], places), new)
 
     new_length = row_length + count
-    ended = acts & ((first_eos < count) | (new_length >= limit[slots]))
+    ended = acts & ((first_eos < count) | (new_length >= limit[slots]) | undecided)
     length.index_put_((slots,), new_length)
     alive.index_put_((slots,), row_alive & ~ended)
     emitted.index_put_((slots,), count)

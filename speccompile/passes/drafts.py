@@ -51,7 +51,7 @@ class ReadDrafts(Pass):
 
 
 def set_drafts(graph: StepGraph, drafts: fx.Node, draft_lens: fx.Node) -> None:
-    """Make known a step's draft tokens ``[B, K]`` and how many of them each row has, ``[B]``."""
+    """Make known a step's draft tokens ``[B, K]``, -1 behind a row's own, and how many each row has, ``[B]``."""
     graph.name_value("drafts", drafts)
     graph.name_value("row_draft_lens", draft_lens)
 

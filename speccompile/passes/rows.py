@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 
 @dataclass(frozen=True)
 class BindRows(Pass):
-    """Row i works on slot ``source[i]``; ``source`` is a state tensor that the host fills before a run."""
+    """Row i works on slot ``source[i]``; ``source`` is a state tensor that the host fills before a run.
 
+    Args:
+        rows: how many rows the step has; its slots are the first ones in ``source``.
+    """
+
+    rows: int
     source: str = "slots"
 
     name: ClassVar[str] = "bind_rows"
@@ -21,12 +28,20 @@ class BindRows(Pass):
     provides: ClassVar[Facts] = facts("rows")
 
     def run(self, graph: StepGraph) -> Changes:
-        slots = graph.state(self.source)
+        source = graph.state(self.source)
+        slots = source
+        if self.rows < graph.ports[self.source].shape[0]:
+            slots = graph.insert(first_rows, source, before=graph.anchors.start, rows=self.rows)
         graph.bind_input("row_slots", slots)
         graph.values["slots"] = slots
-        rows = graph.ports[self.source].shape[0]
+        rows = self.rows
         for name in ("input_ids", "position_ids"):
             port = graph.ports[name]
             graph.ports[name] = replace(port, shape=(rows, *port.shape[1:]))
         graph.sizes = {**graph.sizes, "B": rows}
         return Changes(1, f"rows over the slots in {self.source!r}, {rows} a step")
+
+
+def first_rows(slots: torch.Tensor, *, rows: int) -> torch.Tensor:
+    """The slots ``[rows]`` of the first rows."""
+    return slots[:rows]

@@ -106,9 +106,11 @@ def newest_and_drafts(
     """
     newest_at = (length[slots] - 1).clamp(min=0)
     newest = tokens[slots, newest_at]
-    # What is no token (-1, or a drafter's mistake) is read as one that is; acceptance looks at the drafts themselves.
-    read = torch.cat([newest[:, None], drafts.clamp(0, vocab_size - 1)], dim=1)
-    read = F.pad(read, (0, width - read.shape[1]))
+    # What is no token (-1, padding, or a drafter's mistake) is read as the newest one: of that the logits are wanted
+    # anyway, while a NaN of another one would spoil the places in front of it. Acceptance looks at the drafts.
+    drafts = F.pad(drafts, (0, width - 1 - drafts.shape[1]), value=-1)
+    drafts = torch.where((drafts < 0) | (drafts >= vocab_size), newest[:, None], drafts)
+    read = torch.cat([newest[:, None], drafts], dim=1)
     return read, newest_at[:, None] + torch.arange(width, device=tokens.device)
 
 
@@ -125,6 +127,7 @@ def prompt_chunk(
     The chunk may reach behind the cache; those places share the last one, which no sequence ever owns.
     """
     positions = (start[:, None] + torch.arange(width, device=tokens.device)).clamp(max=tokens.shape[1] - 1)
-    read = tokens[slots[:, None], positions]
+    # Behind the prompt its last token is read, as in a verify step.
+    read = tokens[slots[:, None], torch.minimum(positions, (length[slots] - 1)[:, None])]
     last = length[slots] - 1 - start
     return read, positions, last.clamp(0, width - 1), last < width

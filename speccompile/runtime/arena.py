@@ -50,6 +50,19 @@ class Arena(Mapping[str, torch.Tensor]):
             if tensor.reset:
                 self._tensors[name][slot] = tensor.fill
 
+    def clear_text_state(self, slot: int, start: int) -> None:
+        """Set what ``slot`` holds of positions from ``start`` on (KV) to its fill value: what is not a number there
+        would spoil even a sum that gives it no weight."""
+        for name, tensor in self.layout.tensors.items():
+            if tensor.follows_text:
+                self._tensors[name][slot, start:] = tensor.fill
+
+    def copy_text_state(self, source: int, target: int, count: int) -> None:
+        """Copy what ``source`` holds of its first ``count`` positions (KV) to ``target``."""
+        for name, tensor in self.layout.tensors.items():
+            if tensor.follows_text:
+                self._tensors[name][target, :count] = self._tensors[name][source, :count]
+
     def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the tensors that a backend is bound to, and then those that it is really called with."""
         self._called[executable] = (names, tensors)

@@ -1,181 +1,326 @@
-"""Steps a batch of requests through tiers over one arena."""
+"""The engine: requests come, stream and go, from any thread, while one thread at a time steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
-from speccompile.errors import TooManyRows
-from speccompile.lowering.tier import Tier
-from speccompile.runtime.arena import Arena
-from speccompile.runtime.policy import Policy, check_tier
-from speccompile.runtime.stats import RequestStats, Stats
+from speccompile.errors import Closed, InsideStep, InvalidOption, UnknownOption
+from speccompile.runtime.inputs import check_max_new_tokens, read_prompt
+from speccompile.runtime.listener import Listener, Streamer, check_streamer, make_criteria
+from speccompile.runtime.request import Params, Request
+from speccompile.runtime.stats import RequestStats
+from speccompile.runtime.stepper import Stepper
+from speccompile.runtime.target import EosTokens, Target
 
-
-@dataclass
-class Request:
-    """One sequence: its slot while it runs, and the tokens it has emitted."""
-
-    slot: int
-    prompt: list[int]
-    max_new_tokens: int
-    eos: list[int]
-    stats: RequestStats
-    new_tokens: list[int] = field(default_factory=list)
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.stats.finish_reason)
+# How long a thread that drives for async readers looks away when they have everything.
+IDLE_SECONDS = 0.01
 
 
-class Engine:
-    """Owns the slots; every change of tier is one assignment to :attr:`tier`.
+@dataclass(frozen=True)
+class Capacity:
+    """What the engine has room for now.
 
     Args:
-        arena: state of all slots.
-        tiers: by draft length.
-        prefill: prefill executables by chunk width.
-        policy: chooses the draft length of each step.
-        ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
+        slots: all of them; ``free_slots`` of them have no owner.
+        waiting: requests without a slot; ``room`` more would be taken.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        tiers: Mapping[int, Tier],
-        prefill: Mapping[int, Tier],
-        policy: Policy,
-        *,
-        ready: bool,
-    ) -> None:
-        self.arena = arena
-        self.tiers = dict(sorted(tiers.items()))
-        self.prefill_tiers = dict(sorted(prefill.items()))
-        self.policy = policy
-        self.ready = ready
-        self.stats = Stats(arena.layout.max_draft_len)
-        self.tier = self.tiers[0]
-        self._running: list[Request] = []
-        self._free = list(range(arena.layout.max_batch))
+    slots: int
+    free_slots: int
+    waiting: int
+    room: int
+
+
+class Engine(Stepper):
+    """Continuous batching over the slots of one arena. A context manager that closes itself.
+
+    Whoever waits for a request steps for all of them, so that no thread has to be started; :meth:`serve` is there for
+    one that does nothing else. Any thread may submit, cancel and wait at any time. Callbacks (streamers, stopping
+    criteria) run inside of steps: they may submit and cancel, but not wait.
+
+    What goes wrong with one request (its callback raises, its logits are NaN, its prompt finds no memory) ends that
+    request with that error. What goes wrong with a whole step ends all requests in it.
+    """
+
+    def __init__(self, target: Target, **stepper: Any) -> None:
+        super().__init__(state_of_weights=target.state_of_weights, **stepper)
+        self._target = target
+        self._turn_lock = threading.Lock()
+        self._turn_owner: int | None = None
+        # Guards what follows, and tells waiting threads that a turn has ended.
+        self._changed = threading.Condition()
+        self._turns = 0
+        self._closed = False
+        self._async_readers: dict[asyncio.Event, tuple[asyncio.AbstractEventLoop, Request, int]] = {}
+        self._async_driver: threading.Thread | None = None
+        # Requests that ended outside of a step and still have a slot, a row or a listener.
+        self._ended: deque[Request] = deque()
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def admit(self, prompt: Sequence[int], *, max_new_tokens: int, eos: Sequence[int]) -> Request:
-        """Give a request a slot, prefill it and emit its first token.
+    def submit(
+        self,
+        ids: Sequence[int] | torch.Tensor,
+        *,
+        max_new_tokens: int = 128,
+        eos_token_id: EosTokens = None,
+        stop: str | Sequence[str] | None = None,
+        stopping_criteria: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        streamer: Streamer | None = None,
+        seed: int | None = None,
+        priority: int = 0,
+        **unknown: Any,
+    ) -> Request:
+        """Ask for the continuation of one prompt. Returns at once.
 
-        The prompt has at least one and fewer than ``max_len`` tokens.
+        Args:
+            ids: token ids ``[P]`` or ``[1, P]``.
+            max_new_tokens: most new tokens. A request also ends at ``max_len``.
+            eos_token_id: one or several ids that end it; None takes those of the model's generation_config.
+            stop: text or texts that end it, with the token that completes one; needs ``tokenizer``.
+            stopping_criteria: transformers' ``StoppingCriteria``, one or several, asked after each token with this
+                request's ids ``[1, P + new]`` and ``None`` for scores.
+            tokenizer: for ``stop``, and for ``Result.text``.
+            streamer: a transformers streamer of this request's own.
+            seed: of its random choices, 0 to 2**63 - 1. Greedy decoding makes none.
+            priority: of two waiting requests, the one with the larger number goes first.
 
         Raises:
-            TooManyRows: no slot is free.
+            QueueFull: as many requests wait as may.
+            Closed: the engine was closed.
+            UserError: an argument is not valid.
         """
-        if not self._free:
-            raise TooManyRows(rows=len(self._running) + 1, max_batch=self.arena.layout.max_batch)
-        arena, layout = self.arena, self.arena.layout
-        slot = self._free.pop(0)
-        arena.reset_slot(slot)
-        arena["tokens"][slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
-        arena["length"][slot] = len(prompt)
-        arena["limit"][slot] = min(len(prompt) + max_new_tokens, layout.max_len)
-        arena["eos"][slot, : len(eos)] = torch.tensor(eos, dtype=torch.int64)
-        arena["alive"][slot] = True
-        stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
-        request = Request(slot, list(prompt), max_new_tokens, list(eos), stats)
-        self._running.append(request)
-        self._prefill(request)
-        self._bind_rows()
+        if unknown:
+            raise UnknownOption(
+                where="submit",
+                names=", ".join(sorted(unknown)),
+                known="ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, seed, priority",
+            )
+        self._target.check()
+        prompt = read_prompt(ids, 0, self.arena.layout)
+        check_max_new_tokens("submit", max_new_tokens)
+        check_streamer(streamer)
+        _check_int("seed", seed, 0, 2**63 - 1)
+        _check_int("priority", priority, -(2**63), 2**63 - 1)
+        params = Params(
+            max_new_tokens=max_new_tokens,
+            eos=tuple(self._target.eos(eos_token_id)),
+            seed=seed,
+            priority=priority,
+            tokenizer=tokenizer,
+        )
+        criteria = make_criteria(stop, tokenizer, stopping_criteria)
+        request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)
+        self.enqueue([request])
         return request
 
-    def release(self) -> None:
-        """Drop whatever still runs; its slots are free again."""
-        for request in self._running:
-            self.arena["alive"][request.slot] = False
-            self._free.append(request.slot)
-        self._running.clear()
-        self._bind_rows()
+    def new_request(
+        self,
+        prompt: list[int],
+        params: Params,
+        shown: torch.Tensor,
+        streamer: Streamer | None,
+        criteria: StoppingCriteriaList,
+    ) -> Request:
+        """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
+        layout = self.arena.layout
+        room = min(params.max_new_tokens, layout.max_len - len(prompt))
+        listener = Listener(shown, room, streamer, criteria)
+        stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
+        return Request(self, prompt, params, listener, stats)
 
-    def _prefill(self, request: Request) -> None:
-        arena = self.arena
-        arena["prefill_slot"][0] = request.slot
-        start = 0
-        for width in chunk_widths(len(request.prompt), list(self.prefill_tiers)):
-            arena["prefill_start"][0] = start
-            self.prefill_tiers[width].run()
-            self.stats.prefill_passes += 1
-            start += width
-        self._collect(request, int(arena["emitted"][request.slot]))
+    def enqueue(self, requests: list[Request]) -> None:
+        """Queue all of them, or none.
 
-    def _bind_rows(self) -> None:
-        slots = [request.slot for request in self._running]
-        slots += [self.arena.layout.dummy_slot] * (self.arena.layout.max_batch - len(slots))
-        self.arena["slots"].copy_(torch.tensor(slots, dtype=torch.int64))
+        Raises:
+            QueueFull, Closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise Closed()
+            self.waiting.push(requests, self.slots.free)
+            self._changed.notify_all()
 
-    # --- steps ---------------------------------------------------------------------------------------
+    def capacity(self) -> Capacity:
+        """What there is room for now; another thread may change it at once."""
+        free, waiting = self.slots.free, len(self.waiting)
+        return Capacity(self.arena.layout.max_batch, free, waiting, max(0, self.waiting.limit + free - waiting))
+
+    # --- stepping ------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> list[Request]:
-        return list(self._running)
+    def idle(self) -> bool:
+        """Nothing waits, nothing runs, and no step is on."""
+        return not self._turn_lock.locked() and super().idle
 
     def step(self) -> list[Request]:
-        """Run one tier on all running requests, if there are any; returns those that took part."""
-        if not self._running:
-            return []
-        took_part = list(self._running)
-        self.tier = self.next_tier()
-        self.tier.run()
-        self.stats.count_step(self.tier.draft_len)
-        arena = self.arena
-        columns = [arena[name].tolist() for name in ("emitted", "accepted", "proposed")]
-        for request in took_part:
-            emitted, accepted, proposed = (column[request.slot] for column in columns)
-            self.stats.count(emitted, accepted, proposed)
-            request.stats.count(emitted, accepted, proposed)
-            self._collect(request, emitted)
-        if len(self._running) < len(took_part):
-            self._bind_rows()
-        return took_part
+        """One step: read waiting prompts within the budget, then run one tier over all rows; returns the requests that
+        had a row.
 
-    def next_tier(self) -> Tier:
-        """The tier the policy asks for; for a ready drafter, the smallest that serves what was proposed."""
-        draft_len = self.policy.choose(len(self._running))
-        check_tier(draft_len, self.tiers)
-        if self.ready:
-            proposed = self._longest_proposal()
-            draft_len = min(size for size in self.tiers if size >= min(draft_len, proposed))
-        return self.tiers[draft_len]
+        Raises:
+            Closed, InsideStep.
+        """
+        if self._closed:
+            raise Closed()
+        self._refuse_callback("step()")
+        self._turn_lock.acquire()
+        return self._take_turn()
 
-    def _longest_proposal(self) -> int:
-        if "draft_lens" not in self.arena:
-            return 0
-        lens = self.arena["draft_lens"].tolist()
-        return max(lens[request.slot] for request in self._running)
+    def run(self) -> None:
+        """Step until nothing waits and nothing runs."""
+        while not self.idle and not self._closed:
+            self._turn()
 
-    def _collect(self, request: Request, emitted: int) -> None:
-        slot, done = request.slot, len(request.prompt) + len(request.new_tokens)
-        new = self.arena["tokens"][slot, done : done + emitted].tolist()
-        request.new_tokens.extend(new)
-        request.stats.new_tokens += emitted
-        if not self.arena["alive"][slot]:
-            request.stats.finish_reason = self._finish_reason(request)
-            self._running.remove(request)
-            self._free.append(slot)
+    def serve(self) -> None:
+        """Step until :meth:`close`, and sleep while there is nothing to do: for a thread of its own."""
+        while not self._closed:
+            self._turn()
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or not self.idle)
 
-    def _finish_reason(self, request: Request) -> str:
-        if request.new_tokens[-1] in request.eos:
-            return "eos"
-        return "max_new_tokens" if len(request.new_tokens) == request.max_new_tokens else "max_len"
+    def _turn(self, timeout: float | None = None) -> None:
+        """Take a turn, or wait until another thread's turn has ended."""
+        self._refuse_callback("waiting for a request")
+        turns = self._turns
+        if self._turn_lock.acquire(blocking=False):
+            self._take_turn()
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._turns != turns, timeout)
+
+    def _refuse_callback(self, what: str) -> None:
+        if self._turn_owner == threading.get_ident():
+            raise InsideStep(what=what)
+
+    def _take_turn(self) -> list[Request]:
+        """A step, by the thread that has the turn lock."""
+        with self._own_turn():
+            return [] if self._closed else self.run_step()
+
+    @contextlib.contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        self._turn_owner = threading.get_ident()
+        try:
+            self._retire_ended()
+            yield
+            self._retire_ended()
+        finally:
+            interrupt, self._interrupt = self._interrupt, None
+            self._turn_owner = None
+            self._turn_lock.release()
+            with self._changed:
+                self._turns += 1
+                self._changed.notify_all()
+                self._wake_async_readers()
+            self._tidy()
+        if interrupt is not None:
+            raise interrupt
+
+    def _tidy(self) -> None:
+        """Clean up behind requests that ended outside of a step: now, or at the end of the turn that is on."""
+        if self._ended and self._turn_lock.acquire(blocking=False):
+            with self._own_turn():
+                pass
+
+    def _wake_async_readers(self) -> None:
+        for woken, (loop, request, seen) in list(self._async_readers.items()):
+            if request.finished or len(request.new_tokens) > seen:
+                try:
+                    loop.call_soon_threadsafe(woken.set)
+                except RuntimeError:
+                    # Its loop was closed under it: nobody reads on.
+                    del self._async_readers[woken]
+                    if request.end("cancelled"):
+                        self._ended.append(request)
+
+    def _retire_ended(self) -> None:
+        while True:
+            if self._closed:
+                left = [*self.waiting.drain(), *self.running]
+                self._ended.extend(request for request in left if request.end("cancelled"))
+            if not self._ended:
+                return
+            self._retire([self._ended.popleft()])
+
+    # --- waiting (what Request asks for) -------------------------------------------------------------
+
+    def ended(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self._ended.append(request)
+        self._tidy()
+
+    def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
+        if not request.finished and len(request.new_tokens) <= seen:
+            self._turn(timeout)
+
+    async def wait_async(self, request: Request, seen: int) -> None:
+        self._refuse_callback("waiting for a request")
+        woken = asyncio.Event()
+        with self._changed:
+            # Looked at under the lock under which readers are woken: no token can come in between unseen.
+            if request.finished or len(request.new_tokens) > seen:
+                return
+            self._async_readers[woken] = (asyncio.get_running_loop(), request, seen)
+            self._ensure_driver()
+        try:
+            await woken.wait()
+        finally:
+            with self._changed:
+                self._async_readers.pop(woken, None)
+
+    def _ensure_driver(self) -> None:
+        if self._async_driver is None and self._async_readers and not self._closed:
+            self._async_driver = threading.Thread(target=self._drive, name="speccompile-driver", daemon=True)
+            self._async_driver.start()
+
+    def _drive(self) -> None:
+        """Step for async readers, as long as there are any."""
+        try:
+            while self._async_readers and not self._closed:
+                if self.idle:
+                    with self._changed:
+                        self._changed.wait(IDLE_SECONDS)
+                self._turn()
+        finally:
+            # A reader may have come meanwhile, or somebody's callback asked this thread to exit.
+            with self._changed:
+                self._async_driver = None
+                self._ensure_driver()
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel whatever waits or runs, and take no more requests."""
+        with self._changed:
+            self._closed = True
+        if self._turn_owner == threading.get_ident():
+            return  # In a callback: the turn that is on cleans up when it ends.
+        self._turn_lock.acquire()
+        with self._own_turn():
+            pass
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-def chunk_widths(length: int, widths: Sequence[int]) -> list[int]:
-    """Cut a prompt of ``length`` tokens into chunks of the given (ascending) ``widths``, the last one padded.
-
-    The smallest width that covers the rest is taken when little of it is padding, else the largest that fits.
-    """
-    chunks = []
-    while length > 0:
-        covering = [width for width in widths if length <= width <= length * 3 // 2]
-        fitting = [width for width in widths if width <= length]
-        chunks.append(covering[0] if covering else fitting[-1] if fitting else widths[0])
-        length -= chunks[-1]
-    return chunks
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if value is None and name == "seed":
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidOption(where="submit", name=name, value=value, reason=f"it has to be an int in {low} .. {high}")

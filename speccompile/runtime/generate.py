@@ -1,226 +1,54 @@
-"""The Hugging Face side of decoding: padded tensors in, padded tensors out."""
+"""``generate`` over the engine: padded tensors in, padded tensors out."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
 
 import torch
-from transformers import GenerationConfig
+from transformers import StoppingCriteriaList
 
-from speccompile.errors import (
-    EmptyPrompt,
-    InvalidInput,
-    InvalidOption,
-    OutputTruncated,
-    PromptTooLong,
-    TokenOutOfVocabulary,
-    TooManyEosTokens,
-    TooManyRows,
-)
-from speccompile.graph_capture.state import EOS_CAPACITY, Layout
-from speccompile.runtime.engine import Engine, Request
-
-# Settings of a generation_config that change greedy text, with the values at which they do nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None,),
-    "suppress_tokens": (None, []),
-    "begin_suppress_tokens": (None, []),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "exponential_decay_length_penalty": (None,),
-    "watermarking_config": (None,),
-    "max_time": (None,),
-    "stop_strings": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "sequence_bias": (None,),
-    "guidance_scale": (None, 1.0),
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "num_return_sequences": (None, 1),
-    "diversity_penalty": (None, 0.0),
-    "penalty_alpha": (None,),
-    "dola_layers": (None,),
-    "force_words_ids": (None,),
-    "forced_decoder_ids": (None,),
-    "token_healing": (None, False),
-}
-
-
-@runtime_checkable
-class Streamer(Protocol):
-    """What transformers calls a streamer."""
-
-    def put(self, value: torch.Tensor) -> None: ...
-
-    def end(self) -> None: ...
-
-
-def check_generation_config(config: GenerationConfig) -> None:
-    """Refuse settings that would change the text and that are not built yet.
-
-    Raises:
-        InvalidOption: names the setting.
-    """
-    for name, neutral in NEUTRAL.items():
-        value = getattr(config, name, None)
-        if value not in neutral:
-            raise InvalidOption(
-                where="the model's generation_config",
-                name=name,
-                value=value,
-                reason="it changes the text and is not supported yet; "
-                f"set model.generation_config.{name} = {neutral[0]}",
-            )
-
-
-def read_prompts(
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    pad: int | None,
-    eos: list[int],
-    layout: Layout,
-) -> list[list[int]]:
-    """The rows of a left-padded batch as lists of token ids.
-
-    Args:
-        input_ids: ``[B, P]``, integer.
-        attention_mask: ``[B, P]``, 0 at padding. None: as in transformers, ``pad`` marks padding when it occurs and is
-            no EOS id.
-
-    Raises:
-        InvalidInput, TooManyRows, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
-    """
-    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
-        raise InvalidInput(name="input_ids", reason="it has to be a tensor [rows, tokens]")
-    if input_ids.dtype not in (torch.int64, torch.int32):
-        raise InvalidInput(
-            name="input_ids", reason=f"its dtype is {input_ids.dtype}, not an integer type of 32 or 64 bits"
-        )
-    rows = input_ids.shape[0]
-    if rows == 0:
-        raise InvalidInput(name="input_ids", reason="it has no rows")
-    if rows > layout.max_batch:
-        raise TooManyRows(rows=rows, max_batch=layout.max_batch)
-    if attention_mask is None:
-        kept = torch.ones_like(input_ids, dtype=torch.bool)
-        if pad is not None and pad not in eos:
-            kept = input_ids.ne(pad)
-    elif not isinstance(attention_mask, torch.Tensor):
-        raise InvalidInput(name="attention_mask", reason="it has to be a tensor like input_ids")
-    elif attention_mask.shape != input_ids.shape:
-        raise InvalidInput(
-            name="attention_mask",
-            reason=f"its shape {list(attention_mask.shape)} is not that of input_ids {list(input_ids.shape)}",
-        )
-    else:
-        kept = attention_mask.bool().to(input_ids.device)
-    prompts = []
-    for row in range(rows):
-        length = int(kept[row].sum())
-        if length == 0:
-            raise EmptyPrompt(row=row)
-        if not bool(kept[row, input_ids.shape[1] - length :].all()):
-            raise InvalidInput(
-                name="attention_mask",
-                reason=f"row {row} has padding behind or between its tokens; pad on the left "
-                "(tokenizer.padding_side = 'left')",
-            )
-        prompts.append(input_ids[row, input_ids.shape[1] - length :].tolist())
-        check_prompt(prompts[-1], row, layout)
-    return prompts
-
-
-def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
-    """Raises EmptyPrompt, PromptTooLong or TokenOutOfVocabulary."""
-    if not prompt:
-        raise EmptyPrompt(row=row)
-    if len(prompt) > layout.max_len - 1:
-        raise PromptTooLong(row=row, length=len(prompt), max_len=layout.max_len, allowed=layout.max_len - 1)
-    for token in prompt:
-        if not 0 <= token < layout.vocab_size:
-            raise TokenOutOfVocabulary(row=row, token=token, last=layout.vocab_size - 1, vocab=layout.vocab_size)
-
-
-def read_prompt(given: Sequence[int] | torch.Tensor, row: int, layout: Layout) -> list[int]:
-    """The token ids of one prompt, given as a list or a tensor of them.
-
-    Raises:
-        InvalidInput, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
-    """
-    try:
-        ids = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(name=f"prompt {row}", reason=f"it is no list of token ids ({error})") from error
-    if ids.numel() == 0:
-        raise EmptyPrompt(row=row)
-    one_row = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
-    if not one_row or ids.dtype not in (torch.int64, torch.int32):
-        raise InvalidInput(name=f"prompt {row}", reason="it has to be a list (or a row) of whole token ids")
-    prompt: list[int] = ids.reshape(-1).tolist()
-    check_prompt(prompt, row, layout)
-    return prompt
-
-
-def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
-    """EOS ids as transformers takes them: one, several, or none.
-
-    Raises:
-        TooManyEosTokens: more than a slot has room for.
-        InvalidInput: it holds something else.
-    """
-    if value is None:
-        return []
-    try:
-        tokens = torch.as_tensor(value).reshape(-1).tolist()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(name="eos_token_id", reason=f"it is no token id and no list of them ({error})") from error
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-        raise InvalidInput(name="eos_token_id", reason="token ids are whole numbers")
-    if len(tokens) > EOS_CAPACITY:
-        raise TooManyEosTokens(count=len(tokens), capacity=EOS_CAPACITY)
-    return tokens
+from speccompile.errors import Closed, OutputTruncated
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.listener import Streamer
+from speccompile.runtime.request import Params, Request
 
 
 def decode(
     engine: Engine,
     prompts: list[list[int]],
+    params: Params,
     *,
-    max_new_tokens: int,
-    eos: list[int],
+    shown: torch.Tensor | None = None,
     streamer: Streamer | None = None,
+    criteria: StoppingCriteriaList | None = None,
 ) -> list[Request]:
-    """Decode all prompts to their end; ``streamer`` gets the tokens of the only row as they come."""
-    if engine.running:
-        raise InvalidInput(name="generate", reason="requests of spec.engine still run; finish or release them first")
-    requests: list[Request] = []
-    streamed = 0
+    """Decode all prompts to their end, beside whatever else the engine runs.
 
-    def stream() -> None:
-        nonlocal streamed
-        if streamer is not None:
-            for token in requests[0].new_tokens[streamed:]:
-                streamed += 1
-                streamer.put(torch.tensor([token]))
+    Args:
+        shown: ``[B, P]``, the prompts as streamers and criteria see them; None shows them as they are.
+        streamer: gets the tokens of the only row as they come.
 
+    Raises:
+        Exception: what one of them ended with; the others are cancelled.
+    """
+    rows = [torch.tensor([prompt]) for prompt in prompts] if shown is None else list(shown.split(1))
+    criteria = StoppingCriteriaList() if criteria is None else criteria
+    requests = [
+        engine.new_request(prompt, params, row, streamer, criteria) for prompt, row in zip(prompts, rows, strict=True)
+    ]
+    engine.enqueue(requests)
     try:
-        for prompt in prompts:
-            requests.append(engine.admit(prompt, max_new_tokens=max_new_tokens, eos=eos))
-            stream()
-        while engine.running:
-            engine.step()
-            stream()
+        for request in requests:
+            while not request.finished:
+                engine.wait(request, len(request.new_tokens))
+            if request.error is not None:
+                raise request.error
+            if request.finish_reason == "cancelled":
+                raise Closed()
     finally:
-        engine.release()
+        for request in requests:
+            request.cancel()
         engine.stats.requests = [request.stats for request in requests]
-    if streamer is not None:
-        streamer.end()
     _warn_of_truncation(requests, engine.arena.layout.max_len)
     return requests
 

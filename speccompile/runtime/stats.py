@@ -44,9 +44,16 @@ class Counters:
 
 @dataclass
 class RequestStats(Counters):
-    """One request. ``finish_reason`` is ``eos``, ``max_new_tokens`` or ``max_len``; empty while it runs."""
+    """One request.
+
+    ``finish_reason`` is ``eos``, ``stop``, ``max_new_tokens``, ``max_len``, ``cancelled`` or ``error``; empty until it
+    has ended. Of its prompt's tokens, ``prefill_tokens`` were read, and the KV of ``reused_tokens`` was there already;
+    where that is all but the last, the first decode step reads the last.
+    """
 
     prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    reused_tokens: int = 0
     new_tokens: int = 0
     finish_reason: str = ""
 
@@ -56,19 +63,28 @@ class Stats(Counters):
     """Everything since ``wrap`` or :meth:`reset`.
 
     ``steps`` counts runs of a tier, each one target pass over all rows, so it equals ``target_passes`` for drafts in a
-    chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``.
+    chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``. ``tier_steps`` counts
+    steps by draft length, ``rows_steps`` by the row count of the executable.
     """
 
     steps: int = 0
     target_passes: int = 0
     prefill_passes: int = 0
+    prefill_tokens: int = 0
+    reused_tokens: int = 0
     tier_steps: dict[int, int] = field(default_factory=dict)
+    rows_steps: dict[int, int] = field(default_factory=dict)
     requests: list[RequestStats] = field(default_factory=list)
 
     def reset(self) -> None:
         self.__init__(self.max_draft_len)  # type: ignore[misc]
 
-    def count_step(self, draft_len: int) -> None:
+    def count_step(self, draft_len: int, rows: int) -> None:
         self.steps += 1
         self.target_passes += 1
         self.tier_steps[draft_len] = self.tier_steps.get(draft_len, 0) + 1
+        self.rows_steps[rows] = self.rows_steps.get(rows, 0) + 1
+
+    def count_prefill(self, tokens: int) -> None:
+        self.prefill_passes += 1
+        self.prefill_tokens += tokens

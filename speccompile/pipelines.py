@@ -1,0 +1,139 @@
+"""What a wrap is to consist of: its executables, their sizes, and the passes that make each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from speccompile.graph_capture.graph import Route
+from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, resolve_layout
+from speccompile.graph_capture.support import ModelInfo
+from speccompile.lowering.backends import Backend
+from speccompile.lowering.linears import STOCK, LinearChoice
+from speccompile.modes.base import Mode
+from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.bound_positions import BoundPositions
+from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
+from speccompile.passes.choose_linear import ChooseLinear
+from speccompile.passes.commit import Commit
+from speccompile.passes.drafts import NoDrafts
+from speccompile.passes.greedy_accept import GreedyAccept
+from speccompile.passes.last_logits import LastLogits
+from speccompile.passes.outline import OutlineLayers
+from speccompile.passes.pipeline import Pipeline
+from speccompile.passes.rows import BindRows
+from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
+
+PREFILL_WIDTHS = (8, 16, 32, 64, 128, 512)
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What ``wrap`` was asked for, checked."""
+
+    mode: Mode
+    tiers: tuple[int, ...]
+    max_batch: int
+    max_len: int
+    backend: Backend
+    deterministic: bool
+    linears: LinearChoice = STOCK
+
+    @property
+    def max_draft_len(self) -> int:
+        return max(self.tiers)
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Row counts of the executables: a step runs the smallest that holds its live rows; with ``deterministic``
+        all run one shape."""
+        return (self.max_batch,) if self.deterministic else row_counts(self.max_batch)
+
+    def width(self, draft_len: int, rows: int) -> int:
+        """What the target computes in a step of a tier, at least K+1; with ``deterministic`` all run one shape."""
+        width = self.max_draft_len + 1 if self.deterministic else draft_len + 1
+        # One column would make a weight-stationary linear a matrix-vector product, which is slower than two.
+        alone = self.linears.weight_stationary and rows * width == 1
+        return 2 if alone else width
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        """What the mode puts into a tier."""
+        drafts = self.mode.draft_passes(draft_len) if draft_len else [NoDrafts()]
+        return [*drafts, *self.commit_passes()]
+
+    def commit_passes(self) -> list[Pass]:
+        """What the mode does behind a commit; nothing where no tier could use it."""
+        return self.mode.commit_passes() if self.max_draft_len else []
+
+    @property
+    def goals(self) -> Facts:
+        """Facts that hold in every finished step."""
+        return facts("committed") | (self.mode.goals if self.max_draft_len else facts())
+
+    @property
+    def max_width(self) -> int:
+        return max(self.width(draft_len, rows) for draft_len in self.tiers for rows in self.row_counts)
+
+
+def model_pipeline(config: BuildConfig, route: Route) -> Pipeline:
+    """Passes over the captured model alone; all tiers start from what they leave."""
+    passes = (
+        BoundPositions(),
+        ChooseAttention(config.deterministic) if route == "attention" else KeepAttention(),
+        ChooseLinear(config.linears.weight_stationary),
+        OutlineLayers(),
+    )
+    return Pipeline(passes, facts("outlined"), "the captured model")
+
+
+def tier_name(draft_len: int, rows: int) -> str:
+    return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}"
+
+
+def tier_pipeline(config: BuildConfig, draft_len: int, rows: int) -> Pipeline:
+    """Passes that make the step of one tier out of the outlined model."""
+    passes: list[Pass] = [
+        BindRows(rows),
+        *config.draft_passes(draft_len),
+        VerifyInputs(draft_len, config.width(draft_len, rows)),
+        GreedyAccept(),
+        Commit(),
+    ]
+    return Pipeline(tuple(passes), config.goals, tier_name(draft_len, rows))
+
+
+def prefill_pipeline(config: BuildConfig, width: int) -> Pipeline:
+    """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
+    passes: list[Pass] = [
+        BindRows(1, "prefill_slot"),
+        NoDrafts(),
+        PrefillInputs(width),
+        LastLogits(),
+        GreedyAccept(),
+        Commit(),
+        *config.commit_passes(),
+    ]
+    return Pipeline(tuple(passes), config.goals, f"prefill T={width}")
+
+
+def row_counts(max_batch: int) -> tuple[int, ...]:
+    """Powers of two below ``max_batch``, and that."""
+    return (*itertools.takewhile(lambda rows: rows < max_batch, (2**power for power in itertools.count())), max_batch)
+
+
+def prefill_widths(max_len: int) -> tuple[int, ...]:
+    """Chunk widths worth having for prompts shorter than ``max_len``."""
+    return tuple(width for width in PREFILL_WIDTHS if width == PREFILL_WIDTHS[0] or width <= max_len)
+
+
+def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
+    """All state tensors of the wrap, with their sizes."""
+    return resolve_layout(
+        [*core_state(info.vocab_size), *config.mode.state(), *kv_state(kv)],
+        max_batch=config.max_batch,
+        max_len=config.max_len,
+        max_draft_len=config.max_draft_len,
+        max_width=config.max_width,
+        vocab_size=info.vocab_size,
+    )

@@ -1,0 +1,183 @@
+"""What requests are made of, checked: prompts, EOS ids, and the settings of a generation_config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from speccompile.errors import (
+    EmptyPrompt,
+    InvalidInput,
+    InvalidOption,
+    PromptTooLong,
+    TokenOutOfVocabulary,
+    TooManyEosTokens,
+    TooManyRows,
+)
+from speccompile.graph_capture.state import EOS_CAPACITY, Layout
+
+# Settings of a generation_config that change greedy text, with the values at which they do nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "exponential_decay_length_penalty": (None,),
+    "watermarking_config": (None,),
+    "max_time": (None,),
+    "stop_strings": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "sequence_bias": (None,),
+    "guidance_scale": (None, 1.0),
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1),
+    "diversity_penalty": (None, 0.0),
+    "penalty_alpha": (None,),
+    "dola_layers": (None,),
+    "force_words_ids": (None,),
+    "forced_decoder_ids": (None,),
+    "token_healing": (None, False),
+}
+
+
+def check_generation_config(config: GenerationConfig) -> None:
+    """Refuse settings that would change the text and that are not built yet.
+
+    Raises:
+        InvalidOption: names the setting.
+    """
+    for name, neutral in NEUTRAL.items():
+        value = getattr(config, name, None)
+        if value not in neutral:
+            raise InvalidOption(
+                where="the model's generation_config",
+                name=name,
+                value=value,
+                reason="it changes the text and is not supported yet; "
+                f"set model.generation_config.{name} = {neutral[0]}",
+            )
+
+
+def read_prompts(
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    pad: int | None,
+    eos: list[int],
+    layout: Layout,
+    copies: int = 1,
+) -> list[list[int]]:
+    """The rows of a left-padded batch as lists of token ids, each of them ``copies`` times.
+
+    Args:
+        input_ids: ``[B, P]``, integer.
+        attention_mask: ``[B, P]``, 0 at padding. None: as in transformers, ``pad`` marks padding when it occurs and is
+            no EOS id.
+
+    Raises:
+        InvalidInput, TooManyRows, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
+    """
+    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
+        raise InvalidInput(name="input_ids", reason="it has to be a tensor [rows, tokens]")
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidInput(
+            name="input_ids", reason=f"its dtype is {input_ids.dtype}, not an integer type of 32 or 64 bits"
+        )
+    rows = input_ids.shape[0]
+    if rows == 0:
+        raise InvalidInput(name="input_ids", reason="it has no rows")
+    if rows * copies > layout.max_batch:
+        raise TooManyRows(rows=rows * copies, max_batch=layout.max_batch)
+    if attention_mask is None:
+        kept = torch.ones_like(input_ids, dtype=torch.bool)
+        if pad is not None and pad not in eos:
+            kept = input_ids.ne(pad)
+    elif not isinstance(attention_mask, torch.Tensor):
+        raise InvalidInput(name="attention_mask", reason="it has to be a tensor like input_ids")
+    elif attention_mask.shape != input_ids.shape:
+        raise InvalidInput(
+            name="attention_mask",
+            reason=f"its shape {list(attention_mask.shape)} is not that of input_ids {list(input_ids.shape)}",
+        )
+    else:
+        kept = attention_mask.bool().to(input_ids.device)
+    prompts = []
+    for row in range(rows):
+        length = int(kept[row].sum())
+        if length == 0:
+            raise EmptyPrompt(row=row)
+        if not bool(kept[row, input_ids.shape[1] - length :].all()):
+            raise InvalidInput(
+                name="attention_mask",
+                reason=f"row {row} has padding behind or between its tokens; pad on the left "
+                "(tokenizer.padding_side = 'left')",
+            )
+        prompts.append(input_ids[row, input_ids.shape[1] - length :].tolist())
+        check_prompt(prompts[-1], row, layout)
+    return [prompt for prompt in prompts for _ in range(copies)]
+
+
+def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
+    """Raises EmptyPrompt, PromptTooLong or TokenOutOfVocabulary."""
+    if not prompt:
+        raise EmptyPrompt(row=row)
+    if len(prompt) > layout.max_len - 1:
+        raise PromptTooLong(row=row, length=len(prompt), max_len=layout.max_len, allowed=layout.max_len - 1)
+    for token in prompt:
+        if not 0 <= token < layout.vocab_size:
+            raise TokenOutOfVocabulary(row=row, token=token, last=layout.vocab_size - 1, vocab=layout.vocab_size)
+
+
+def read_prompt(given: Sequence[int] | torch.Tensor, row: int, layout: Layout) -> list[int]:
+    """The token ids of one prompt, given as a list or a tensor of them.
+
+    Raises:
+        InvalidInput, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
+    """
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(name=f"prompt {row}", reason=f"it is no list of token ids ({error})") from error
+    if ids.numel() == 0:
+        raise EmptyPrompt(row=row)
+    one_row = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
+    if not one_row or ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidInput(name=f"prompt {row}", reason="it has to be a list (or a row) of whole token ids")
+    prompt: list[int] = ids.reshape(-1).tolist()
+    check_prompt(prompt, row, layout)
+    return prompt
+
+
+def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
+    """EOS ids as transformers takes them: one, several, or none.
+
+    Raises:
+        TooManyEosTokens: more than a slot has room for.
+        InvalidInput: it holds something else.
+    """
+    if value is None:
+        return []
+    try:
+        tokens = torch.as_tensor(value).reshape(-1).tolist()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(name="eos_token_id", reason=f"it is no token id and no list of them ({error})") from error
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+        raise InvalidInput(name="eos_token_id", reason="token ids are whole numbers")
+    if len(tokens) > EOS_CAPACITY:
+        raise TooManyEosTokens(count=len(tokens), capacity=EOS_CAPACITY)
+    return tokens
+
+
+def check_max_new_tokens(where: str, value: Any) -> None:
+    """Raises InvalidOption."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidOption(where=where, name="max_new_tokens", value=value, reason="it has to be an int of at least 1")

@@ -1,0 +1,120 @@
+"""What the host does with each emitted token of a request: streamers, stop strings, stopping criteria."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
+
+from speccompile.errors import InvalidInput
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """What transformers calls a streamer."""
+
+    def put(self, value: torch.Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Listener:
+    """Hears one request's tokens, in order and one at a time, as transformers' ``generate`` would hand them out.
+
+    Args:
+        prompt: int64 ``[1, P]``: what a streamer is given first, and what criteria see in front of the new tokens.
+        room: most new tokens.
+        streamer: put the prompt, then each token.
+        criteria: asked after each token, with ids ``[1, P + new]`` and no scores.
+    """
+
+    def __init__(
+        self, prompt: torch.Tensor, room: int, streamer: Streamer | None, criteria: StoppingCriteriaList
+    ) -> None:
+        self._streamer = streamer
+        self._criteria = criteria
+        self._prompt = prompt
+        self._length = prompt.shape[1]
+        self._ids = torch.zeros((1, prompt.shape[1] + room), dtype=torch.int64) if criteria else None
+        if self._ids is not None:
+            self._ids[:, : self._length] = prompt
+
+    @property
+    def deaf(self) -> bool:
+        """Nobody listens, so tokens need not be handed out one by one."""
+        return self._streamer is None and not self._criteria
+
+    def start(self) -> None:
+        self._put(self._prompt.cpu())
+
+    def hear(self, token: int) -> bool:
+        """Hand on one token; true when it is to be the last one."""
+        self._put(torch.tensor([token]))
+        if self._ids is None:
+            return False
+        self._ids[0, self._length] = token
+        self._length += 1
+        # transformers hands scores over only when they are asked for; a criterion that wants them says so itself.
+        return bool(torch.as_tensor(self._criteria(self._ids[:, : self._length], None)).all())
+
+    def _put(self, value: torch.Tensor) -> None:
+        # One that raises is not called again.
+        streamer, self._streamer = self._streamer, None
+        if streamer is not None:
+            streamer.put(value)
+        self._streamer = streamer
+
+    def end(self) -> None:
+        """No more tokens come; said once."""
+        streamer, self._streamer = self._streamer, None
+        if streamer is not None:
+            streamer.end()
+
+
+def check_streamer(streamer: Any) -> None:
+    """Raises InvalidInput when it is none."""
+    if streamer is not None and not isinstance(streamer, Streamer):
+        raise InvalidInput(name="streamer", reason="it has no methods put and end")
+
+
+def make_criteria(
+    stop: str | Sequence[str] | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    stopping_criteria: Any,
+    stop_name: str = "stop",
+) -> StoppingCriteriaList:
+    """Everything that may end a request on the host, as transformers has it. ``stop_name`` is what the caller calls
+    ``stop``.
+
+    A stop string ends the text with the token that completes it, also when it began in the prompt (transformers'
+    ``StopStringCriteria``).
+
+    Raises:
+        InvalidInput: stop strings without a tokenizer, or what is no stop string or criterion.
+    """
+    criteria = StoppingCriteriaList()
+    if stopping_criteria is not None:
+        given = stopping_criteria if isinstance(stopping_criteria, list | tuple) else [stopping_criteria]
+        for criterion in given:
+            if not callable(criterion):
+                raise InvalidInput(
+                    name="stopping_criteria", reason=f"{criterion!r} is no StoppingCriteria: it cannot be called"
+                )
+            criteria.append(criterion)
+    if stop is not None:
+        strings = [stop] if isinstance(stop, str) else stop
+        if not isinstance(strings, list | tuple) or not strings or not all(isinstance(s, str) and s for s in strings):
+            raise InvalidInput(name=stop_name, reason=f"{stop!r} is no text and no list of texts, none of them empty")
+        if tokenizer is None:
+            raise InvalidInput(name=stop_name, reason="stop strings need tokenizer=, to know the text of each token")
+        criteria.append(_stop_strings(tokenizer, tuple(strings)))
+    return criteria
+
+
+# Made by a walk over the vocabulary, which takes a good part of a second; it keeps nothing of the texts that it sees.
+@functools.lru_cache(maxsize=32)
+def _stop_strings(tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]) -> StopStringCriteria:
+    return StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings))

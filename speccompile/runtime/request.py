@@ -1,0 +1,268 @@
+"""One sequence on its way through the engine, and what its owner sees of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.errors import RequestFailed, told
+from speccompile.runtime.listener import Listener
+from speccompile.runtime.stats import RequestStats
+
+
+class Driver(Protocol):
+    """What a request needs of its engine."""
+
+    def ended(self, request: Request) -> None:
+        """Told once, when the request was ended from outside of a step."""
+
+    def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
+        """Work, or wait for another thread's work, until the request has more than ``seen`` tokens or ended."""
+
+    async def wait_async(self, request: Request, seen: int) -> None:
+        """The same, without blocking the event loop."""
+
+
+@dataclass(frozen=True)
+class Params:
+    """What a request was submitted with, checked.
+
+    Args:
+        max_new_tokens: most new tokens; a request also ends at ``max_len``.
+        eos: ids that end it.
+        seed: of its random choices; greedy decoding makes none.
+        priority: of two waiting requests, the one with the larger number goes first.
+        patient: nobody watches its tokens come, so that prompts of its kind may be read before it goes on.
+        reuse: it may take the KV of another text that begins like it.
+        tokenizer: turns its tokens into ``Result.text``.
+    """
+
+    max_new_tokens: int
+    eos: tuple[int, ...]
+    seed: int | None = None
+    priority: int = 0
+    patient: bool = False
+    reuse: bool = True
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds since a request was submitted; None for what it did not live to see.
+
+    Args:
+        queued: until it had a slot.
+        first_token: until its first token.
+        total: until it ended.
+    """
+
+    queued: float | None
+    first_token: float | None
+    total: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a request.
+
+    Args:
+        token_ids: the new tokens, an EOS id included.
+        text: of them, special tokens left out; None without a tokenizer.
+        finish_reason: ``eos``, ``stop``, ``max_new_tokens``, ``max_len`` or ``cancelled``.
+        stats: prompt, reused and draft tokens, acceptance.
+    """
+
+    token_ids: list[int]
+    text: str | None
+    finish_reason: str
+    timings: Timings
+    stats: RequestStats
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean emitted tokens per target pass; 0.0 if prefill emitted them all."""
+        return self.stats.acceptance_length
+
+
+class Request:
+    """Made by :meth:`speccompile.runtime.engine.Engine.submit`. Iterating over it yields its new tokens as they come.
+
+    Waiting for a token (iterating, :meth:`result`) steps the engine, unless another thread is doing so.
+
+    ``error`` is what ended it, if its ``finish_reason`` is ``error``.
+    """
+
+    def __init__(self, driver: Driver, prompt: list[int], params: Params, listener: Listener, stats: RequestStats):
+        self.prompt = prompt
+        self.params = params
+        self.listener = listener
+        self.stats = stats
+        self.new_tokens: list[int] = []
+        self.error: Exception | None = None
+        #: Its place in the arena (-1 while it waits), and for how many of its tokens that holds KV.
+        self.slot = -1
+        self.cached = 0
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._submitted = time.perf_counter()
+        self._admitted: float | None = None
+        self._first_token: float | None = None
+        self._ended: float | None = None
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("waiting" if self.slot < 0 else f"in slot {self.slot}")
+        return f"<Request of {len(self.prompt)} tokens, {len(self.new_tokens)} new, {state}>"
+
+    # --- for its owner ---------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.stats.finish_reason)
+
+    @property
+    def finish_reason(self) -> str:
+        """Empty while it waits or runs; then as in :class:`Result`, or ``error``."""
+        return self.stats.finish_reason
+
+    def cancel(self) -> bool:
+        """End it here, from any thread: no token comes after this. False if it had ended already."""
+        if not self.end("cancelled"):
+            return False
+        self._driver.ended(self)
+        return True
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait until it ends.
+
+        Args:
+            timeout: seconds; it goes on after them.
+
+        Raises:
+            RequestFailed: it ended with an error of its own, which is the cause.
+            TimeoutError: it has not ended in time.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.finished:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"the request has not ended within {timeout} s")
+            self._driver.wait(self, len(self.new_tokens), left)
+        self._raise_error()
+        tokens = list(self.new_tokens)
+        tokenizer = self.params.tokenizer
+        text = None if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True))
+        return Result(tokens, text, self.finish_reason, self.timings, self.stats)
+
+    def stream(self) -> TokenStream:
+        """Its new tokens from the first one on, to iterate over with ``for`` or ``async for``."""
+        return TokenStream(self)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.stream())
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        return aiter(self.stream())
+
+    @property
+    def timings(self) -> Timings:
+        """Up to now, or up to its end."""
+        end = time.perf_counter() if self._ended is None else self._ended
+
+        def since(moment: float | None) -> float | None:
+            return None if moment is None else moment - self._submitted
+
+        return Timings(since(self._admitted), since(self._first_token), end - self._submitted)
+
+    def _raise_error(self) -> None:
+        if self.error is not None:
+            raise RequestFailed(reason=told(self.error)) from self.error
+
+    # --- for the engine --------------------------------------------------------------------------
+
+    def admit(self, slot: int, cached: int) -> None:
+        """It owns ``slot``, which holds the KV of its first ``cached`` tokens."""
+        self.slot, self.cached = slot, cached
+        self.stats.reused_tokens = cached
+        self._admitted = time.perf_counter()
+
+    def add(self, tokens: list[int]) -> bool:
+        """Append emitted tokens; False if it has ended meanwhile, and gets no more."""
+        with self._lock:
+            if self.finished:
+                return False
+            if self._first_token is None:
+                self._first_token = time.perf_counter()
+            self.new_tokens.extend(tokens)
+            self.stats.new_tokens += len(tokens)
+            return True
+
+    def end(self, reason: str, error: Exception | None = None) -> bool:
+        """The first end counts; false for any later one."""
+        with self._lock:
+            if self.finished:
+                return False
+            self.error = error
+            self._ended = time.perf_counter()
+            # Last, since whoever waits looks at it without the lock.
+            self.stats.finish_reason = reason
+            return True
+
+    def close(self) -> None:
+        """It has ended and owns nothing any more: tell its listener."""
+        try:
+            self.listener.end()
+        except BaseException as error:
+            with self._lock:
+                self.error = self.error or as_exception(error)
+                self.stats.finish_reason = "error"
+            raise
+
+
+def as_exception(error: BaseException) -> Exception:
+    """What a request keeps of the wish to stop everything (``KeyboardInterrupt``), which is no error of its own."""
+    return error if isinstance(error, Exception) else RuntimeError(f"interrupted by {error!r}")
+
+
+class TokenStream:
+    """The new tokens of one request, for any number of readers, each from the first token on.
+
+    A reader gets what was emitted before the request ended, and then :class:`~speccompile.errors.RequestFailed` if it
+    failed. An ``async for`` that is cancelled or left before the end cancels the request, since nobody reads on;
+    leaving a plain ``for`` does not.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __iter__(self) -> Iterator[int]:
+        request, seen = self._request, 0
+        while True:
+            # Before the tokens are looked at: what it ended with is there by then.
+            finished = request.finished
+            for token in request.new_tokens[seen:]:
+                seen += 1
+                yield token
+            if finished:
+                request._raise_error()
+                return
+            request._driver.wait(request, seen)
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        request, seen = self._request, 0
+        try:
+            while True:
+                finished = request.finished
+                for token in request.new_tokens[seen:]:
+                    seen += 1
+                    yield token
+                if finished:
+                    request._raise_error()
+                    return
+                await request._driver.wait_async(request, seen)
+        finally:
+            request.cancel()

@@ -1,0 +1,326 @@
+"""What one step does: slots change hands, prompts are read, a tier runs, its results are handed out.
+
+One thread at a time; :class:`~speccompile.runtime.engine.Engine` sees to that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from speccompile.errors import UndecidedLogits
+from speccompile.lowering.tier import Tier
+from speccompile.runtime.arena import Arena
+from speccompile.runtime.options import EngineOptions
+from speccompile.runtime.policy import Policy, check_tier
+from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.request import Request, as_exception
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import Stats
+from speccompile.runtime.waiting import WaitingQueue
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A run whose results have not been read yet.
+
+    ``outcome`` is ``[4, N]``: emitted, accepted and proposed tokens of each slot, and whether it is alive. It is a
+    copy, since the next run overwrites them.
+    """
+
+    rows: list[Request]
+    outcome: torch.Tensor
+
+
+class Stepper:
+    """Owns slots and rows; every change of tier is one assignment to :attr:`tier`.
+
+    Args:
+        arena: state of all slots.
+        tiers: by draft length and row count.
+        prefill: prefill executables by chunk width.
+        policy: chooses the draft length of each step.
+        ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
+        options: of the engine.
+        deterministic: a text must not depend, in any bit, on its neighbours or on what ran before.
+        reads_dead_places: attention also reads places of a slot that its text has not reached, and hides them.
+        state_of_weights: differs from before when the weights were changed.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        tiers: Mapping[tuple[int, int], Tier],
+        prefill: Mapping[int, Tier],
+        policy: Policy,
+        *,
+        ready: bool,
+        options: EngineOptions,
+        deterministic: bool,
+        reads_dead_places: bool,
+        state_of_weights: Callable[[], Hashable],
+    ) -> None:
+        self.arena = arena
+        self.tiers = dict(sorted(tiers.items()))
+        self.prefill_tiers = dict(sorted(prefill.items()))
+        self.policy = policy
+        self.ready = ready
+        self.options = options
+        self.stats = Stats(arena.layout.max_draft_len)
+        self.draft_lens = tuple(sorted({draft_len for draft_len, _ in tiers}))
+        self.row_counts = tuple(sorted({rows for _, rows in tiers}))
+        self.tier = self.tiers[0, self.row_counts[0]]
+        #: Read a step's results when the next one has been launched, so that the device never waits for the host.
+        #: Only where it runs beside the host, and where nothing of a step decides which tier comes next.
+        self.late = arena.device.type == "cuda" and not (ready and "draft_lens" in arena)
+        self.prefill_budget = PrefillBudget(list(self.prefill_tiers), options.prefill_budget, fixed=deterministic)
+        # KV of a decode step and of a prompt chunk differ in their last bits.
+        self.prefix_reuse = options.prefix_reuse and not deterministic
+        self.slots = Slots(arena, state_of_weights, reuse=self.prefix_reuse, clear=reads_dead_places)
+        self.waiting = WaitingQueue(options.max_waiting)
+        self._reads_dead_places = reads_dead_places
+        self._rows: list[Request] = []
+        # Rows whose drafts made their logits NaN: they go on without.
+        self._stuck: set[Request] = set()
+        # A wish to stop everything that came up in somebody's callback, to be raised when the step is in order.
+        self._interrupt: BaseException | None = None
+        self._prefilling: Request | None = None
+        self._flights: deque[Flight] = deque()
+
+    # --- looking -------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that own a slot."""
+        return self.slots.owned
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not (self.running or len(self.waiting) or self._flights)
+
+    def next_tier(self) -> Tier:
+        """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; and
+        the smallest row count that holds all live rows."""
+        live = len(self._rows)
+        draft_len = self.policy.choose(live)
+        check_tier(draft_len, self.draft_lens)
+        if self._stuck:
+            draft_len = 0
+        elif self.ready:
+            proposed = self._longest_proposal()
+            draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
+        return self.tiers[draft_len, min(rows for rows in self.row_counts if rows >= live)]
+
+    def _longest_proposal(self) -> int:
+        if "draft_lens" not in self.arena:
+            return 0
+        lens = self.arena["draft_lens"].tolist()
+        return max((lens[request.slot] for request in self._rows), default=0)
+
+    # --- a step --------------------------------------------------------------------------------------
+
+    def run_step(self) -> list[Request]:
+        """Read prompts within the budget, then run one tier over all rows, if there are any; returns those rows.
+
+        While nobody watches tokens come, prompts go first: one chunk, and no tier.
+
+        Raises:
+            BaseException: none but the wish to stop everything, such as a ``KeyboardInterrupt``. What is wrong with a
+                request is told to that request.
+        """
+        try:
+            if self._prefill():
+                return []
+            rows = list(self._rows)
+            if rows:
+                self._decode(rows)
+            while len(self._flights) > (self.late and bool(rows)):
+                self._collect(self._flights.popleft())
+            return rows
+        except BaseException as error:
+            # Whose fault it was cannot be told, and what the others have in the arena may be half a step.
+            self._flights.clear()
+            self._fail(self.running, error)
+            return []
+
+    def _decode(self, rows: list[Request]) -> None:
+        self.tier = self.next_tier()
+        started = time.perf_counter()
+        self.tier.run()
+        self._flights.append(Flight(rows, self._outcome()))
+        self.prefill_budget.note_step(time.perf_counter() - started)
+        self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
+
+    def _outcome(self) -> torch.Tensor:
+        return torch.stack([self.arena[name].long() for name in ("emitted", "accepted", "proposed", "alive")])
+
+    def _collect(self, flight: Flight) -> None:
+        """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
+        columns = flight.outcome.tolist()
+        for request in flight.rows:
+            if request.finished:
+                continue
+            emitted, accepted, proposed, alive = (column[request.slot] for column in columns)
+            if alive and not emitted:
+                self._set_back(request)
+                continue
+            self._stuck.discard(request)
+            self.stats.count(emitted, accepted, proposed)
+            request.stats.count(emitted, accepted, proposed)
+            self._hand_out(request, emitted, bool(alive))
+        self._retire(flight.rows)
+
+    def _set_back(self, request: Request) -> None:
+        """Nothing could be chosen in front of its drafts: its next step has none."""
+        self._stuck.add(request)
+        if self._reads_dead_places:
+            self.arena.clear_text_state(request.slot, request.cached)
+
+    def _hand_out(self, request: Request, emitted: int, alive: bool) -> None:
+        done = len(request.prompt) + len(request.new_tokens)
+        new: list[int] = self.arena["tokens"][request.slot, done : done + emitted].tolist()
+        request.cached = done + emitted - 1
+        try:
+            self._tell(request, new)
+        except BaseException as error:
+            self._blame(request, error)
+        if not alive:
+            self._end(request)
+
+    def _tell(self, request: Request, new: list[int]) -> None:
+        listener = request.listener
+        if listener.deaf:
+            request.add(new)
+            return
+        for token in new:
+            if not request.add([token]):
+                return
+            if listener.hear(token):
+                request.end("stop")
+
+    def _end(self, request: Request) -> None:
+        """The graph has ended this row; say why."""
+        text, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
+        if new and new[-1] in request.params.eos:
+            request.end("eos")
+        elif len(new) == request.params.max_new_tokens:
+            request.end("max_new_tokens")
+        elif text == self.arena.layout.max_len:
+            request.end("max_len")
+        else:
+            request.end("error", UndecidedLogits(position=text))
+
+    # --- prompts -------------------------------------------------------------------------------------
+
+    def _prefill(self) -> bool:
+        """Give slots to waiting requests and read their prompts; true if prompts go first and a chunk has run."""
+        spent: list[int] = []
+        while True:
+            request = self._prefilling or self._admit()
+            if request is None:
+                return False
+            unwatched = not self._rows or (request.params.patient and all(row.params.patient for row in self._rows))
+            width = self._chunk(request, None if unwatched else spent)
+            if width is None:
+                return False
+            if width and unwatched:
+                return True
+            if width:
+                spent.append(width)
+
+    def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
+        """Read a chunk of a request's prompt and return its width: 0 if there was nothing to read, None if there was no
+        room for it before the next decode step. What fails here is that request's own failure."""
+        try:
+            left = len(request.prompt) - request.cached
+            if request.stats.reused_tokens and left == 1:
+                # As after a decode step: KV of all but the newest token. The next one does the rest.
+                self._join(request)
+                return 0
+            width = self.prefill_budget.next_chunk(left, spent)
+            if width is None:
+                return None
+            self._run_chunk(request, width, min(width, left))
+            return width
+        except BaseException as error:
+            self._fail([request], error)
+            return 0
+
+    def _run_chunk(self, request: Request, width: int, count: int) -> None:
+        arena = self.arena
+        arena["prefill_slot"][0] = request.slot
+        arena["prefill_start"][0] = request.cached
+        started = time.perf_counter()
+        self.prefill_tiers[width].run()
+        self.prefill_budget.note_chunk(width, time.perf_counter() - started)
+        self.stats.count_prefill(count)
+        request.stats.prefill_tokens += count
+        request.cached += count
+        if request.cached == len(request.prompt):
+            self._join(request)
+            self._hand_out(request, int(arena["emitted"][request.slot]), bool(arena["alive"][request.slot]))
+            self._retire([request])
+
+    def _join(self, request: Request) -> None:
+        self._prefilling = None
+        self._rows.append(request)
+        self._bind_rows()
+
+    def _admit(self) -> Request | None:
+        """The next waiting request that has not been cancelled meanwhile, with a slot, if one is free."""
+        while self.slots.free and (request := self.waiting.pop()) is not None:
+            if request.finished:
+                continue
+            try:
+                self.slots.take(request)
+                request.listener.start()
+            except BaseException as error:
+                self._fail([request], error)
+                continue
+            self.stats.reused_tokens += request.cached
+            self._prefilling = request
+            return request
+        return None
+
+    # --- ends ----------------------------------------------------------------------------------------
+
+    def _blame(self, request: Request, error: BaseException) -> None:
+        """It ends with ``error``. What is no fault but the wish to stop everything is kept, too, for the step's end."""
+        request.end("error", as_exception(error))
+        if not isinstance(error, Exception):
+            self._interrupt = error
+
+    def _fail(self, requests: list[Request], error: BaseException) -> None:
+        """All of these end with ``error``, and let go of what they own."""
+        for request in requests:
+            self._blame(request, error)
+        self._retire(requests)
+
+    def _retire(self, requests: list[Request]) -> None:
+        """Take those that have ended out of their rows and slots, and tell their listeners."""
+        ended = [request for request in requests if request.finished]
+        for request in ended:
+            if request is self._prefilling:
+                self._prefilling = None
+            if request in self._rows:
+                self._rows.remove(request)
+            self._stuck.discard(request)
+            if request in self.slots.owned:
+                self.slots.give_back(request)
+        if ended:
+            self._bind_rows()
+        for request in ended:
+            try:
+                request.close()
+            except BaseException as error:
+                self._blame(request, error)
+
+    def _bind_rows(self) -> None:
+        slots = [request.slot for request in self._rows]
+        slots += [self.arena.layout.dummy_slot] * (self.arena.layout.max_batch - len(slots))
+        self.arena["slots"].copy_(torch.tensor(slots, dtype=torch.int64))

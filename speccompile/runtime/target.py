@@ -1,0 +1,74 @@
+"""The target model as requests need it: is it still the one that was wrapped, and where does its text end?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from speccompile.errors import ModelInTraining, WeightsReplaced
+from speccompile.graph_capture.support import named_tensors
+from speccompile.runtime.inputs import check_generation_config, token_list
+
+#: Values of each weight that a change is looked for in.
+SAMPLES = 4
+
+EosTokens = int | Sequence[int] | torch.Tensor | None
+
+
+class Target:
+    """The wrapped model and the weights that its executables are bound to.
+
+    Args:
+        weights: by the path of the model's own parameter or buffer.
+    """
+
+    def __init__(self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+        self.model = model
+        self._weights = weights
+        samples = [_sample(weight.detach()) for weight in weights.values() if _has_plain_storage(weight.detach())]
+        self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
+
+    def check(self) -> None:
+        """Asked before every request.
+
+        Raises:
+            ModelInTraining, WeightsReplaced: its text is not that of the wrapped model any more.
+            InvalidOption: its generation_config asks for what is not built.
+        """
+        if self.model.training:
+            raise ModelInTraining(model=type(self.model).__name__)
+        check_generation_config(self.model.generation_config)
+        now = named_tensors(self.model)
+        for path, weight in self._weights.items():
+            if path not in now or now[path].data_ptr() != weight.data_ptr():
+                raise WeightsReplaced(path=path)
+
+    def state_of_weights(self) -> tuple[object, ...]:
+        """Differs from before when weights were changed in place, so that KV from before is no longer theirs.
+
+        Counts torch's own marks of a change, and looks at some values of each weight, since a change through ``.data``
+        (as a merge of adapters does) leaves no mark.
+        """
+        marks = sum(0 if weight.is_inference() else weight._version for weight in self._weights.values())
+        return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
+
+    def eos(self, given: EosTokens) -> list[int]:
+        """The given EOS ids; for None, those of the model's generation_config."""
+        return token_list(self.model.generation_config.eos_token_id if given is None else given)
+
+
+def _sample(weight: torch.Tensor) -> torch.Tensor:
+    """A view of some values, spread over the weight."""
+    count = min(SAMPLES, weight.numel())
+    return weight.as_strided((count,), (weight.numel() // count,))
+
+
+def _has_plain_storage(weight: torch.Tensor) -> bool:
+    # A subclass (quantised weights) lies in memory as it likes.
+    return type(weight) is torch.Tensor and weight.is_contiguous() and weight.numel() > 0
+
+
+def _dtypes(tensors: list[torch.Tensor]) -> set[torch.dtype]:
+    return {tensor.dtype for tensor in tensors}
