@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from benchmarks.machine import describe
-from benchmarks.servers import serve_batching, serve_engine, serve_in_turn
+from benchmarks.servers import BATCH_TOKENS, serve_batching, serve_engine, serve_in_turn
 from benchmarks.serving import Service, arrivals, fitting_prompts, percentile
 from speccompile import modes, wrap
 from speccompile.cli.models import load
@@ -118,6 +119,10 @@ def main(
     policy: Annotated[
         list[str] | None, typer.Option(help="fixed:K or schedule:ROWS=K,...; may repeat. K=0 and the largest if none.")
     ] = None,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option(help=f"prefill_budget, 0 for the measured one; may repeat. 0 and {BATCH_TOKENS} if none."),
+    ] = None,
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
@@ -127,6 +132,7 @@ def main(
         draft_lens, options = parse_tiers(tiers), parse_options(option or [])
         modes.create(mode, options)
         policies = policy or [f"fixed:{draft_len}" for draft_len in dict.fromkeys((0, max(draft_lens)))]
+        budgets = [tokens or None for tokens in budget or (0, BATCH_TOKENS)]
         for text in policies:
             parse_policy(text, draft_lens)
         target, tokenizer = load(model)
@@ -137,7 +143,8 @@ def main(
             services.append(serve_in_turn(IN_TURN, target, ids, times, new_tokens))
         with task(f"serve {len(ids)} requests by {BATCHING}"):
             services.append(serve_batching(BATCHING, target, ids, times, new_tokens, slots))
-        for text in policies:
+        for text, limit in itertools.product(policies, budgets):
+            name = text if limit is None else f"{text}, prefill_budget={limit}"
             # An arena of its own, so that no policy finds the KV of another one's requests.
             with (
                 wrap(
@@ -149,11 +156,12 @@ def main(
                     backend=backend,
                     policy=text,
                     max_waiting=len(ids),
+                    prefill_budget=limit,
                     **options,
                 ) as spec,
-                task(f"serve {len(ids)} requests by {text}"),
+                task(f"serve {len(ids)} requests by {name}"),
             ):
-                services.append(serve_engine(f"speccompile {text}", spec, ids, times, new_tokens))
+                services.append(serve_engine(f"speccompile {name}", spec, ids, times, new_tokens))
         differences = [texts_that_differ(target, ids, services[0], service) for service in services]
         rows = [figures(service, found) for service, found in zip(services, differences, strict=True)]
         # In a file or a pipe there is no width to keep to, and rich would cut names off at 80.
@@ -164,7 +172,7 @@ def main(
         if json_file is not None:
             settings = {"model": model, "prompts": str(prompts or "built in"), "count": len(ids), "rate": rate}
             settings |= {"seed": seed, "new_tokens": new_tokens, "slots": slots, "mode": mode, "options": options}
-            settings |= {"tiers": draft_lens, "policies": policies, "max_len": max_len}
+            settings |= {"tiers": draft_lens, "policies": policies, "budgets": budgets, "max_len": max_len}
             json_file.write_text(json.dumps({"settings": settings} | report(names, services, rows), indent=1) + "\n")
 
 

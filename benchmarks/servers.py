@@ -14,6 +14,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from benchmarks.serving import Served, Service, Watch, unlike
 from speccompile import Speculator
 from speccompile.cli.measure import transformers_variant
+from speccompile.lowering.workers import release_workers
 
 WARM_UP_TOKENS = 4
 # How often a thread that waits for the end looks whether it has come.
@@ -59,6 +60,8 @@ def serve_batching(
     name: str, model: PreTrainedModel, prompts: Sequence[list[int]], times: Sequence[float], new: int, slots: int
 ) -> Service:
     """By transformers' continuous batching, whose own thread serves while this one adds requests."""
+    # The engine lets go of workers that would slow down another thread; this peer shall not be the worse for it.
+    release_workers()
     config = GenerationConfig(do_sample=False, eos_token_id=_eos(model), pad_token_id=0, max_new_tokens=new)
     pages = math.ceil((max(map(len, prompts)) + new) / PAGE_TOKENS) + 1
     batching = ContinuousBatchingConfig(

@@ -19,14 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
-from benchmarks.serving import fitting_prompts, unlike
+from benchmarks.serving import fitting_prompts, percentile, unlike
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_tiers, session
 from speccompile.progress import task
 from speccompile.runtime.prefill import PrefillBudget
 
-PIPED_WIDTH = 140
+PIPED_WIDTH = 160
 # Room for what the running requests say meanwhile.
 RUNNING_TOKENS = 1024
 
@@ -59,7 +59,10 @@ def measure(
         "running": len(running),
         "prompt_tokens": len(long),
         "usual_step_seconds": usual,
+        "p99_before_seconds": percentile(before, 99),
         "longest_before_seconds": max(before),
+        "median_gap_seconds": statistics.median(while_read),
+        "p99_gap_seconds": percentile(while_read, 99),
         "longest_gap_seconds": max(while_read),
         "ratio": max(while_read) / usual,
         "steps_while_read": len(while_read),
@@ -84,16 +87,27 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     title = f"{first['running']} running requests, and a prompt of {first['prompt_tokens']} tokens arrives"
     made = Table(title=title, title_justify="left")
     made.add_column("mode")
-    headings = ("tokens a step", "usual step", "longest before", "longest meanwhile", "steps meanwhile", "first token")
+    headings = (
+        "tokens a step",
+        "usual step",
+        "p99, longest",
+        "meanwhile: median",
+        "p99",
+        "longest",
+        "steps",
+        "first token",
+    )
     for heading in headings:
         made.add_column(heading, justify="right")
     for row in rows:
+        usual = row["usual_step_seconds"]
+        meanwhile = [row[f"{name}_gap_seconds"] for name in ("median", "p99", "longest")]
         made.add_row(
             row["mode"],
             "measured" if row["budget"] is None else str(row["budget"]),
-            f"{row['usual_step_seconds'] * 1e3:.0f} ms",
-            f"{row['longest_before_seconds'] * 1e3:.0f} ms",
-            f"{row['longest_gap_seconds'] * 1e3:.0f} ms ({row['ratio']:.1f}x)",
+            f"{usual * 1e3:.0f} ms",
+            f"{row['p99_before_seconds'] * 1e3:.0f}, {row['longest_before_seconds'] * 1e3:.0f} ms",
+            *(f"{seconds * 1e3:.0f} ms ({seconds / usual:.1f}x)" for seconds in meanwhile),
             str(row["steps_while_read"]),
             f"{row['first_token_seconds']:.2f} s",
         )
@@ -105,7 +119,7 @@ def main(
     prompts: Annotated[Path | None, typer.Option(help="Spec-Bench's or HumanEval's JSON lines, also .gz.")] = None,
     count: Annotated[int, typer.Option(min=1, help="Running requests.")] = 4,
     long: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that arrives.")] = 1500,
-    steps: Annotated[int, typer.Option(min=1, help="Before it arrives.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, help="Before it arrives.")] = 100,
     modes: Annotated[str, typer.Option(help="How to draft.")] = "none,ngram",
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them; mode none has 0 alone.")] = "0,1,3,7",
     budget: Annotated[int, typer.Option(min=1, help="prefill_budget to compare the measured one with.")] = 512,

@@ -23,6 +23,7 @@ from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Eager
 from speccompile.lowering.determinism import prove_deterministic
 from speccompile.lowering.tier import Tier, TierKey, bind
+from speccompile.lowering.workers import release_workers
 from speccompile.passes.pipeline import Stage, Stages
 from speccompile.pipelines import (
     BuildConfig,
@@ -116,6 +117,9 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
             flat = stages.model["choose_linear"].graph
             prove_deterministic(stages.model.last.graph, flat, lowered, arena, config.width(0, config.max_batch))
+    if info.device.type == "cpu":
+        # Another thread may run the steps.
+        release_workers()
     return Build(info, stages.observed, arena, tiers, prefill, difference, clock.seconds)
 
 

@@ -25,7 +25,7 @@ from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.rows import BindRows
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 
-PREFILL_WIDTHS = (8, 16, 32, 64, 128, 512)
+PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 
 
 @dataclass(frozen=True)

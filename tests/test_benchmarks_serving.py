@@ -152,13 +152,14 @@ def test_serve(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.Captur
         slots=2,
         tiers="0,3",
         policy=policies,
+        budget=[8],
         backend="eager",
         max_len=64,
         json_file=file,
     )
     told = capsys.readouterr().out
     report = json.loads(file.read_text())
-    names = [serve.IN_TURN, serve.BATCHING, "speccompile fixed:0", "speccompile schedule:1=3,2=0"]
+    names = [serve.IN_TURN, serve.BATCHING, *(f"speccompile {policy}, prefill_budget=8" for policy in policies)]
     assert [row["variant"] for row in report["variants"]] == names
     for row in report["variants"]:
         assert row["variant"] in told

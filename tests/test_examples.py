@@ -39,3 +39,21 @@ def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Speculative decoding drafts several tokens" in text
     # The answer repeats what was asked, so n-grams match.
     assert float(counted.split()[0]) > 2
+
+
+@pytest.mark.real
+def test_serving(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "serving.py"), run_name="__main__")
+    lines = capsys.readouterr().out.strip().splitlines()
+    answers = [line for line in lines if "first token after" in line]
+    assert [line[:32].rstrip() for line in answers] == [
+        "Name three rivers.",
+        "Say 'all is well' five times.",
+        "What is a prime number?",
+        "Count to twenty.",
+    ]
+    assert all(re.search(r"(eos|stop|max_new_tokens), first token after [\d.]+ s: '", line) for line in answers)
+    assert "free_slots=4" in lines[-1]
+    # Streamed, and not one behind the other.
+    first = [line[:32] for line in lines[:20]]
+    assert len(set(first)) > 1

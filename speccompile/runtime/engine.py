@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InsideStep, InvalidOption, UnknownOption
+from speccompile.lowering.workers import release_workers
 from speccompile.runtime.inputs import check_max_new_tokens, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, make_criteria
 from speccompile.runtime.request import Params, Request
@@ -60,6 +61,9 @@ class Engine(Stepper):
         # Guards what follows, and tells waiting threads that a turn has ended.
         self._changed = threading.Condition()
         self._turns = 0
+        self._waiting_threads = 0
+        # Threads that do nothing but step: while there are any, nobody else takes turns to get what he waits for.
+        self._servers: set[int] = set()
         self._closed = False
         self._async_readers: dict[asyncio.Event, tuple[asyncio.AbstractEventLoop, Request, int]] = {}
         self._async_driver: threading.Thread | None = None
@@ -184,20 +188,38 @@ class Engine(Stepper):
 
     def serve(self) -> None:
         """Step until :meth:`close`, and sleep while there is nothing to do: for a thread of its own."""
-        while not self._closed:
-            self._turn()
+        self._refuse_callback("serve()")
+        with self._serving():
+            while not self._closed:
+                self._turn()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or not self.idle)
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[None]:
+        me = threading.get_ident()
+        self._servers.add(me)
+        try:
+            yield
+        finally:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or not self.idle)
+                self._servers.discard(me)
+                # Whoever waits has to step for himself now.
+                self._turns += 1
+                self._changed.notify_all()
 
     def _turn(self, timeout: float | None = None) -> None:
         """Take a turn, or wait until another thread's turn has ended."""
         self._refuse_callback("waiting for a request")
         turns = self._turns
-        if self._turn_lock.acquire(blocking=False):
+        mine = not self._servers or threading.get_ident() in self._servers
+        if mine and self._turn_lock.acquire(blocking=False):
             self._take_turn()
             return
         with self._changed:
+            self._waiting_threads += mine
             self._changed.wait_for(lambda: self._turns != turns, timeout)
+            self._waiting_threads -= mine
 
     def _refuse_callback(self, what: str) -> None:
         if self._turn_owner == threading.get_ident():
@@ -217,6 +239,9 @@ class Engine(Stepper):
             self._retire_ended()
         finally:
             interrupt, self._interrupt = self._interrupt, None
+            if self.arena.device.type == "cpu" and (self._waiting_threads or super().idle):
+                # The next turn may be another thread's.
+                release_workers()
             self._turn_owner = None
             self._turn_lock.release()
             with self._changed:
@@ -287,11 +312,12 @@ class Engine(Stepper):
     def _drive(self) -> None:
         """Step for async readers, as long as there are any."""
         try:
-            while self._async_readers and not self._closed:
-                if self.idle:
-                    with self._changed:
-                        self._changed.wait(IDLE_SECONDS)
-                self._turn()
+            with self._serving():
+                while self._async_readers and not self._closed:
+                    if self.idle:
+                        with self._changed:
+                            self._changed.wait(IDLE_SECONDS)
+                    self._turn()
         finally:
             # A reader may have come meanwhile, or somebody's callback asked this thread to exit.
             with self._changed:

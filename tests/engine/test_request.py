@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from test_engine import (
+from engines import (
     MAX_BATCH,
     PATIENCE,
-    Bench,
     Calls,
     Make,
     UntilClosed,
@@ -21,41 +20,14 @@ from test_engine import (
     prompt,
     serving,
     threads,
-    time_limit,
 )
 from test_listener import Recorder, tokenizer
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 import speccompile
 from speccompile.errors import RequestFailed
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
-
-
-@pytest.fixture(autouse=True)
-def limited() -> Iterator[None]:
-    yield from time_limit()
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
-def bench(model: LlamaForCausalLM) -> Bench:
-    return Bench(model)
-
-
-@pytest.fixture
-def make(bench: Bench) -> Iterator[Make]:
-    yield from bench.maker()
-
-
-@pytest.fixture
-def engine(make: Make) -> Engine:
-    return make().engine
 
 
 class Gate:
@@ -329,12 +301,12 @@ def test_timings_go_on_until_the_end(engine: Engine) -> None:
 
 
 def test_repr(engine: Engine) -> None:
-    request = engine.submit(prompt(5), max_new_tokens=10)
-    assert repr(request) == "<Request of 5 tokens, 0 new, waiting>"
+    request = engine.submit(prompt(4), max_new_tokens=10)
+    assert repr(request) == "<Request of 4 tokens, 0 new, waiting>"
     engine.step()
-    assert repr(request) == f"<Request of 5 tokens, 1 new, in slot {request.slot}>"
+    assert repr(request) == f"<Request of 4 tokens, 1 new, in slot {request.slot}>"
     engine.run()
-    assert repr(request) == "<Request of 5 tokens, 10 new, max_new_tokens>"
+    assert repr(request) == "<Request of 4 tokens, 10 new, max_new_tokens>"
 
 
 # --- cancelling ----------------------------------------------------------------------------------
@@ -368,7 +340,7 @@ def test_cancelling_one_whose_prompt_is_being_read(engine: Engine, model: LlamaF
 
 
 def test_cancelling_one_that_runs(engine: Engine, model: LlamaForCausalLM) -> None:
-    request, other = (engine.submit(prompt(5, seed), max_new_tokens=40) for seed in range(2))
+    request, other = (engine.submit(prompt(4, seed), max_new_tokens=40) for seed in range(2))
     while len(request.new_tokens) < 5:
         engine.step()
     count = len(request.new_tokens)
@@ -376,8 +348,8 @@ def test_cancelling_one_that_runs(engine: Engine, model: LlamaForCausalLM) -> No
     assert request.finish_reason == "cancelled"
     # The slot is free at once, and steps go on without it.
     assert engine.running == [other] and engine.step() == [other]
-    assert other.result().token_ids == greedy(model, prompt(5, 1), 40)
-    assert request.new_tokens == greedy(model, prompt(5), count)
+    assert other.result().token_ids == greedy(model, prompt(4, 1), 40)
+    assert request.new_tokens == greedy(model, prompt(4), count)
     assert request.result().token_ids == request.new_tokens and request.result().finish_reason == "cancelled"
 
 

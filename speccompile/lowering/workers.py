@@ -1,0 +1,39 @@
+"""OpenMP's worker threads, which belong to the thread that first ran a parallel operation."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+# OpenMP 5.0: omp_pause_soft keeps what the program set.
+PAUSE_SOFT = 1
+TORCH_LIBRARIES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}
+
+
+def release_workers() -> None:
+    """Let go of the calling thread's OpenMP workers. Its next parallel operation makes new ones (under 0.1 ms a few).
+
+    Between two operations workers spin for a moment, which is what makes the hundreds of short operations of a step
+    fast. libgomp lets them only while it has no more threads than the machine has cores, counting those that wait
+    for the next operation of *another* thread (``gomp_throttled_spin_count_var`` in its env.c): a step in a second
+    thread then takes two to three times as long. So each thread lets go of its workers when it has done its part.
+
+    Nothing happens where torch's OpenMP is not known.
+    """
+    if (pause := _pause()) is not None:
+        pause(PAUSE_SOFT)
+
+
+@functools.cache
+def _pause() -> Callable[[int], int] | None:
+    name = TORCH_LIBRARIES.get(sys.platform)
+    if name is None:
+        return None
+    # Looked up through torch's own library, which leads to the OpenMP that torch runs on.
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    return getattr(library, "omp_pause_resource_all", None)

@@ -1,0 +1,260 @@
+"""What submit takes and refuses, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engines import (
+    MAX_BATCH,
+    MAX_LEN,
+    VOCAB,
+    Make,
+    NoStreamer,
+    admit_all,
+    assert_unchanged,
+    greedy,
+    prompt,
+    snapshot,
+)
+from test_listener import Recorder
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from speccompile.errors import (
+    EmptyPrompt,
+    InvalidInput,
+    InvalidOption,
+    ModelInTraining,
+    PromptTooLong,
+    QueueFull,
+    TokenOutOfVocabulary,
+    TooManyEosTokens,
+    UnknownOption,
+    WeightsReplaced,
+)
+from speccompile.runtime.engine import Capacity, Engine
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"top_k": 5, "temperature": 1.0},
+        UnknownOption,
+        "submit does not take temperature, top_k. It takes: ids, max_new",
+    ),
+    ({"ids": []}, EmptyPrompt, "prompt 0 is empty"),
+    ({"ids": torch.empty(1, 0, dtype=torch.int64)}, EmptyPrompt, "prompt 0 is empty"),
+    ({"ids": [1] * MAX_LEN}, PromptTooLong, "128 tokens, but with max_len=128 a prompt can have at most 127"),
+    *[
+        ({"ids": ids}, InvalidInput, "prompt 0 is not valid")
+        for ids in (
+            [1.5],
+            [True],
+            "text",
+            None,
+            [[1], [2]],
+            [[1, 2], [3]],
+            [2**70],
+            torch.zeros(2, 3, dtype=torch.int64),
+            torch.zeros(1, 1, 3, dtype=torch.int64),
+            torch.zeros(3, dtype=torch.int16),
+            {1: 2},
+        )
+    ],
+    ({"ids": [1, -1]}, TokenOutOfVocabulary, r"the token id -1, outside of 0 \.\. 127"),
+    ({"ids": [VOCAB]}, TokenOutOfVocabulary, r"the token id 128, outside of 0 \.\. 127 \(vocabulary of 128\)"),
+    *[({"max_new_tokens": n}, InvalidOption, "submit: max_new_tokens=") for n in (0, -1, 1.0, True, None, "3")],
+    *[({"seed": seed}, InvalidOption, "submit: seed=") for seed in (-1, 2**63, 1.0, True, "1")],
+    *[({"priority": n}, InvalidOption, "submit: priority=") for n in (2**63, -(2**63) - 1, None, 1.5, True)],
+    *[({"streamer": streamer}, InvalidInput, "no methods put and end") for streamer in (NoStreamer(), [], print)],
+    ({"stop": "a"}, InvalidInput, "stop strings need tokenizer="),
+    *[({"stop": stop, "tokenizer": ...}, InvalidInput, "stop is not valid") for stop in ("", [], ["a", ""], [1], 5)],
+    *[({"stopping_criteria": given}, InvalidInput, "it cannot be called") for given in (5, [print, 5])],
+    ({"eos_token_id": list(range(9))}, TooManyEosTokens, "9 EOS ids, but a slot has room for 8"),
+    *[({"eos_token_id": eos}, InvalidInput, "eos_token_id is not valid") for eos in ("x", 1.5, True, [1, None])],
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=[str(case[0])[:40] for case in BAD])
+def test_a_bad_argument_is_refused_and_leaves_the_engine_as_it_was(
+    engine: Engine, letters: PreTrainedTokenizerFast, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if "tokenizer" in arguments:
+        arguments = arguments | {"tokenizer": letters}
+    streamer = Recorder()
+    before = snapshot(engine)
+    with pytest.raises(error, match=message):
+        engine.submit(**{"ids": [1, 2, 3], "streamer": streamer} | arguments)
+    assert_unchanged(engine, before)
+    assert streamer.received == []
+
+
+@pytest.mark.parametrize(
+    "form", [list, tuple, torch.tensor, lambda ids: torch.tensor([ids]), lambda ids: torch.tensor(ids).int()]
+)
+def test_forms_of_a_prompt(engine: Engine, model: LlamaForCausalLM, form: Callable[[list[int]], Any]) -> None:
+    request = engine.submit(form(prompt(5)), max_new_tokens=6)
+    assert request.prompt == prompt(5)
+    assert request.result().token_ids == greedy(model, prompt(5), 6)
+
+
+def test_the_longest_prompt(engine: Engine, model: LlamaForCausalLM) -> None:
+    request = engine.submit(prompt(MAX_LEN - 1), max_new_tokens=5)
+    assert request.result().token_ids == greedy(model, prompt(MAX_LEN - 1), 1)
+    assert request.finish_reason == "max_len"
+
+
+def test_the_list_that_was_given_may_change_afterwards(engine: Engine, model: LlamaForCausalLM) -> None:
+    given_ids = prompt(5)
+    request = engine.submit(given_ids, max_new_tokens=6)
+    given_ids[:] = [0] * 5
+    assert request.result().token_ids == greedy(model, prompt(5), 6)
+
+
+def test_the_bounds_of_seed_and_priority(engine: Engine) -> None:
+    for seed, priority in ((0, -(2**63)), (2**63 - 1, 2**63 - 1), (None, 0)):
+        assert engine.submit([1], max_new_tokens=1, seed=seed, priority=priority).result().token_ids
+
+
+def test_eos_ids_of_the_generation_config_and_of_the_argument(
+    engine: Engine, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = greedy(model, prompt(5), 20)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", text[7])
+    config = engine.submit(prompt(5), max_new_tokens=20)
+    argument = engine.submit(prompt(5), max_new_tokens=20, eos_token_id=[text[4]])
+    engine.run()
+    assert config.new_tokens == text[: text.index(text[7]) + 1]
+    assert argument.new_tokens == text[: text.index(text[4]) + 1]
+    assert config.finish_reason == argument.finish_reason == "eos"
+
+
+# --- the model is still the one that was wrapped -------------------------------------------------
+
+
+def test_a_model_put_in_training_mode_is_refused_and_runs_on(engine: Engine, model: LlamaForCausalLM) -> None:
+    running = engine.submit(prompt(5), max_new_tokens=20)
+    engine.step()
+    before = snapshot(engine)
+    model.train()
+    try:
+        with pytest.raises(ModelInTraining, match="LlamaForCausalLM is in training mode"):
+            engine.submit([1, 2])
+        assert_unchanged(engine, before)
+        # What runs has the graph of the model in eval mode.
+        running.result()
+    finally:
+        model.eval()
+    assert running.new_tokens == greedy(model, prompt(5), 20)
+
+
+def test_replaced_weights_are_refused(engine: Engine, model: LlamaForCausalLM) -> None:
+    head = model.lm_head.weight
+    before = snapshot(engine)
+    model.lm_head.weight = torch.nn.Parameter(head.detach().clone())
+    try:
+        with pytest.raises(WeightsReplaced, match=r"lm_head\.weight of the model is another tensor"):
+            engine.submit([1, 2])
+        assert_unchanged(engine, before)
+    finally:
+        model.lm_head.weight = head
+    assert engine.submit([1, 2], max_new_tokens=1).result().token_ids
+
+
+def test_weights_that_have_another_path_now_are_refused(engine: Engine, model: LlamaForCausalLM) -> None:
+    """As PEFT and quantizers leave them: the module is still there, inside of another one."""
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, base: torch.nn.Module) -> None:
+            super().__init__()
+            self.base = base
+
+    mlp = model.model.layers[0].mlp
+    linear = mlp.up_proj
+    mlp.up_proj = Adapted(linear)
+    try:
+        with pytest.raises(WeightsReplaced, match=r"mlp\.up_proj\.weight"):
+            engine.submit([1, 2])
+    finally:
+        mlp.up_proj = linear
+
+
+# --- capacity and the waiting queue --------------------------------------------------------------
+
+
+def test_capacity(make: Make) -> None:
+    engine = make(max_waiting=3).engine
+    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, room=7)
+    requests = [engine.submit(prompt(3, seed), max_new_tokens=100) for seed in range(6)]
+    # Nobody has a slot before somebody steps, and the four free ones are promised to those who wait.
+    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=6, room=1)
+    admit_all(engine)
+    assert engine.capacity() == Capacity(slots=4, free_slots=0, waiting=2, room=1)
+    requests[0].cancel()
+    assert engine.capacity() == Capacity(slots=4, free_slots=1, waiting=2, room=2)
+    requests[5].cancel()
+    assert engine.capacity() == Capacity(slots=4, free_slots=1, waiting=1, room=3)
+    engine.run()
+    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, room=7)
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_a_full_queue(make: Make, limit: int) -> None:
+    engine = make(max_waiting=limit).engine
+    first = [engine.submit(prompt(3, seed), max_new_tokens=100) for seed in range(MAX_BATCH + limit)]
+    before = snapshot(engine)
+    with pytest.raises(
+        QueueFull, match=f"no room for 1 more: {MAX_BATCH + limit} requests wait, and max_waiting={limit}"
+    ):
+        engine.submit([1])
+    assert_unchanged(engine, before)
+    admit_all(engine)
+    # All slots are taken now, and as many wait as may.
+    with pytest.raises(QueueFull, match=f"no room for 1 more: {limit} requests wait"):
+        engine.submit([1])
+    first[-1].cancel()
+    assert engine.capacity().room == 1
+    assert engine.submit([1], max_new_tokens=2).result().finish_reason == "max_new_tokens"
+
+
+def test_a_batch_has_room_or_has_not(make: Make) -> None:
+    spec = make(max_waiting=0)
+    ids = torch.tensor([prompt(5, seed) for seed in range(MAX_BATCH)])
+    spec.engine.submit([1, 2], max_new_tokens=100)
+    spec.engine.step()
+    with pytest.raises(QueueFull, match="no room for 4 more: 0 requests wait"):
+        spec.generate(ids, max_new_tokens=3)
+    assert spec.engine.capacity().waiting == 0
+    assert spec.generate(ids[1:], max_new_tokens=3).shape == (3, 8)
+
+
+def test_of_those_who_wait_the_larger_number_goes_first(engine: Engine) -> None:
+    order: list[int] = []
+
+    class Starts(Recorder):
+        def __init__(self, name: int) -> None:
+            super().__init__()
+            self.name = name
+
+        def put(self, value: torch.Tensor) -> None:
+            if not self.received:
+                order.append(self.name)
+            super().put(value)
+
+    priorities = [0, 5, 0, -1, 5, 2, 0]
+    for name, priority in enumerate(priorities):
+        engine.submit(prompt(3, name), max_new_tokens=4, priority=priority, streamer=Starts(name))
+    engine.run()
+    assert order == [1, 4, 5, 0, 2, 6, 3]
+
+
+def test_a_large_number_displaces_nobody_who_runs(engine: Engine, model: LlamaForCausalLM) -> None:
+    running = [engine.submit(prompt(3, seed), max_new_tokens=30) for seed in range(MAX_BATCH)]
+    admit_all(engine)
+    urgent = engine.submit(prompt(3, 9), max_new_tokens=5, priority=100)
+    slots = [request.slot for request in running]
+    engine.step()
+    assert [request.slot for request in running] == slots and urgent.slot == -1
+    engine.run()
+    assert [request.new_tokens for request in running] == [greedy(model, prompt(3, seed), 30) for seed in range(4)]
+    assert urgent.new_tokens == greedy(model, prompt(3, 9), 5)
