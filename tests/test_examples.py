@@ -52,7 +52,7 @@ def test_serving(capsys: pytest.CaptureFixture[str]) -> None:
         "What is a prime number?",
         "Count to twenty.",
     ]
-    assert all(re.search(r"(eos|stop|max_new_tokens), first token after [\d.]+ s: '", line) for line in answers)
+    assert all(re.search(r"(eos|stop|max_new_tokens), first token after [\d.]+ s: ['\"]", line) for line in answers)
     assert "free_slots=4" in lines[-1]
     # Streamed, and not one behind the other.
     first = [line[:32] for line in lines[:20]]

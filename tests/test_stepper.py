@@ -153,10 +153,10 @@ def test_finished_rows_leave_while_others_go_on(spec: Speculator, model: LlamaFo
     engine = spec.engine
     spec.set_tier(0)
     lengths = [3, 9, 6]
-    requests = [engine.submit(prompt(5, seed), max_new_tokens=new) for seed, new in enumerate(lengths)]
+    requests = [engine.submit(prompt(4, seed), max_new_tokens=new) for seed, new in enumerate(lengths)]
     # Nobody runs yet: a chunk of the first prompt, and no tier.
     assert engine.step() == []
-    assert runs == ["prefill T=8"]
+    assert runs == ["prefill T=4"]
     runs.clear()
     live = []
     while not engine.idle:
@@ -166,11 +166,11 @@ def test_finished_rows_leave_while_others_go_on(spec: Speculator, model: LlamaFo
         slots = [request.slot for request in engine.running]
         assert spec.arena["slots"].tolist() == slots + [MAX_BATCH] * (MAX_BATCH - len(slots))
     assert live == [3] * 2 + [2] * 3 + [1] * 3
-    assert runs[:2] == ["prefill T=8"] * 2
+    assert runs[:2] == ["prefill T=4"] * 2
     assert runs[2:] == ["tier K=0, 4 rows"] * 2 + ["tier K=0, 2 rows"] * 3 + ["tier K=0, 1 row"] * 3
     assert [request.stats.row_steps for request in requests] == [2, 8, 5]
     for seed, (request, new) in enumerate(zip(requests, lengths, strict=True)):
-        assert request.new_tokens == greedy(model, prompt(5, seed), new)
+        assert request.new_tokens == greedy(model, prompt(4, seed), new)
         assert request.finished
 
 
