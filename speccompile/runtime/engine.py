@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -184,7 +184,7 @@ class Engine(Stepper):
     def run(self) -> None:
         """Step until nothing waits and nothing runs."""
         while not self.idle and not self._closed:
-            self._turn()
+            self._turn(lambda: self.idle or self._closed)
 
     def serve(self) -> None:
         """Step until :meth:`close`, and sleep while there is nothing to do: for a thread of its own."""
@@ -208,8 +208,8 @@ class Engine(Stepper):
                 self._turns += 1
                 self._changed.notify_all()
 
-    def _turn(self, timeout: float | None = None) -> None:
-        """Take a turn, or wait until another thread's turn has ended."""
+    def _turn(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
+        """Take a turn, or wait until another thread's turn has ended or ``done``, what the caller wants, is true."""
         self._refuse_callback("waiting for a request")
         turns = self._turns
         mine = not self._servers or threading.get_ident() in self._servers
@@ -218,7 +218,8 @@ class Engine(Stepper):
             return
         with self._changed:
             self._waiting_threads += mine
-            self._changed.wait_for(lambda: self._turns != turns, timeout)
+            # The turn that did it may have ended before ``turns`` was read, and be the last for long.
+            self._changed.wait_for(lambda: self._turns != turns or done(), timeout)
             self._waiting_threads -= mine
 
     def _refuse_callback(self, what: str) -> None:
@@ -286,8 +287,11 @@ class Engine(Stepper):
         self._tidy()
 
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
-        if not request.finished and len(request.new_tokens) <= seen:
-            self._turn(timeout)
+        def done() -> bool:
+            return request.finished or len(request.new_tokens) > seen
+
+        if not done():
+            self._turn(done, timeout)
 
     async def wait_async(self, request: Request, seen: int) -> None:
         self._refuse_callback("waiting for a request")

@@ -251,3 +251,27 @@ def test_who_waits_goes_on_alone_when_the_thread_that_serves_dies(engine: Engine
         engine.submit(prompt(5, 2), max_new_tokens=60, streamer=Dies())
         assert request.result(PATIENCE).token_ids == greedy(model, prompt(5, 1), 60)
     assert not engine._servers
+
+
+@pytest.mark.parametrize("wait", ["result", "stream", "run"])
+def test_what_ends_between_two_looks_of_a_waiter_does_not_keep_it_waiting(engine: Engine, wait: str) -> None:
+    """The thread that serves goes to sleep behind the last turn, so nobody else would wake it."""
+    held = threading.Event()
+    refuse = engine._refuse_callback
+
+    def slow(what: str) -> None:
+        if threading.current_thread().name == "waiter" and not held.is_set():
+            held.set()
+            while not (request.finished and engine.idle):
+                time.sleep(0.001)
+            time.sleep(0.05)
+        refuse(what)
+
+    engine._refuse_callback = slow  # type: ignore[method-assign]
+    with serving(engine):
+        request = engine.submit(prompt(5), max_new_tokens=30)
+        waits = {"result": request.result, "stream": lambda: list(request), "run": engine.run}
+        waiter = threading.Thread(target=waits[wait], name="waiter", daemon=True)
+        waiter.start()
+        waiter.join(10)
+        assert held.is_set() and not waiter.is_alive()
