@@ -22,13 +22,14 @@ from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Eager
 from speccompile.lowering.determinism import prove_deterministic
-from speccompile.lowering.tier import Tier, TierKey, bind
+from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.lowering.workers import release_workers
 from speccompile.passes.pipeline import Stage, Stages
 from speccompile.pipelines import (
     BuildConfig,
     model_pipeline,
     plan_layout,
+    prefill_name,
     prefill_pipeline,
     prefill_widths,
     tier_name,
@@ -40,15 +41,25 @@ from speccompile.runtime.arena import Arena
 
 @dataclass
 class Build:
-    """Everything that a wrap made, and the seconds it took. ``tiers`` are by draft length and row count."""
+    """Everything that a wrap made, and the seconds it took.
+
+    Args:
+        executables: the greedy ones.
+        make: makes those of another kind.
+    """
 
     info: ModelInfo
     observed: Observation
     arena: Arena
-    tiers: dict[tuple[int, int], Tier]
-    prefill: dict[int, Tier]
+    executables: Executables
+    make: Callable[[Kind], Executables]
     capture_difference: float
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> Tier:
+        """The greedy tier of the largest draft length and most rows."""
+        return self.executables.tiers[max(self.executables.tiers)]
 
 
 def build_stages(
@@ -58,6 +69,7 @@ def build_stages(
     *,
     stored: bool = True,
     routes: Sequence[Route] = ROUTES,
+    kind: Kind = "greedy",
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked."""
     started = time.perf_counter()
@@ -77,27 +89,34 @@ def build_stages(
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
-        outlined, model_stages = model_pipeline(config, observed.route).run(captured, first)
-        tiers, prefill = {}, {}
-        for draft_len, rows in itertools.product(config.tiers, config.row_counts):
-            _, stages = tier_pipeline(config, draft_len, rows).run(outlined, model_stages.last)
-            tiers[draft_len, rows] = model_stages.followed_by(stages)
-        for width in prefill_widths(config.max_len):
-            _, stages = prefill_pipeline(config, width).run(outlined, model_stages.last)
-            prefill[width] = model_stages.followed_by(stages)
+        _, model_stages = model_pipeline(config, observed.route).run(captured, first)
+        tiers, prefill = _stages_of_kind(config, model_stages, kind)
     return BuiltStages(observed, arena, model_stages, tiers, prefill, from_store=known is not None)
+
+
+def _stages_of_kind(
+    config: BuildConfig, model: Stages, kind: Kind
+) -> tuple[dict[TierName, Stages], dict[PrefillName, Stages]]:
+    outlined = model.last.graph
+    tiers, prefill = {}, {}
+    for draft_len, rows in itertools.product(config.tiers, config.row_counts):
+        _, stages = tier_pipeline(config, draft_len, rows, kind).run(outlined, model.last)
+        tiers[draft_len, rows, kind] = model.followed_by(stages)
+    for width in prefill_widths(config.max_len):
+        _, stages = prefill_pipeline(config, width, kind).run(outlined, model.last)
+        prefill[width, kind] = model.followed_by(stages)
+    return tiers, prefill
 
 
 @dataclass
 class BuiltStages:
-    """What was observed, the arena, and what the passes left: of the model, of each tier (by draft length and row
-    count), of each prefill width."""
+    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk."""
 
     observed: Observation
     arena: Arena
     model: Stages
-    tiers: dict[tuple[int, int], Stages]
-    prefill: dict[int, Stages]
+    tiers: dict[TierName, Stages]
+    prefill: dict[PrefillName, Stages]
     from_store: bool
 
 
@@ -111,8 +130,7 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
     stages, lowered, difference = _checked_stages(model, info, config, clock)
     arena = stages.arena
     with clock.time("binding"):
-        tiers = {key: _tier(config, arena, tier_name(*key), key[0], s) for key, s in stages.tiers.items()}
-        prefill = {w: _tier(config, arena, f"prefill T={w}", 0, s) for w, s in stages.prefill.items()}
+        executables = _executables(config, arena, stages.tiers, stages.prefill)
     if config.deterministic:
         with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
             flat = stages.model["choose_linear"].graph
@@ -120,7 +138,12 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
     if info.device.type == "cpu":
         # Another thread may run the steps.
         release_workers()
-    return Build(info, stages.observed, arena, tiers, prefill, difference, clock.seconds)
+
+    def make(kind: Kind) -> Executables:
+        with task(f"build the {kind} steps"):
+            return _executables(config, arena, *_stages_of_kind(config, stages.model, kind))
+
+    return Build(info, stages.observed, arena, executables, make, difference, clock.seconds)
 
 
 def _checked_stages(
@@ -197,9 +220,18 @@ class _Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, stages: Stages) -> Tier:
+def _executables(
+    config: BuildConfig, arena: Arena, tiers: dict[TierName, Stages], prefill: dict[PrefillName, Stages]
+) -> Executables:
+    return Executables(
+        {name: _tier(config, arena, tier_name(*name), name[0], name[2], its) for name, its in tiers.items()},
+        {chunk: _tier(config, arena, prefill_name(*chunk), 0, chunk[1], its) for chunk, its in prefill.items()},
+    )
+
+
+def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, kind: Kind, stages: Stages) -> Tier:
     graph = stages.last.graph
     names, tensors = bind(graph, arena)
     arena.record_call(name, names, tensors)
-    key = TierKey(graph.sizes["B"], graph.sizes["T"])
+    key = TierKey(graph.sizes["B"], graph.sizes["T"], kind)
     return Tier(name, key, draft_len, stages, config.backend.lower(graph, name), names, tensors, arena)

@@ -200,8 +200,8 @@ class QueueFull(SpecCompileError):
 
 class UndecidedLogits(SpecCompileError):
     template = (
-        "the model's logits behind token {position} of the text are NaN, so no next token can be chosen. "
-        "Look for NaN or overflow in its weights, or load it in float32."
+        "no next token can be chosen behind token {position} of the text: the model's logits are NaN (look for NaN or "
+        "overflow in its weights, or load it in float32), or the request's own options forbid every token."
     )
 
 

@@ -10,7 +10,7 @@ from speccompile.runtime.engine import Engine
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     """A few lines of plain text."""
     info, layout = build.info, build.arena.layout
-    largest = build.tiers[max(build.tiers)]
+    largest = build.largest
     bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in largest.graph.bodies.values())
     shape = [config.max_batch, config.width(0, config.max_batch)]
     deterministic = (
@@ -29,7 +29,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "mode": f"{config.mode.name}: {config.mode.explain()}",
         "drafts": drafts,
         "tiers": f"K in {engine.draft_lens}, each for {_list(engine.row_counts)} rows; "
-        f"prefill chunks of {tuple(build.prefill)}",
+        f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         "engine": _engine(engine),
         "policy": str(engine.policy),
         "acceptance": "exact: a draft token stays while it is the target's own greedy choice",

@@ -11,6 +11,7 @@ from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_stat
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.linears import STOCK, LinearChoice
+from speccompile.lowering.tier import Kind
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.bound_positions import BoundPositions
@@ -23,7 +24,9 @@ from speccompile.passes.last_logits import LastLogits
 from speccompile.passes.outline import OutlineLayers
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.rows import BindRows
+from speccompile.passes.sample import ExactAccept, ProcessLogits
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
+from speccompile.sampling import sampling_state
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 
@@ -57,9 +60,12 @@ class BuildConfig:
         alone = self.linears.weight_stationary and rows * width == 1
         return 2 if alone else width
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
+    def draft_passes(self, draft_len: int, kind: Kind) -> list[Pass]:
         """What the mode puts into a tier."""
-        drafts = self.mode.draft_passes(draft_len) if draft_len else [NoDrafts()]
+        if not draft_len:
+            return [NoDrafts(), *self.commit_passes()]
+        mode = self.mode
+        drafts = mode.draft_passes(draft_len) if kind == "greedy" else mode.sampled_draft_passes(draft_len)
         return [*drafts, *self.commit_passes()]
 
     def commit_passes(self) -> list[Pass]:
@@ -87,34 +93,43 @@ def model_pipeline(config: BuildConfig, route: Route) -> Pipeline:
     return Pipeline(passes, facts("outlined"), "the captured model")
 
 
-def tier_name(draft_len: int, rows: int) -> str:
-    return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}"
+def tier_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
+    return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}{', sampled' * (kind == 'sampled')}"
 
 
-def tier_pipeline(config: BuildConfig, draft_len: int, rows: int) -> Pipeline:
+def prefill_name(width: int, kind: Kind = "greedy") -> str:
+    return f"prefill T={width}{', sampled' * (kind == 'sampled')}"
+
+
+def accept_passes(kind: Kind) -> list[Pass]:
+    """From a step's logits and drafts to its tokens."""
+    return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), ExactAccept()]
+
+
+def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:
     """Passes that make the step of one tier out of the outlined model."""
     passes: list[Pass] = [
         BindRows(rows),
-        *config.draft_passes(draft_len),
+        *config.draft_passes(draft_len, kind),
         VerifyInputs(draft_len, config.width(draft_len, rows)),
-        GreedyAccept(),
+        *accept_passes(kind),
         Commit(),
     ]
-    return Pipeline(tuple(passes), config.goals, tier_name(draft_len, rows))
+    return Pipeline(tuple(passes), config.goals, tier_name(draft_len, rows, kind))
 
 
-def prefill_pipeline(config: BuildConfig, width: int) -> Pipeline:
+def prefill_pipeline(config: BuildConfig, width: int, kind: Kind = "greedy") -> Pipeline:
     """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
     passes: list[Pass] = [
         BindRows(1, "prefill_slot"),
         NoDrafts(),
         PrefillInputs(width),
         LastLogits(),
-        GreedyAccept(),
+        *accept_passes(kind),
         Commit(),
         *config.commit_passes(),
     ]
-    return Pipeline(tuple(passes), config.goals, f"prefill T={width}")
+    return Pipeline(tuple(passes), config.goals, prefill_name(width, kind))
 
 
 def row_counts(max_batch: int) -> tuple[int, ...]:
@@ -130,7 +145,7 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
 def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
     """All state tensors of the wrap, with their sizes."""
     return resolve_layout(
-        [*core_state(info.vocab_size), *config.mode.state(), *kv_state(kv)],
+        [*core_state(info.vocab_size), *sampling_state(), *config.mode.state(), *kv_state(kv)],
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,

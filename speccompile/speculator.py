@@ -14,7 +14,7 @@ from speccompile.errors import Closed, InvalidInput, InvalidOption, UnknownOptio
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
-from speccompile.lowering.tier import Tier
+from speccompile.lowering.tier import Kind, Tier
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.pipelines import BuildConfig, prefill_pipeline, tier_pipeline
 from speccompile.runtime.arena import Arena
@@ -22,12 +22,13 @@ from speccompile.runtime.check import CheckReport, first_difference, transformer
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode, padded
 from speccompile.runtime.inputs import check_max_new_tokens, read_prompt, read_prompts
-from speccompile.runtime.listener import Streamer, check_streamer, make_criteria
+from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Fixed, Policy, check_tier
 from speccompile.runtime.request import Params
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import EosTokens, Target
+from speccompile.sampling import OPTIONS
 
 
 class Speculator:
@@ -38,14 +39,14 @@ class Speculator:
     ) -> None:
         self._config = config
         self._build: Build | None = build
-        ports = build.tiers[max(build.tiers)].graph.ports.values()
+        ports = build.largest.graph.ports.values()
         weights = {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
-        self._target: Target | None = Target(model, weights)
+        self._target: Target | None = Target(model, weights, build.info.vocab_size)
         self._engine: Engine | None = Engine(
             self._target,
             arena=build.arena,
-            tiers=build.tiers,
-            prefill=build.prefill,
+            executables=build.executables,
+            make=build.make,
             policy=policy,
             ready=config.mode.ready,
             options=options,
@@ -68,10 +69,11 @@ class Speculator:
         tokenizer: PreTrainedTokenizerBase | None = None,
         stopping_criteria: Any = None,
         streamer: Streamer | None = None,
-        do_sample: bool = False,
-        **unknown: Any,
+        do_sample: bool | None = None,
+        seed: int | None = None,
+        **options: Any,
     ) -> torch.Tensor:
-        """Decode greedily, as ``model.generate(do_sample=False)`` does.
+        """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
 
         A thin layer over ``spec.engine``, beside whatever that runs: other threads may use both meanwhile.
 
@@ -83,12 +85,15 @@ class Speculator:
             pad_token_id: what rows that end early are padded with; None takes generation_config's, else the first
                 EOS id.
             num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
-                transformers orders them. Greedy ones are all alike.
+                transformers orders them. Without ``do_sample`` they are all alike.
             stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
             stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
                 ids ``[1, P + new]`` and ``None`` for scores.
             streamer: a transformers streamer, for one row.
-            do_sample: only False, for now.
+            do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
+            seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The
+                same seed and options give the same text in any mode, at any tier, alone and among others.
+            options: of the sampling pipeline, as :meth:`Engine.submit` takes them.
 
         Returns:
             int64 ``[B, P + new]``, padded as transformers pads.
@@ -97,19 +102,12 @@ class Speculator:
             UserError: see the classes in ``speccompile.errors``.
         """
         engine, target = self._open()
-        if unknown:
+        if unknown := options.keys() - OPTIONS.keys():
             raise UnknownOption(
                 where="generate",
                 names=", ".join(sorted(unknown)),
                 known="input_ids, attention_mask, max_new_tokens, eos_token_id, pad_token_id, num_return_sequences, "
-                "stop_strings, tokenizer, stopping_criteria, streamer, do_sample",
-            )
-        if do_sample:
-            raise InvalidOption(
-                where="generate",
-                name="do_sample",
-                value=do_sample,
-                reason="only greedy decoding is built; use False",
+                f"stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, {', '.join(OPTIONS)}",
             )
         check_max_new_tokens("generate", max_new_tokens)
         target.check()
@@ -124,10 +122,12 @@ class Speculator:
             )
         prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
         check_streamer(streamer)
+        check_tokenizer(tokenizer)
         if streamer is not None and len(prompts) > 1:
             raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
         criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
-        params = Params(max_new_tokens, tuple(eos), patient=True)
+        sampling = target.sampling("generate", options, do_sample=do_sample, seed=seed, eos=eos)
+        params = Params(max_new_tokens, tuple(eos), sampling, patient=True)
         input_ids = input_ids.repeat_interleave(copies, dim=0)
         requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria)
         return padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
@@ -161,7 +161,8 @@ class Speculator:
         for index, prompt in enumerate(token_ids):
             room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
             # Each text from its prompt on: KV of the judged one must not reach the reference.
-            params = Params(room, tuple(eos), patient=True, reuse=False)
+            sampling = target.sampling("check", {}, do_sample=False, seed=None, eos=eos)
+            params = Params(room, tuple(eos), sampling, patient=True, reuse=False)
             got = decode(engine, [prompt], params)[0].new_tokens
             if reference == "transformers":
                 expected = transformers_greedy(target.model, prompt, room, eos)
@@ -195,13 +196,16 @@ class Speculator:
 
     @property
     def tiers(self) -> Mapping[int, Tier]:
-        """By draft length, the tier of most rows; those of fewer rows are in ``spec.engine.tiers``."""
-        return {draft_len: tier for (draft_len, _), tier in self.engine.tiers.items()}
+        """By draft length, the greedy tier of most rows; those of fewer rows are in ``spec.engine.tiers``, and once a
+        request has needed them those with the sampling pipeline too."""
+        tiers = self.engine.tiers.items()
+        return {draft_len: tier for (draft_len, _, kind), tier in tiers if kind == "greedy"}
 
     @property
     def prefill(self) -> Mapping[int, Tier]:
-        """Prefill executables by chunk width."""
-        return self.engine.prefill_tiers
+        """Prefill executables by chunk width; those with the sampling pipeline are in ``spec.engine.prefill_tiers``,
+        once a request has needed them."""
+        return {width: tier for (width, kind), tier in self.engine.prefill_tiers.items() if kind == "greedy"}
 
     @property
     def stages(self) -> Stages:
@@ -247,7 +251,7 @@ class Speculator:
         assert self._build is not None
         return dict(self._build.seconds)
 
-    def pipeline(self, draft_len: int | None = None, *, prefill: int | None = None) -> Pipeline:
+    def pipeline(self, draft_len: int | None = None, *, prefill: int | None = None, kind: Kind = "greedy") -> Pipeline:
         """The passes of a tier (or of a prefill width), to run, bisect or change: ``spec.pipeline(3).without(...)``.
 
         Its :meth:`~speccompile.passes.pipeline.Pipeline.run` takes ``spec.stages["outline"].graph``.
@@ -256,9 +260,9 @@ class Speculator:
         if draft_len is not None:
             check_tier(draft_len, engine.draft_lens)
         if prefill is not None:
-            return prefill_pipeline(self._config, prefill)
+            return prefill_pipeline(self._config, prefill, kind)
         draft_len = max(self._config.tiers) if draft_len is None else draft_len
-        return tier_pipeline(self._config, draft_len, self._config.max_batch)
+        return tier_pipeline(self._config, draft_len, self._config.max_batch, kind)
 
     def explain(self) -> str:
         """What was built and why, in plain words."""

@@ -39,6 +39,7 @@ def wrap(
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
+    sampling: bool = False,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
@@ -62,6 +63,8 @@ def wrap(
             cost, and keeps a step with its prompts within 2.5 usual steps.
         prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
             ``deterministic=True`` never does.
+        sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other
+            processor, waits for it some seconds.
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -83,7 +86,12 @@ def wrap(
         prefix_reuse=prefix_reuse,
         **mode_options,
     )
-    return Speculator(model, plan.config, build(model, plan.info, plan.config), plan.policy, plan.engine)
+    if not isinstance(sampling, bool):
+        raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
+    spec = Speculator(model, plan.config, build(model, plan.info, plan.config), plan.policy, plan.engine)
+    if sampling:
+        spec.engine.prepare("sampled")
+    return spec
 
 
 @dataclass(frozen=True)
@@ -175,10 +183,5 @@ def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len:
         warnings.warn(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
             "its text may degrade behind them, as in transformers",
-            stacklevel=4,
-        )
-    if model.generation_config.do_sample:
-        warnings.warn(
-            "the model's generation_config asks for sampling; speccompile decodes greedily (do_sample=False)",
             stacklevel=4,
         )

@@ -136,7 +136,7 @@ def unknown_prompt(length: int) -> list[int]:
 def run_everything(spec: Speculator) -> None:
     """Call every tier and every prefill executable once."""
     engine = spec.engine
-    for width in engine.prefill_tiers:
+    for width, _ in engine.prefill_tiers:
         length = min(width, engine.arena.layout.max_len - 10)
         admitted(engine, unknown_prompt(length), max_new_tokens=2).cancel()
     for rows in engine.row_counts:

@@ -59,7 +59,7 @@ def test_the_eager_step_is_deterministic(spec: Speculator, graph: StepGraph, ste
     # Every call has the one shape that all tiers share.
     assert seen == {(2, WIDTH)}
     assert {(tier.key.rows, tier.key.width) for tier in spec.engine.tiers.values()} == {(2, WIDTH)}
-    assert list(spec.engine.tiers) == [(0, 2), (3, 2)]
+    assert {name[:2] for name in spec.engine.tiers} == {(0, 2), (3, 2)}
 
 
 def test_every_row_and_place_is_tried(spec: Speculator, graph: StepGraph, step: Run) -> None:

@@ -152,7 +152,9 @@ class Play:
             text.clear()
         engine.late = late
         engine.waiting.limit = max_waiting
-        engine.prefill_budget = PrefillBudget(list(engine.prefill_tiers), prefill_budget, fixed=False)
+        engine.prefill_budget = PrefillBudget(
+            sorted({width for width, _ in engine.prefill_tiers}), prefill_budget, fixed=False
+        )
         spec.set_tier(TIERS[-1])
         self.fingerprint = self.arena.fingerprint()
         self.tensors = dict(self.arena)

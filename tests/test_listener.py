@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
@@ -289,3 +290,22 @@ def test_stop_strings_of_a_real_tokenizer(smollm2: tuple[PreTrainedModel, PreTra
         place = next(place for place, token in enumerate(ids[1:], 1) if heard.hear(token))
         assert stop in words.decode(ids[: place + 1]), stop
         assert stop not in words.decode(ids[:place]), stop
+
+
+def test_a_listener_made_in_inference_mode_hears_outside_of_it() -> None:
+    class At(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> bool:
+            return input_ids.shape[1] == 5
+
+    with torch.inference_mode():
+        listener = Listener(torch.tensor([[1, 2, 3]]), 10, None, make_criteria(None, None, At()))
+    assert [listener.hear(token) for token in (7, 8)] == [False, True]
+
+
+def test_stop_strings_know_tokens_that_were_added_meanwhile() -> None:
+    letters = tokenizer()
+    assert not bool(make_criteria("abc", letters, None)(torch.tensor([[0, 1]]), None).all())
+    letters.add_tokens(["xabcx"])
+    criteria = make_criteria("abc", letters, None)
+    new = torch.tensor([[letters.convert_tokens_to_ids("xabcx")]])
+    assert bool(criteria(new, None).all())

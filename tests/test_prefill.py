@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import admitted, cancel_all, tiny_llama
 from transformers import LlamaForCausalLM
@@ -160,6 +160,7 @@ seconds = st.floats(1e-5, 1.0)
     step=seconds,
     took=st.lists(seconds, min_size=len(PREFILL_WIDTHS), max_size=len(PREFILL_WIDTHS)).map(sorted),
 )
+@settings(deadline=None)
 def test_a_measured_budget_keeps_a_step_with_its_chunks_within_the_longest_wait(
     length: int, widths: tuple[int, ...], step: float, took: list[float]
 ) -> None:
@@ -401,3 +402,13 @@ def test_a_measured_budget_follows_what_is_measured(
     assert min(chunk_seconds, step_seconds) > 1e-6
     engine.run()
     assert running.new_tokens == greedy(model, running.prompt, 60)
+
+
+def test_one_slow_run_does_not_rule_out_a_width() -> None:
+    budget = measured(1.0, {8: 0.2, 32: 60.0})
+    chunks = []
+    while budget.next_chunk(32, []) == 8:
+        budget.note_chunk(8, 0.2)
+        chunks.append(8)
+    assert budget.next_chunk(32, []) == 32
+    assert 10 < len(chunks) < 100

@@ -139,7 +139,7 @@ def test_random_comings_and_goings(spec: Speculator, model: LlamaForCausalLM, ru
         rows = len(engine.step())
         ran = [name for name in runs if not name.startswith("prefill")]
         holds = {1: 1, 2: 2, 3: 4, 4: 4}
-        assert ran == ([engine.tiers[engine.tier.draft_len, holds[rows]].name] if rows else [])
+        assert ran == ([engine.tiers[engine.tier.draft_len, holds[rows], "greedy"].name] if rows else [])
         live.append(rows)
     assert set(live) == set(range(MAX_BATCH + 1))
     assert set(spec.stats.rows_steps) == {1, 2, 4}
@@ -186,7 +186,7 @@ def test_a_step_runs_the_smallest_executable_that_holds_its_rows(
     runs.clear()
     assert engine.step() == requests
     assert runs == [f"tier K={engine.tier.draft_len}, {rows} row{'s' if rows > 1 else ''}"]
-    assert engine.tier is engine.tiers[engine.tier.draft_len, rows]
+    assert engine.tier is engine.tiers[engine.tier.draft_len, rows, "greedy"]
     engine.run()
     assert [request.new_tokens for request in requests] == [greedy(model, prompt(9, seed), 60) for seed in range(live)]
 
@@ -331,15 +331,15 @@ def test_a_ready_drafter_runs_the_smallest_tier_that_serves(model: LlamaForCausa
     draft_lens.fill_(7)
     for proposed, expected in [(0, 0), (1, 1), (2, 3), (3, 3), (4, 7), (7, 7)]:
         draft_lens[request.slot] = proposed
-        assert engine.next_tier() is engine.tiers[expected, 1]
+        assert engine.next_tier() is engine.tiers[expected, 1, "greedy"]
     spec.set_tier(3)
-    assert engine.next_tier() is engine.tiers[3, 1]
+    assert engine.next_tier() is engine.tiers[3, 1, "greedy"]
     # Of two rows, the longer proposal counts.
     other = admitted(engine, prompt(12), max_new_tokens=60)
     draft_lens[request.slot], draft_lens[other.slot] = 0, 2
-    assert engine.next_tier() is engine.tiers[3, 2]
+    assert engine.next_tier() is engine.tiers[3, 2, "greedy"]
     draft_lens[other.slot] = 0
-    assert engine.next_tier() is engine.tiers[0, 2]
+    assert engine.next_tier() is engine.tiers[0, 2, "greedy"]
 
 
 # --- results that are read late ----------------------------------------------------------------------------------

@@ -217,14 +217,6 @@ def test_max_len_beyond_the_positions_warns(built: list[bool]) -> None:
     assert len(built) == 2
 
 
-def test_a_generation_config_that_samples_warns(built: list[bool]) -> None:
-    model = tiny_llama()
-    model.generation_config.do_sample = True
-    with pytest.warns(UserWarning, match=r"decodes greedily \(do_sample=False\)"):
-        wrap(model)
-    assert built
-
-
 def test_the_default_policy_is_the_largest_tier(built: list[bool], model: LlamaForCausalLM, monkeypatch: Any) -> None:
     policies = []
     monkeypatch.setattr(WRAP, "Speculator", lambda *arguments: policies.append(arguments[3]))

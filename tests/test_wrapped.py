@@ -26,6 +26,7 @@ from speccompile.errors import (
     UnknownOption,
     UnknownTier,
 )
+from speccompile.lowering.tier import TierKey
 from speccompile.pipelines import prefill_widths
 
 
@@ -103,8 +104,8 @@ def test_check_refuses_the_same_prompts(
 @pytest.mark.parametrize(
     ("arguments", "kind", "says"),
     [
-        ({"temperature": 0.5, "num_beams": 2}, UnknownOption, ["generate", "num_beams, temperature", "max_new_tokens"]),
-        ({"do_sample": True}, InvalidOption, ["do_sample=True", "use False"]),
+        ({"top_h": 0.5, "num_beams": 2}, UnknownOption, ["generate", "num_beams, top_h", "max_new_tokens", "top_k"]),
+        ({"do_sample": 1}, InvalidOption, ["do_sample=1", "True, False or None"]),
         ({"max_new_tokens": 0}, InvalidOption, ["max_new_tokens=0", "at least 1"]),
         ({"max_new_tokens": -3}, InvalidOption, ["max_new_tokens=-3"]),
         ({"max_new_tokens": 2.0}, InvalidOption, ["max_new_tokens=2.0"]),
@@ -123,14 +124,7 @@ def test_bad_arguments_of_generate(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("repetition_penalty", 1.1),
-        ("no_repeat_ngram_size", 2),
-        ("bad_words_ids", [[3]]),
-        ("suppress_tokens", [3]),
-        ("begin_suppress_tokens", [3]),
         ("min_length", 5),
-        ("min_new_tokens", 5),
-        ("forced_eos_token_id", 3),
         ("sequence_bias", [[[3], 1.0]]),
         ("num_beams", 2),
     ],
@@ -141,6 +135,30 @@ def test_a_generation_config_that_changes_the_text(
     monkeypatch.setattr(model.generation_config, name, value)
     with refused(InvalidOption, "the model's generation_config", f"{name}={value!r}", f"generation_config.{name} ="):
         spec.generate(ids([1, 2, 3]), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 1.7),
+        ("no_repeat_ngram_size", 2),
+        ("bad_words_ids", [[3], [5, 6]]),
+        ("suppress_tokens", list(range(60))),
+        ("begin_suppress_tokens", list(range(64))),
+        ("min_new_tokens", 5),
+        ("forced_eos_token_id", 3),
+    ],
+)
+def test_a_generation_config_is_heeded_as_transformers_heeds_it(
+    spec: Speculator, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(model.generation_config, name, value)
+    prompt = ids([1, 2, 3, 1, 2, 3, 1, 2])
+    expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False)
+    for draft_len in (0, 3):
+        spec.set_tier(draft_len)
+        assert torch.equal(spec.generate(prompt, max_new_tokens=30), expected)
+    assert spec.check([[1, 2, 3, 1, 2, 3]], max_new_tokens=20)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +265,11 @@ def test_what_was_built(spec: Speculator) -> None:
         (3, 1): "tier K=3, 1 row",
         (3, 2): "tier K=3, 2 rows",
     }
-    assert {key: tier.name for key, tier in spec.engine.tiers.items()} == built
-    for (draft_len, rows), tier in spec.engine.tiers.items():
-        assert (tier.draft_len, tier.key.rows, tier.key.width) == (draft_len, rows, draft_len + 1)
-    assert spec.tiers == {draft_len: spec.engine.tiers[draft_len, 2] for draft_len in (0, 3)}
+    names = {name: tier.name for name, tier in spec.engine.tiers.items() if name[2] == "greedy"}
+    assert names == {(*key, "greedy"): name for key, name in built.items()}
+    for (draft_len, rows, kind), tier in spec.engine.tiers.items():
+        assert (tier.draft_len, tier.key) == (draft_len, TierKey(rows, draft_len + 1, kind))
+    assert spec.tiers == {draft_len: spec.engine.tiers[draft_len, 2, "greedy"] for draft_len in (0, 3)}
     assert (spec.engine.draft_lens, spec.engine.row_counts) == ((0, 3), (1, 2))
     assert tuple(spec.prefill) == prefill_widths(64)
     assert set(spec.stages) == set(spec.tiers[3].stages)

@@ -20,6 +20,7 @@ from speccompile.cli.tables import buffers_table, kernels_table, stages_table, t
 from speccompile.errors import UnknownTier
 from speccompile.graph_capture.state import Layout
 from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.tier import Kind
 from speccompile.passes.pipeline import Stages
 from speccompile.wrap import make_plan
 
@@ -47,6 +48,7 @@ def command(
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a sequence.")] = 2048,
     max_batch: Annotated[int, typer.Option(min=1, help="Most rows.")] = 1,
     stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
+    sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
     build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
     backend: Backend = "auto",
     option: Options = None,
@@ -59,11 +61,12 @@ def command(
             raise UnknownTier(tier=tier, built=", ".join(str(draft_len) for draft_len in draft_lens))
         modes.create(mode, options)
         target, _ = load(model)
+        kind: Kind = "sampled" if sampled else "greedy"
         sizes = {"max_batch": max_batch, "max_len": max_len}
         if build and stage is None:
-            view = _built(target, mode, draft_lens, sizes, backend, options)
+            view = _built(target, mode, draft_lens, sizes, backend, options, kind)
         else:
-            view = _captured(target, mode, draft_lens, sizes, backend, options)
+            view = _captured(target, mode, draft_lens, sizes, backend, options, kind)
         draft_len = max(draft_lens) if tier is None else tier
         if stage is not None:
             sys.stdout.write(view.tiers[draft_len, max_batch][stage].python)
@@ -78,11 +81,12 @@ def _built(
     sizes: dict[str, int],
     backend: str,
     options: dict[str, Any],
+    kind: Kind,
 ) -> View:
-    with wrap(model, mode, tiers=tiers, backend=backend, **sizes, **options) as spec:  # type: ignore[arg-type]
+    with wrap(model, mode, tiers=tiers, backend=backend, sampling=kind == "sampled", **sizes, **options) as spec:  # type: ignore[arg-type]
         return View(
-            {key: built.stages for key, built in spec.engine.tiers.items()},
-            {width: built.stages for width, built in spec.prefill.items()},
+            {name[:2]: built.stages for name, built in spec.engine.tiers.items() if name[2] == kind},
+            {name[0]: built.stages for name, built in spec.engine.prefill_tiers.items() if name[1] == kind},
             spec.arena.layout,
             frozenset(item.name for item in modes.create(mode, options).state()),
             choose_backend(backend, model.device).name,
@@ -97,11 +101,14 @@ def _captured(
     sizes: dict[str, int],
     backend: str,
     options: dict[str, Any],
+    kind: Kind,
 ) -> View:
     plan = make_plan(model, mode, tiers=tiers, backend=backend, **sizes, **options)  # type: ignore[arg-type]
-    stages = build_stages(model, plan.info, plan.config)
+    stages = build_stages(model, plan.info, plan.config, kind=kind)
     drafter = frozenset(item.name for item in plan.config.mode.state())
-    return View(stages.tiers, stages.prefill, stages.arena.layout, drafter, None)
+    tiers_of_kind = {name[:2]: its for name, its in stages.tiers.items() if name[2] == kind}
+    prefill_of_kind = {name[0]: its for name, its in stages.prefill.items() if name[1] == kind}
+    return View(tiers_of_kind, prefill_of_kind, stages.arena.layout, drafter, None)
 
 
 def _show(view: View, draft_len: int, rows: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,14 +12,19 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.pipeline import Stages
 from speccompile.runtime.arena import Arena
 
+Kind = Literal["greedy", "sampled"]
+#: Of a tier: draft length, rows, kind. Of a prefill chunk: width, kind.
+TierName = tuple[int, int, Kind]
+PrefillName = tuple[int, Kind]
+
 
 @dataclass(frozen=True)
 class TierKey:
-    """Rows B, verify width T, and the kind of sampling."""
+    """Rows B, verify width T, and the kind of sampling: ``greedy``, or ``sampled`` with the whole pipeline."""
 
     rows: int
     width: int
-    sampling: str = "greedy"
+    sampling: Kind = "greedy"
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,14 @@ class Tier:
         # A caller's autocast would change the dtypes that the step was built for.
         with torch.no_grad(), torch.autocast(self.arena.device.type, enabled=False):
             self.executable(*self.arguments)
+
+
+@dataclass(frozen=True)
+class Executables:
+    """Tiers by draft length, rows and kind, and prefill chunks by width and kind."""
+
+    tiers: Mapping[TierName, Tier]
+    prefill: Mapping[PrefillName, Tier]
 
 
 def bind(graph: StepGraph, arena: Arena) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:

@@ -48,6 +48,11 @@ class Mode(ABC):
     def draft_passes(self, draft_len: int) -> list[Pass]:
         """Passes that provide the fact ``drafts`` in a step of the tier ``draft_len`` (K > 0)."""
 
+    def sampled_draft_passes(self, draft_len: int) -> list[Pass]:
+        """The same in a step that draws its tokens: for a drafter with probabilities of its own, which then draws with
+        the target's noise."""
+        return self.draft_passes(draft_len)
+
     def commit_passes(self) -> list[Pass]:
         """Passes that run behind the commit, in every tier and in prefill: a drafter's own state."""
         return []

@@ -18,6 +18,7 @@ from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
+from speccompile.passes.sample import add_noise, process, put_tokens
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,24 @@ class EarlyExit(Mode):
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [DraftEarlyExit(self.exit_layer, draft_len)]
 
+    def sampled_draft_passes(self, draft_len: int) -> list[Pass]:
+        return [DraftEarlyExit(self.exit_layer, draft_len, draws=True)]
+
     def explain(self) -> str:
         return f"the target's first {self.exit_layer} layers draft, sharing their KV"
 
 
 @dataclass(frozen=True)
 class DraftEarlyExit(Pass):
-    """Splices ``draft_len`` single-token forwards of the first ``exit_layer`` layers in front of the target."""
+    """Splices ``draft_len`` single-token forwards of the first ``exit_layer`` layers in front of the target.
+
+    With ``draws`` their logits go through the request's own pipeline, and the target's noise of the place is added: the
+    drafter draws what the target would, as far as both agree.
+    """
 
     exit_layer: int
     draft_len: int
+    draws: bool = False
 
     name: ClassVar[str] = "draft_early_exit"
     looks_for: ClassVar[str] = "decoder layers to copy"
@@ -66,11 +75,18 @@ class DraftEarlyExit(Pass):
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         token, position, lens = graph.insert(newest, *state, slots, before=start, draft_len=self.draft_len)
         drafted = []
+        if self.draws:
+            context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
         for _ in range(self.draft_len):
             inputs = {anchors.tokens: token, anchors.positions: position}
             hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
             logits = graph.splice(graph.values["logits"], {**inputs, anchors.layers[-1]: hidden}, before=start)
+            if self.draws:
+                logits = process(graph, logits, context, length, start)
+                add_noise(graph, logits, length, start)
             token, position = graph.insert(choose, logits, position, before=start)
+            if self.draws:
+                context, length = graph.insert(lengthened, context, length, token, before=start)
             drafted.append(token)
         set_drafts(graph, graph.insert(join, lens, *drafted, before=start), lens)
         return Changes(self.draft_len, f"{self.draft_len} forwards of {self.exit_layer} layers")
@@ -89,6 +105,18 @@ def newest(
 def choose(logits: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The most likely next token ``[B, 1]`` of logits ``[B, 1, V]``, and its position."""
     return logits.argmax(-1), position + 1
+
+
+def text_so_far(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's text ``[B, S]`` and its length ``[B]``."""
+    return tokens[slots], length[slots]
+
+
+def lengthened(
+    context: torch.Tensor, row_length: torch.Tensor, token: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The text with one more token ``[B, 1]``, and its length."""
+    return put_tokens(context, row_length, token), row_length + 1
 
 
 def join(lens: torch.Tensor, *drafted: torch.Tensor) -> torch.Tensor:

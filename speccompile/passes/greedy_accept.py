@@ -36,19 +36,21 @@ def drafts_of(graph: StepGraph) -> int:
 
 
 def greedy_accept(
-    logits: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor
+    logits: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, *, forbids: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Target tokens ``[B, K+1]``, -1 where logits are NaN and none can be chosen, and accepted draft tokens ``[B]``.
 
     Args:
         logits: ``[B, T, V]`` with T > K; drafts: ``[B, K]``; draft_lens: ``[B]``.
+        forbids: -inf is what must not come, so that nothing can be chosen where there is nothing else.
     """
     count = drafts.shape[1]
     judged = logits[:, : count + 1]
     target = judged.argmax(-1)
     # A NaN counts as greatest.
     chosen = judged.gather(-1, target[..., None])[..., 0]
-    target = torch.where(chosen.isnan(), -1, target)
+    undecided = chosen.isnan() | (chosen == float("-inf")) if forbids else chosen.isnan()
+    target = torch.where(undecided, -1, target)
     offered = torch.arange(count, device=drafts.device) < draft_lens[:, None]
     agrees = (drafts == target[:, :count]) & offered
     return target, agrees.long().cumprod(1).sum(1)

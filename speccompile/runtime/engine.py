@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +19,13 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 from speccompile.errors import Closed, InsideStep, InvalidOption, UnknownOption
 from speccompile.lowering.workers import release_workers
 from speccompile.runtime.inputs import check_max_new_tokens, read_prompt
-from speccompile.runtime.listener import Listener, Streamer, check_streamer, make_criteria
+from speccompile.runtime.interrupts import deferred_interrupts
+from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.request import Params, Request
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.stepper import Stepper
 from speccompile.runtime.target import EosTokens, Target
+from speccompile.sampling import OPTIONS
 
 # How long a thread that drives for async readers looks away when they have everything.
 IDLE_SECONDS = 0.01
@@ -60,6 +64,7 @@ class Engine(Stepper):
         self._turn_owner: int | None = None
         # Guards what follows, and tells waiting threads that a turn has ended.
         self._changed = threading.Condition()
+        self._begun = 0
         self._turns = 0
         self._waiting_threads = 0
         # Threads that do nothing but step: while there are any, nobody else takes turns to get what he waits for.
@@ -69,6 +74,7 @@ class Engine(Stepper):
         self._async_driver: threading.Thread | None = None
         # Requests that ended outside of a step and still have a slot, a row or a listener.
         self._ended: deque[Request] = deque()
+        _open_engines.add(self)
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -82,9 +88,10 @@ class Engine(Stepper):
         stopping_criteria: Any = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         streamer: Streamer | None = None,
+        do_sample: bool | None = None,
         seed: int | None = None,
         priority: int = 0,
-        **unknown: Any,
+        **options: Any,
     ) -> Request:
         """Ask for the continuation of one prompt. Returns at once.
 
@@ -97,30 +104,41 @@ class Engine(Stepper):
                 request's ids ``[1, P + new]`` and ``None`` for scores.
             tokenizer: for ``stop``, and for ``Result.text``.
             streamer: a transformers streamer of this request's own.
-            seed: of its random choices, 0 to 2**63 - 1. Greedy decoding makes none.
+            do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
+            seed: of what is drawn, 0 to 2**63 - 1; None takes one from torch's default generator. The same seed and
+                options give the same text, whatever drafts and whoever runs beside it.
             priority: of two waiting requests, the one with the larger number goes first.
+            options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
+                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
+                ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
+                ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens``, ``forced_eos_token_id``,
+                ``suppress_tokens``, ``begin_suppress_tokens``. What is not given is what the generation_config says.
 
         Raises:
             QueueFull: as many requests wait as may.
             Closed: the engine was closed.
             UserError: an argument is not valid.
         """
-        if unknown:
+        if unknown := options.keys() - OPTIONS.keys():
             raise UnknownOption(
                 where="submit",
                 names=", ".join(sorted(unknown)),
-                known="ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, seed, priority",
+                known="ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, "
+                f"seed, priority, {', '.join(OPTIONS)}",
             )
         self._target.check()
         prompt = read_prompt(ids, 0, self.arena.layout)
         check_max_new_tokens("submit", max_new_tokens)
         check_streamer(streamer)
-        _check_int("seed", seed, 0, 2**63 - 1)
-        _check_int("priority", priority, -(2**63), 2**63 - 1)
+        check_tokenizer(tokenizer)
+        if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
+            reason = f"it has to be an int in {-(2**63)} .. {2**63 - 1}"
+            raise InvalidOption(where="submit", name="priority", value=priority, reason=reason)
+        eos = self._target.eos(eos_token_id)
         params = Params(
             max_new_tokens=max_new_tokens,
-            eos=tuple(self._target.eos(eos_token_id)),
-            seed=seed,
+            eos=tuple(eos),
+            sampling=self._target.sampling("submit", options, do_sample=do_sample, seed=seed, eos=eos),
             priority=priority,
             tokenizer=tokenizer,
         )
@@ -138,11 +156,22 @@ class Engine(Stepper):
         criteria: StoppingCriteriaList,
     ) -> Request:
         """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
+        if params.sampling is not None:
+            self._prepare_sampled()
         layout = self.arena.layout
         room = min(params.max_new_tokens, layout.max_len - len(prompt))
         listener = Listener(shown, room, streamer, criteria)
         stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
         return Request(self, prompt, params, listener, stats)
+
+    def _prepare_sampled(self) -> None:
+        """The first request that draws waits until its executables are there; so does a step that another thread does
+        meanwhile."""
+        if self._turn_owner == threading.get_ident():
+            self.prepare("sampled")
+            return
+        with self._own_turn():
+            self.prepare("sampled")
 
     def enqueue(self, requests: list[Request]) -> None:
         """Queue all of them, or none.
@@ -150,7 +179,7 @@ class Engine(Stepper):
         Raises:
             QueueFull, Closed.
         """
-        with self._changed:
+        with deferred_interrupts(), self._changed:
             if self._closed:
                 raise Closed()
             self.waiting.push(requests, self.slots.free)
@@ -166,7 +195,11 @@ class Engine(Stepper):
     @property
     def idle(self) -> bool:
         """Nothing waits, nothing runs, and no step is on."""
-        return not self._turn_lock.locked() and super().idle
+        begun = self._begun
+        if self._turn_lock.locked():
+            return False
+        # A turn that begins meanwhile may have a request in its hands, no longer in the queue and not yet in a slot.
+        return super().idle and not self._turn_lock.locked() and begun == self._begun
 
     def step(self) -> list[Request]:
         """One step: read waiting prompts within the budget, then run one tier over all rows; returns the requests that
@@ -178,8 +211,8 @@ class Engine(Stepper):
         if self._closed:
             raise Closed()
         self._refuse_callback("step()")
-        self._turn_lock.acquire()
-        return self._take_turn()
+        with self._own_turn():
+            return self._step()
 
     def run(self) -> None:
         """Step until nothing waits and nothing runs."""
@@ -213,50 +246,58 @@ class Engine(Stepper):
         self._refuse_callback("waiting for a request")
         turns = self._turns
         mine = not self._servers or threading.get_ident() in self._servers
-        if mine and self._turn_lock.acquire(blocking=False):
-            self._take_turn()
-            return
+        if mine:
+            with self._own_turn(blocking=False) as own:
+                if own:
+                    self._step()
+                    return
         with self._changed:
             self._waiting_threads += mine
-            # The turn that did it may have ended before ``turns`` was read, and be the last for long.
-            self._changed.wait_for(lambda: self._turns != turns or done(), timeout)
-            self._waiting_threads -= mine
+            try:
+                # The turn that did it may have ended before ``turns`` was read, and be the last for long.
+                self._changed.wait_for(lambda: self._turns != turns or done(), timeout)
+            finally:
+                self._waiting_threads -= mine
 
     def _refuse_callback(self, what: str) -> None:
         if self._turn_owner == threading.get_ident():
             raise InsideStep(what=what)
 
-    def _take_turn(self) -> list[Request]:
-        """A step, by the thread that has the turn lock."""
-        with self._own_turn():
-            return [] if self._closed else self.run_step()
+    def _step(self) -> list[Request]:
+        return [] if self._closed else self.run_step()
 
     @contextlib.contextmanager
-    def _own_turn(self) -> Iterator[None]:
-        self._turn_owner = threading.get_ident()
-        try:
-            self._retire_ended()
-            yield
-            self._retire_ended()
-        finally:
-            interrupt, self._interrupt = self._interrupt, None
-            if self.arena.device.type == "cpu" and (self._waiting_threads or super().idle):
-                # The next turn may be another thread's.
-                release_workers()
-            self._turn_owner = None
-            self._turn_lock.release()
-            with self._changed:
-                self._turns += 1
-                self._changed.notify_all()
-                self._wake_async_readers()
-            self._tidy()
-        if interrupt is not None:
-            raise interrupt
+    def _own_turn(self, *, blocking: bool = True) -> Iterator[bool]:
+        """Have the turn, and clean up before and behind; without ``blocking`` False if another thread has it."""
+        with deferred_interrupts():
+            if not self._turn_lock.acquire(blocking):
+                yield False
+                return
+            self._begun += 1
+            self._turn_owner = threading.get_ident()
+            try:
+                self._retire_ended()
+                yield True
+                self._retire_ended()
+            finally:
+                interrupt, self._interrupt = self._interrupt, None
+                if self.arena.device.type == "cpu" and (self._waiting_threads or super().idle):
+                    # The next turn may be another thread's.
+                    release_workers()
+                self._turn_owner = None
+                self._turn_lock.release()
+                with self._changed:
+                    self._turns += 1
+                    self._changed.notify_all()
+                    self._wake_async_readers()
+                self._tidy()
+            if interrupt is not None:
+                raise interrupt
 
     def _tidy(self) -> None:
         """Clean up behind requests that ended outside of a step: now, or at the end of the turn that is on."""
-        if self._ended and self._turn_lock.acquire(blocking=False):
-            with self._own_turn():
+        if self._ended:
+            with self._own_turn(blocking=False):
                 pass
 
     def _wake_async_readers(self) -> None:
@@ -296,13 +337,13 @@ class Engine(Stepper):
     async def wait_async(self, request: Request, seen: int) -> None:
         self._refuse_callback("waiting for a request")
         woken = asyncio.Event()
-        with self._changed:
-            # Looked at under the lock under which readers are woken: no token can come in between unseen.
-            if request.finished or len(request.new_tokens) > seen:
-                return
-            self._async_readers[woken] = (asyncio.get_running_loop(), request, seen)
-            self._ensure_driver()
         try:
+            with self._changed:
+                # Looked at under the lock under which readers are woken: no token can come in between unseen.
+                if request.finished or len(request.new_tokens) > seen:
+                    return
+                self._async_readers[woken] = (asyncio.get_running_loop(), request, seen)
+                self._ensure_driver()
             await woken.wait()
         finally:
             with self._changed:
@@ -310,8 +351,9 @@ class Engine(Stepper):
 
     def _ensure_driver(self) -> None:
         if self._async_driver is None and self._async_readers and not self._closed:
-            self._async_driver = threading.Thread(target=self._drive, name="speccompile-driver", daemon=True)
-            self._async_driver.start()
+            driver = threading.Thread(target=self._drive, name="speccompile-driver", daemon=True)
+            driver.start()
+            self._async_driver = driver
 
     def _drive(self) -> None:
         """Step for async readers, as long as there are any."""
@@ -336,7 +378,6 @@ class Engine(Stepper):
             self._closed = True
         if self._turn_owner == threading.get_ident():
             return  # In a callback: the turn that is on cleans up when it ends.
-        self._turn_lock.acquire()
         with self._own_turn():
             pass
 
@@ -349,8 +390,11 @@ class Engine(Stepper):
         self.close()
 
 
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    if value is None and name == "seed":
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidOption(where="submit", name=name, value=value, reason=f"it has to be an int in {low} .. {high}")
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A daemon thread that is in the middle of a step when the interpreter ends takes the process down with it."""
+    for engine in list(_open_engines):
+        engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from transformers import StoppingCriteriaList
@@ -34,7 +35,8 @@ def decode(
     rows = [torch.tensor([prompt]) for prompt in prompts] if shown is None else list(shown.split(1))
     criteria = StoppingCriteriaList() if criteria is None else criteria
     requests = [
-        engine.new_request(prompt, params, row, streamer, criteria) for prompt, row in zip(prompts, rows, strict=True)
+        engine.new_request(prompt, _params_of_row(params, index), row, streamer, criteria)
+        for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
     engine.enqueue(requests)
     try:
@@ -51,6 +53,12 @@ def decode(
         engine.stats.requests = [request.stats for request in requests]
     _warn_of_truncation(requests, engine.arena.layout.max_len)
     return requests
+
+
+def _params_of_row(params: Params, index: int) -> Params:
+    """Each row draws with a seed of its own."""
+    sampling = params.sampling
+    return params if sampling is None else replace(params, sampling=sampling.with_seed(sampling.seed + index))
 
 
 def _warn_of_truncation(requests: list[Request], max_len: int) -> None:

@@ -19,23 +19,21 @@ from speccompile.errors import (
 )
 from speccompile.graph_capture.state import EOS_CAPACITY, Layout
 
-# Settings of a generation_config that change greedy text, with the values at which they do nothing.
+# Settings of a generation_config that change the text and are not built, with the values at which they do nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None,),
-    "suppress_tokens": (None, []),
-    "begin_suppress_tokens": (None, []),
     "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
     "encoder_repetition_penalty": (None, 1.0),
     "encoder_no_repeat_ngram_size": (None, 0),
     "exponential_decay_length_penalty": (None,),
     "watermarking_config": (None,),
     "max_time": (None,),
+    "top_h": (None,),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "renormalize_logits": (None, False),
+    "remove_invalid_values": (None, False),
     "stop_strings": (None,),
     "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
     "sequence_bias": (None,),
     "guidance_scale": (None, 1.0),
     "num_beams": (None, 1),

@@ -38,7 +38,9 @@ class Listener:
         self._criteria = criteria
         self._prompt = prompt
         self._length = prompt.shape[1]
-        self._ids = torch.zeros((1, prompt.shape[1] + room), dtype=torch.int64) if criteria else None
+        # Another thread may write here, and would not be in the caller's inference mode.
+        with torch.inference_mode(False):
+            self._ids = torch.zeros((1, prompt.shape[1] + room), dtype=torch.int64) if criteria else None
         if self._ids is not None:
             self._ids[:, : self._length] = prompt
 
@@ -80,6 +82,12 @@ def check_streamer(streamer: Any) -> None:
         raise InvalidInput(name="streamer", reason="it has no methods put and end")
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises InvalidInput when it is none."""
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InvalidInput(name="tokenizer", reason=f"{tokenizer!r} is no transformers tokenizer")
+
+
 def make_criteria(
     stop: str | Sequence[str] | None,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -110,11 +118,12 @@ def make_criteria(
             raise InvalidInput(name=stop_name, reason=f"{stop!r} is no text and no list of texts, none of them empty")
         if tokenizer is None:
             raise InvalidInput(name=stop_name, reason="stop strings need tokenizer=, to know the text of each token")
-        criteria.append(_stop_strings(tokenizer, tuple(strings)))
+        criteria.append(_stop_strings(tokenizer, len(tokenizer), tuple(strings)))
     return criteria
 
 
-# Made by a walk over the vocabulary, which takes a good part of a second; it keeps nothing of the texts that it sees.
+# Made by a walk over the vocabulary (of so many ``tokens``: some may be added), which takes a good part of a second; it
+# keeps nothing of the texts that it sees.
 @functools.lru_cache(maxsize=32)
-def _stop_strings(tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]) -> StopStringCriteria:
+def _stop_strings(tokenizer: PreTrainedTokenizerBase, tokens: int, strings: tuple[str, ...]) -> StopStringCriteria:
     return StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings))

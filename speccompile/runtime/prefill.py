@@ -12,6 +12,9 @@ LONGEST_WAIT = 2.5
 # Newest measurements that an estimate is made of.
 STEPS = 32
 CHUNKS = 5
+# Chunks of other widths after which the oldest measurement of an unused one is dropped: one slow run must not rule a
+# width out for good.
+FORGOTTEN = 64
 # The budget in tokens where chunks may not depend on time and none was given.
 FIXED_TOKENS = 64
 
@@ -50,6 +53,7 @@ class PrefillBudget:
         self._widths = tuple(widths)
         self._steps: deque[float] = deque(maxlen=STEPS)
         self._chunks: dict[int, deque[float]] = {width: deque(maxlen=CHUNKS) for width in widths}
+        self._unused = dict.fromkeys(widths, 0)
 
     def note_step(self, seconds: float) -> None:
         """A decode step took so long."""
@@ -58,6 +62,12 @@ class PrefillBudget:
     def note_chunk(self, width: int, seconds: float) -> None:
         """A prompt chunk took so long."""
         self._chunks[width].append(seconds)
+        self._unused[width] = 0
+        for other, measured in self._chunks.items():
+            self._unused[other] += other != width
+            if measured and self._unused[other] >= FORGOTTEN:
+                measured.popleft()
+                self._unused[other] = 0
 
     @property
     def usual_step(self) -> float:

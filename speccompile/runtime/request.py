@@ -10,9 +10,10 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from speccompile.errors import RequestFailed, told
+from speccompile.errors import InvalidOption, RequestFailed, told
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.stats import RequestStats
+from speccompile.sampling.request import Sampling
 
 
 class Driver(Protocol):
@@ -35,7 +36,7 @@ class Params:
     Args:
         max_new_tokens: most new tokens; a request also ends at ``max_len``.
         eos: ids that end it.
-        seed: of its random choices; greedy decoding makes none.
+        sampling: how its tokens are chosen; None is greedily, and by nothing but the logits.
         priority: of two waiting requests, the one with the larger number goes first.
         patient: nobody watches its tokens come, so that prompts of its kind may be read before it goes on.
         reuse: it may take the KV of another text that begins like it.
@@ -44,7 +45,7 @@ class Params:
 
     max_new_tokens: int
     eos: tuple[int, ...]
-    seed: int | None = None
+    sampling: Sampling | None = None
     priority: int = 0
     patient: bool = False
     reuse: bool = True
@@ -146,6 +147,8 @@ class Request:
             RequestFailed: it ended with an error of its own, which is the cause.
             TimeoutError: it has not ended in time.
         """
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout == timeout):
+            raise InvalidOption(where="result", name="timeout", value=timeout, reason="it has to be seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
             left = None if deadline is None else deadline - time.monotonic()

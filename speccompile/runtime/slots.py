@@ -63,6 +63,8 @@ class Slots:
         arena["length"][slot] = len(prompt)
         arena["limit"][slot] = min(len(prompt) + request.params.max_new_tokens, layout.max_len)
         arena["eos"][slot, : len(request.params.eos)] = torch.tensor(request.params.eos, dtype=torch.int64)
+        if request.params.sampling is not None:
+            request.params.sampling.place(arena, slot, len(prompt))
         arena["alive"][slot] = True
 
     def give_back(self, request: Request) -> None:

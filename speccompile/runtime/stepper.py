@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
 
 from speccompile.errors import UndecidedLogits
-from speccompile.lowering.tier import Tier
+from speccompile.lowering.tier import Executables, Kind, Tier
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, check_tier
@@ -41,8 +41,8 @@ class Stepper:
 
     Args:
         arena: state of all slots.
-        tiers: by draft length and row count.
-        prefill: prefill executables by chunk width.
+        executables: the greedy ones.
+        make: makes those of another kind, when the first request needs them.
         policy: chooses the draft length of each step.
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
         options: of the engine.
@@ -54,8 +54,8 @@ class Stepper:
     def __init__(
         self,
         arena: Arena,
-        tiers: Mapping[tuple[int, int], Tier],
-        prefill: Mapping[int, Tier],
+        executables: Executables,
+        make: Callable[[Kind], Executables],
         policy: Policy,
         *,
         ready: bool,
@@ -65,19 +65,22 @@ class Stepper:
         state_of_weights: Callable[[], Hashable],
     ) -> None:
         self.arena = arena
-        self.tiers = dict(sorted(tiers.items()))
-        self.prefill_tiers = dict(sorted(prefill.items()))
+        self.tiers = dict(sorted(executables.tiers.items()))
+        self.prefill_tiers = dict(sorted(executables.prefill.items()))
+        self._make = make
         self.policy = policy
         self.ready = ready
         self.options = options
         self.stats = Stats(arena.layout.max_draft_len)
-        self.draft_lens = tuple(sorted({draft_len for draft_len, _ in tiers}))
-        self.row_counts = tuple(sorted({rows for _, rows in tiers}))
-        self.tier = self.tiers[0, self.row_counts[0]]
+        self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
+        self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
+        self.tier = self.tiers[0, self.row_counts[0], "greedy"]
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.
         #: Only where it runs beside the host, and where nothing of a step decides which tier comes next.
         self.late = arena.device.type == "cuda" and not (ready and "draft_lens" in arena)
-        self.prefill_budget = PrefillBudget(list(self.prefill_tiers), options.prefill_budget, fixed=deterministic)
+        self.prefill_budget = PrefillBudget(
+            sorted({width for width, _ in self.prefill_tiers}), options.prefill_budget, fixed=deterministic
+        )
         # KV of a decode step and of a prompt chunk differ in their last bits.
         self.prefix_reuse = options.prefix_reuse and not deterministic
         self.slots = Slots(arena, state_of_weights, reuse=self.prefix_reuse, clear=reads_dead_places)
@@ -103,9 +106,16 @@ class Stepper:
         """Nothing waits and nothing runs."""
         return not (self.running or len(self.waiting) or self._flights)
 
+    def prepare(self, kind: Kind) -> None:
+        """Make the executables of a kind, unless they are there."""
+        if not any(built == kind for _, _, built in self.tiers):
+            made = self._make(kind)
+            self.prefill_tiers = {**self.prefill_tiers, **made.prefill}
+            self.tiers = {**self.tiers, **made.tiers}
+
     def next_tier(self) -> Tier:
-        """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; and
-        the smallest row count that holds all live rows."""
+        """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; the
+        smallest row count that holds all live rows; and with the sampling pipeline, if any of them wants it."""
         live = len(self._rows)
         draft_len = self.policy.choose(live)
         check_tier(draft_len, self.draft_lens)
@@ -114,7 +124,8 @@ class Stepper:
         elif self.ready:
             proposed = self._longest_proposal()
             draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
-        return self.tiers[draft_len, min(rows for rows in self.row_counts if rows >= live)]
+        kind: Kind = "sampled" if any(request.params.sampling for request in self._rows) else "greedy"
+        return self.tiers[draft_len, min(rows for rows in self.row_counts if rows >= live), kind]
 
     def _longest_proposal(self) -> int:
         if "draft_lens" not in self.arena:
@@ -256,7 +267,7 @@ class Stepper:
         arena["prefill_slot"][0] = request.slot
         arena["prefill_start"][0] = request.cached
         started = time.perf_counter()
-        self.prefill_tiers[width].run()
+        self.prefill_tiers[width, "sampled" if request.params.sampling else "greedy"].run()
         self.prefill_budget.note_chunk(width, time.perf_counter() - started)
         self.stats.count_prefill(count)
         request.stats.prefill_tokens += count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.support import named_tensors
 from speccompile.runtime.inputs import check_generation_config, token_list
+from speccompile.sampling.request import Sampling, read_sampling
 
 #: Values of each weight that a change is looked for in.
 SAMPLES = 4
@@ -22,10 +24,12 @@ class Target:
 
     Args:
         weights: by the path of the model's own parameter or buffer.
+        vocab_size: V.
     """
 
-    def __init__(self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor], vocab_size: int) -> None:
         self.model = model
+        self._vocab_size = vocab_size
         self._weights = weights
         samples = [_sample(weight.detach()) for weight in weights.values() if _has_plain_storage(weight.detach())]
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
@@ -57,6 +61,15 @@ class Target:
     def eos(self, given: EosTokens) -> list[int]:
         """The given EOS ids; for None, those of the model's generation_config."""
         return token_list(self.model.generation_config.eos_token_id if given is None else given)
+
+    def sampling(
+        self, where: str, options: Mapping[str, Any], *, do_sample: bool | None, seed: int | None, eos: list[int]
+    ) -> Sampling | None:
+        """A request's options, checked; what it does not say is what the model's generation_config says."""
+        config, vocab_size = self.model.generation_config, self._vocab_size
+        return read_sampling(
+            where, options, do_sample=do_sample, seed=seed, config=config, eos=eos, vocab_size=vocab_size
+        )
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:

@@ -305,5 +305,5 @@ def test_a_streamer_follows_one_continuation(make: Make) -> None:
 
 
 def test_an_argument_that_generate_does_not_know(make: Make) -> None:
-    with pytest.raises(UnknownOption, match=r"generate does not take temperature. It takes:.*num_return_sequences"):
-        make().generate(torch.tensor([[1, 2]]), temperature=0.5)
+    with pytest.raises(UnknownOption, match=r"generate does not take top_h. It takes:.*num_return_sequences.*top_k"):
+        make().generate(torch.tensor([[1, 2]]), top_h=0.5)

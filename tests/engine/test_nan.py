@@ -95,7 +95,7 @@ def beside(engine: Engine, poisoned: Poisoned) -> list[Request]:
 
 
 def assert_undecided(request: Request, behind: int) -> None:
-    assert_failed(request, UndecidedLogits, f"the model's logits behind token {behind} of the text are NaN")
+    assert_failed(request, UndecidedLogits, f"behind token {behind} of the text: the model's logits are NaN")
 
 
 def assert_next_ones_exact(engine: Engine, poisoned: Poisoned) -> None:
@@ -142,7 +142,7 @@ def test_nan_in_the_middle_of_a_text(bad: Make, poisoned: Poisoned, draft_len: i
 def test_generate_raises_undecided_logits(bad: Make, poisoned: Poisoned) -> None:
     spec = bad()
     ids = torch.tensor([poisoned.harmless(1, 20, seed=90)[0], [1, 2, 3, poisoned.bad, 4]])
-    with pytest.raises(UndecidedLogits, match=r"behind token 5 of the text are NaN.*load it in float32"):
+    with pytest.raises(UndecidedLogits, match=r"token 5 of the text: the model's logits are NaN.*load it in float32"):
         spec.generate(ids, max_new_tokens=20)
     assert spec.engine.idle
     assert_clean(spec.engine)

@@ -38,9 +38,9 @@ from speccompile.runtime.engine import Capacity, Engine
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
-        {"top_k": 5, "temperature": 1.0},
+        {"top_h": 0.5, "num_beams": 2},
         UnknownOption,
-        "submit does not take temperature, top_k. It takes: ids, max_new",
+        "submit does not take num_beams, top_h. It takes: ids, max_new",
     ),
     ({"ids": []}, EmptyPrompt, "prompt 0 is empty"),
     ({"ids": torch.empty(1, 0, dtype=torch.int64)}, EmptyPrompt, "prompt 0 is empty"),

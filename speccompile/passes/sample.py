@@ -1,0 +1,128 @@
+"""The sampling pipeline in a step: logits become scores, and scores with noise become tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.greedy_accept import drafts_of, greedy_accept
+from speccompile.sampling import PROCESSORS
+from speccompile.sampling.base import Processor
+from speccompile.sampling.noise import TOKENS
+
+
+@dataclass(frozen=True)
+class ProcessLogits(Pass):
+    """Every place's logits go through all processors, with the parameters of its slot and the drafts in front of it as
+    its text. Leaves ``scores``, float32 ``[B, K+1, V]``."""
+
+    name: ClassVar[str] = "process_logits"
+    looks_for: ClassVar[str] = "logits and drafts"
+    requires: ClassVar[Facts] = facts("step_logits", "drafts")
+    provides: ClassVar[Facts] = facts("scores")
+
+    def run(self, graph: StepGraph) -> Changes:
+        state = [graph.state(name) for name in ("tokens", "length")]
+        context, row_length = graph.insert(text_and_drafts, *state, graph.values["slots"], graph.values["drafts"])
+        scores = process(graph, graph.values["logits"], context, row_length, graph.output)
+        graph.name_value("scores", scores)
+        return Changes(len(PROCESSORS), ", ".join(processor.name for processor in PROCESSORS))
+
+
+@dataclass(frozen=True)
+class ExactAccept(Pass):
+    """The rule ``exact``: y_i = argmax(scores_i + noise_i), accept while draft_i == y_i.
+
+    The noise follows from seed and position, so the text is what plain decoding would have drawn. Leaves
+    ``target_tokens`` ``[B, K+1]`` and ``row_accepted`` ``[B]``.
+    """
+
+    name: ClassVar[str] = "exact_accept"
+    looks_for: ClassVar[str] = "scores and drafts"
+    requires: ClassVar[Facts] = facts("scores", "drafts")
+    provides: ClassVar[Facts] = facts("accepted")
+    # Noise is added in place.
+    invalidates: ClassVar[Facts] = facts("scores")
+
+    def run(self, graph: StepGraph) -> Changes:
+        scores = graph.values["scores"]
+        row_length = graph.insert(lengths_of, graph.state("length"), graph.values["slots"])
+        add_noise(graph, scores, row_length, graph.output)
+        target_tokens, accepted = graph.insert(
+            greedy_accept, scores, graph.values["drafts"], graph.values["row_draft_lens"], forbids=True
+        )
+        graph.name_value("target_tokens", target_tokens)
+        graph.name_value("row_accepted", accepted)
+        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+
+
+def process(graph: StepGraph, logits: fx.Node, context: fx.Node, row_length: fx.Node, before: fx.Node) -> fx.Node:
+    """Insert all processors; returns their scores, float32 like ``logits`` ``[B, T, V]``.
+
+    Args:
+        context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
+    """
+    names = list(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
+    state = [graph.state(name) for name in names]
+    # Traced as one: tracing each by itself takes several times as long.
+    scores: fx.Node = graph.insert(
+        processed, logits, context, row_length, graph.values["slots"], *state, before=before, names=names
+    )
+    return scores
+
+
+def state_of(processor: Processor) -> list[str]:
+    return [*(spec.name for spec in processor.state), *processor.reads]
+
+
+def processed(
+    logits: torch.Tensor,
+    context: torch.Tensor,
+    row_length: torch.Tensor,
+    slots: torch.Tensor,
+    *state: torch.Tensor,
+    names: list[str],
+) -> torch.Tensor:
+    scores = logits.to(torch.float32, copy=True)
+    rows = {name: tensor[slots] for name, tensor in zip(names, state, strict=True)}
+    for processor in PROCESSORS:
+        processor.op(scores, context, row_length, [rows[name] for name in state_of(processor)])
+    return scores
+
+
+def add_noise(graph: StepGraph, scores: fx.Node, row_length: fx.Node, before: fx.Node) -> None:
+    """Insert the noise of the places behind ``row_length`` ``[B]`` tokens, added to ``scores`` in place."""
+    state = [graph.state(name) for name in ("temperature", "seed")]
+    graph.insert(noise, scores, row_length, graph.values["slots"], *state, before=before)
+
+
+def noise(
+    scores: torch.Tensor, row_length: torch.Tensor, slots: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor
+) -> None:
+    positions = row_length[:, None] + torch.arange(scores.shape[1], device=scores.device)
+    torch.ops.speccompile.add_gumbel_(scores, temperature[slots], seed[slots], positions, TOKENS)
+
+
+def lengths_of(length: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return length[slots]
+
+
+def text_and_drafts(
+    tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, drafts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's text with its drafts behind it, ``[B, S]``, and its committed length ``[B]``."""
+    row_length = length[slots]
+    return put_tokens(tokens[slots], row_length, drafts), row_length
+
+
+def put_tokens(context: torch.Tensor, row_length: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """``context`` ``[B, S]`` with ``drafts`` ``[B, K]`` from ``row_length`` ``[B]`` on."""
+    places = row_length[:, None] + torch.arange(drafts.shape[1], device=drafts.device)
+    # Behind the cache, where a row that is about to end may reach, nothing is ever read.
+    places = places.clamp(max=context.shape[1] - 1)
+    return context.scatter(1, places, drafts)

@@ -1,0 +1,30 @@
+"""Ctrl-C between two steps, never inside of one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Python raises a ``KeyboardInterrupt`` between any two instructions of the main thread, also between taking a lock
+    and the ``try`` that gives it back. It comes behind this ``with`` instead.
+
+    Other threads get none; a program that handles the signal itself is left to do so.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    seen: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if seen:
+            signal.default_int_handler(*seen[0])

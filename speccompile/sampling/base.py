@@ -1,0 +1,156 @@
+"""What a processor of the sampling pipeline is: request options, per-slot state, and one op on the scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import StateSpec
+
+SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, Tensor[] state) -> ()"
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter of a request, as transformers names it.
+
+    Args:
+        name: of the keyword.
+        problem: what is wrong with a value, given the vocabulary's size; None if nothing is.
+        neutral: at this value, as at None, nothing happens.
+        default: taken by a request that samples and says nothing, where the model's generation_config does neither.
+        draws: it means something only to a request that draws its tokens (``do_sample=True``).
+    """
+
+    name: str
+    problem: Callable[[Any, int], str | None]
+    neutral: Any = None
+    default: Any = None
+    draws: bool = False
+
+    def is_neutral(self, value: Any) -> bool:
+        return value is None or bool(value == self.neutral)
+
+
+class Processor(ABC):
+    """One step of the pipeline between the target's logits and the chosen token.
+
+    A subclass in a file of its own, listed in :data:`speccompile.sampling.PROCESSORS`, is all that a new one takes: its
+    state becomes part of the arena and its op a node of every sampled step.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]]
+    #: Per-slot state; at its ``fill`` the processor does nothing for that slot.
+    state: ClassVar[tuple[StateSpec, ...]]
+    #: Core state (of :func:`speccompile.graph_capture.state.core_state`) that it reads besides.
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        """What goes into the slot's state, by name: numbers, or lists that leave the rest at ``fill``.
+
+        Args:
+            values: this processor's options that are not neutral, at least one.
+        """
+
+    @abstractmethod
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        """Change ``scores`` in place.
+
+        Args:
+            scores: float32 ``[B, T, V]``; those of place i choose the token behind ``context[:, : length + i]``.
+            context: int64 ``[B, S]``: each row's text, and its drafts behind that.
+            length: int64 ``[B]``, committed tokens.
+            state: of the rows, ``[B, ...]``, in the order of ``state`` and ``reads``.
+        """
+
+    def active(self, *state: torch.Tensor) -> bool:
+        """Whether any row wants anything. Asked on the CPU alone, where looking costs nothing."""
+        return bool((state[0] != self.state[0].fill).any())
+
+    @property
+    def op(self) -> torch._ops.OpOverload:
+        overload: torch._ops.OpOverload = getattr(torch.ops.speccompile, f"{self.name}_").default
+        return overload
+
+    def register(self) -> None:
+        """Make :attr:`op`, which is what a step's graph calls."""
+        _library.define(f"{self.name}_{SCHEMA}")
+
+        def run(
+            scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, state: Sequence[torch.Tensor]
+        ) -> None:
+            if scores.device.type != "cpu" or self.active(*state):
+                self.apply(scores, context, length, *state)
+
+        _library.impl(f"{self.name}_", run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"speccompile::{self.name}_", lambda *_: None, lib=_library)
+
+
+def context_lengths(scores: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """Tokens in front of each place, ``[B, T]``."""
+    return length[:, None] + torch.arange(scores.shape[1], device=length.device)
+
+
+def forbid(scores: torch.Tensor, ids: torch.Tensor) -> None:
+    """Set to -inf the scores of ``ids`` ``[B, T, C]`` (or ``[B, 1, C]`` for all places), -1 where there is none."""
+    vocab = scores.shape[-1]
+    mask = torch.zeros(*ids.shape[:2], vocab + 1, dtype=torch.bool, device=scores.device)
+    mask.scatter_(2, torch.where(ids < 0, vocab, ids), True)
+    scores.masked_fill_(mask[..., :vocab], float("-inf"))
+
+
+# --- what options may be -------------------------------------------------------------------------
+
+
+def number(low: float, high: float = float("inf"), *, above: bool = False) -> Callable[[Any, int], str | None]:
+    """``low <= value <= high``, or ``low < value`` with ``above``."""
+
+    def problem(value: Any, vocab: int) -> str | None:
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if good and (low < value if above else low <= value) and value <= high and value != float("inf"):
+            return None
+        bounds = f"above {low:g}" if above else f"of at least {low:g}"
+        return f"it has to be a number {bounds}" + ("" if high == float("inf") else f" and at most {high:g}")
+
+    return problem
+
+
+def whole(low: int, high: int | None = None) -> Callable[[Any, int], str | None]:
+    def problem(value: Any, vocab: int) -> str | None:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
+            return None
+        return f"it has to be an int of at least {low}" + ("" if high is None else f" and at most {high}")
+
+    return problem
+
+
+def token_ids(capacity: int, *, alone: bool = False) -> Callable[[Any, int], str | None]:
+    """A list of at most ``capacity`` token ids, or, with ``alone``, also one of them."""
+
+    def problem(value: Any, vocab: int) -> str | None:
+        values = as_ids(value) if alone else value
+        if not isinstance(values, list | tuple):
+            return "it has to be a list of token ids"
+        if len(values) > capacity:
+            return f"it has {len(values)} ids, and a slot has room for {capacity}"
+        return next((wrong for item in values if (wrong := token_problem(item, vocab))), None)
+
+    return problem
+
+
+def token_problem(value: Any, vocab: int) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab:
+        return None
+    return f"{value!r} is no token id (0 .. {vocab - 1})"
+
+
+def as_ids(value: Any) -> Any:
+    return [value] if isinstance(value, int) else value

@@ -1,0 +1,26 @@
+"""Min-p: tokens stay whose probability is at least a share of the greatest one's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import N, StateSpec
+from speccompile.sampling.base import Option, Processor, number
+
+
+class MinP(Processor):
+    """transformers' ``MinPLogitsWarper``."""
+
+    name = "min_p"
+    options: ClassVar = (Option("min_p", number(0, 1), neutral=0.0, draws=True),)
+    state: ClassVar = (StateSpec("min_p", (N,), torch.float32),)
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        return {"min_p": float(values["min_p"])}
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        share = state[0].log()[:, None, None]
+        scores.masked_fill_(scores < scores.amax(-1, keepdim=True) + share, float("-inf"))

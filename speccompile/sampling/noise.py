@@ -1,0 +1,101 @@
+"""Counter-based noise: what a token's place draws follows from seed, stream, position and token id alone.
+
+No state, no order of drawing: a step that looks at eight places at once draws what eight steps would have drawn.
+The integers are the same on every machine; Gumbels agree to a few ulp.
+"""
+
+from __future__ import annotations
+
+import torch
+
+#: Streams. The target and a drafter that draws share ``TOKENS``, keyed by position: that is the rule ``exact``. Every
+#: other coin has a stream of its own.
+TOKENS = 0
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
+_MASK32 = 0xFFFFFFFF
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define("add_gumbel_(Tensor(a!) scores, Tensor temperature, Tensor seed, Tensor positions, int stream) -> ()")
+
+
+def _int64(value: int) -> int:
+    """The bits of an unsigned constant."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _int32(value: int) -> int:
+    return value - 2**32 if value >= 2**31 else value
+
+
+def _mix64(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finalizer (Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014)."""
+    x = (x ^ _shifted(x, 30, 64)) * _int64(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27, 64)) * _int64(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31, 64)
+
+
+def _shifted(x: torch.Tensor, by: int, bits: int) -> torch.Tensor:
+    """A logical shift to the right; torch's is arithmetic."""
+    return (x >> by) & ((1 << (bits - by)) - 1)
+
+
+def keys(seed: torch.Tensor, stream: int, positions: torch.Tensor) -> torch.Tensor:
+    """64 bits for each place, int64 ``[B, T]``.
+
+    Args:
+        seed: int64 ``[B]``; positions: int64 ``[B, T]``, of the token to be chosen.
+    """
+    key = _mix64(seed + _GOLDEN)[:, None]
+    key = _mix64(key + (positions + 1) * _GOLDEN)
+    return _mix64(key + _int64(((stream + 1) * _GOLDEN) % 2**64))
+
+
+def bits(key: torch.Tensor, count: int) -> torch.Tensor:
+    """32 bits for each place and id, int32 ``[B, T, count]``, the same for an id whatever ``count`` is.
+
+    Two rounds of Wellons' "lowbias32" around the two halves of the key.
+    """
+    low = (key & _MASK32).to(torch.int32)[..., None]
+    high = _shifted(key, 32, 64).to(torch.int32)[..., None]
+    ids = torch.arange(count, dtype=torch.int32, device=key.device) * _int32(0x9E3779B9)
+    return _mix32(_mix32(ids ^ low).add_(high))
+
+
+def _mix32(x: torch.Tensor) -> torch.Tensor:
+    """In place."""
+    x ^= _shifted(x, 16, 32)
+    x *= _int32(0x7FEB352D)
+    x ^= _shifted(x, 15, 32)
+    x *= _int32(0x846CA68B)
+    x ^= _shifted(x, 16, 32)
+    return x
+
+
+def uniform(integers: torch.Tensor) -> torch.Tensor:
+    """float32 in (0, 1), never 0 and never 1, fine near 0."""
+    return ((integers >> 1) & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+
+
+def gumbel(seed: torch.Tensor, stream: int, positions: torch.Tensor, count: int) -> torch.Tensor:
+    """Standard Gumbels, float32 ``[B, T, count]``: ``argmax(log p + gumbel)`` draws from p."""
+    return uniform(bits(keys(seed, stream, positions), count)).neg_().log1p_().neg_().log_().neg_()
+
+
+def add_gumbel(
+    scores: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor, stream: int
+) -> None:
+    """Add noise to ``scores`` ``[B, T, V]`` in place, to those of rows with a temperature above 0.
+
+    Args:
+        temperature: float32 ``[B]``; seed: int64 ``[B]``; positions: int64 ``[B, T]``.
+    """
+    draws = temperature > 0
+    if scores.device.type == "cpu" and not draws.any():
+        return
+    noise = gumbel(seed, stream, positions, scores.shape[-1])
+    scores.add_(torch.where(draws[:, None, None], noise, 0.0))
+
+
+_library.impl("add_gumbel_", add_gumbel, "CompositeExplicitAutograd")
+torch.library.register_fake("speccompile::add_gumbel_", lambda *_: None, lib=_library)

@@ -1,0 +1,100 @@
+"""How one request's tokens are chosen: its options, checked, and how they get into its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from speccompile.errors import InvalidOption
+from speccompile.runtime.arena import Arena
+from speccompile.sampling import OPTIONS, PROCESSORS
+
+SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options that do something, by name, and the seed of what is drawn.
+
+    A request without any has None instead: it is decoded greedily, by executables that know nothing of all this.
+    """
+
+    values: Mapping[str, Any]
+    seed: int = 0
+
+    def place(self, arena: Arena, slot: int, prompt_length: int) -> None:
+        """Write into the state of ``slot``, which holds nothing of a former owner."""
+        arena["seed"][slot] = self.seed
+        for processor in PROCESSORS:
+            values = {
+                option.name: self.values[option.name] for option in processor.options if option.name in self.values
+            }
+            if not values:
+                continue
+            for name, value in processor.place(values, prompt_length).items():
+                given = torch.as_tensor(value, dtype=arena[name].dtype)
+                place = arena[name][slot]
+                (place[: len(given)] if given.ndim else place).copy_(given)
+
+    def with_seed(self, seed: int) -> Sampling:
+        return Sampling(self.values, seed % SEEDS)
+
+
+def read_sampling(
+    where: str,
+    given: Mapping[str, Any],
+    *,
+    do_sample: bool | None,
+    seed: int | None,
+    config: GenerationConfig,
+    eos: list[int],
+    vocab_size: int,
+) -> Sampling | None:
+    """Check a request's options, and add those of the model's generation_config, as transformers does.
+
+    Args:
+        where: what was called, for messages.
+        given: options by name; None is as if not given.
+        do_sample: None is what the generation_config says.
+        seed: None takes one from torch's default generator, if anything is drawn.
+
+    Raises:
+        InvalidOption: names the option and says what it may be.
+    """
+    if not (do_sample is None or isinstance(do_sample, bool)):
+        raise InvalidOption(where=where, name="do_sample", value=do_sample, reason="use True, False or None")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < SEEDS):
+        raise InvalidOption(where=where, name="seed", value=seed, reason=f"it has to be an int in 0 .. {SEEDS - 1}")
+    draws = bool(config.do_sample) if do_sample is None else do_sample
+    values: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        value, source = given.get(name), where
+        if value is None:
+            value, source = getattr(config, name, None), "the model's generation_config"
+        elif option.draws and not draws:
+            raise InvalidOption(where=where, name=name, value=value, reason="it needs do_sample=True")
+        if option.draws and not draws:
+            continue
+        value = option.default if value is None else value
+        if value is None:
+            continue
+        if problem := option.problem(value, vocab_size):
+            raise InvalidOption(where=source, name=name, value=value, reason=problem)
+        if not option.is_neutral(value):
+            values[name] = value
+    if draws and values["temperature"] == 0:
+        # The greatest score it is, whatever else were kept.
+        values = {name: value for name, value in values.items() if not OPTIONS[name].draws}
+    if "bad_words_ids" in values:
+        # As in transformers: a text may always end.
+        words = [word for word in values.pop("bad_words_ids") if list(word) not in [[item] for item in eos]]
+        values |= {"bad_words_ids": words} if words else {}
+    if not values:
+        return None
+    if seed is None:
+        seed = int(torch.randint(SEEDS - 1, ())) if values.get("temperature") else 0
+    return Sampling(values, seed)

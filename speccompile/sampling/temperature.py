@@ -1,0 +1,29 @@
+"""Temperature: scores are divided by it; 0 chooses the greatest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import N, StateSpec
+from speccompile.sampling.base import Option, Processor, number
+
+
+class Temperature(Processor):
+    """transformers' ``TemperatureLogitsWarper``. A slot at 0 draws nothing and is left as it is."""
+
+    name = "temperature"
+    options: ClassVar = (Option("temperature", number(0), default=1.0, draws=True),)
+    state: ClassVar = (StateSpec("temperature", (N,), torch.float32),)
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        return {"temperature": float(values["temperature"])}
+
+    def active(self, *state: torch.Tensor) -> bool:
+        return bool(((state[0] != 0) & (state[0] != 1)).any())
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        (temperature,) = state
+        scores.div_(torch.where(temperature == 0, 1.0, temperature)[:, None, None])

@@ -1,0 +1,29 @@
+"""Top-k: only the k greatest scores stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import N, StateSpec
+from speccompile.sampling.base import Option, Processor, whole
+
+
+class TopK(Processor):
+    """transformers' ``TopKLogitsWarper``: what equals the k-th greatest stays too."""
+
+    name = "top_k"
+    options: ClassVar = (Option("top_k", whole(0), neutral=0, default=50, draws=True),)
+    state: ClassVar = (StateSpec("top_k", (N,), torch.int64, high=2),)
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        return {"top_k": values["top_k"]}
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        count = state[0].clamp(max=scores.shape[-1])
+        greatest = scores.topk(int(count.max()), dim=-1).values
+        index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
+        threshold = torch.where(count[:, None, None] > 0, greatest.gather(-1, index), float("-inf"))
+        scores.masked_fill_(scores < threshold, float("-inf"))

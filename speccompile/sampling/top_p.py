@@ -1,0 +1,41 @@
+"""Top-p (nucleus): the most likely tokens stay, as few as make up the mass p."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import N, StateSpec
+from speccompile.sampling.base import Option, Processor, number
+
+# The nucleus is looked for among so many tokens first: sorting a whole vocabulary takes ten times as long.
+FIRST_LOOK = 1024
+
+
+class TopP(Processor):
+    """transformers' ``TopPLogitsWarper``, save that of equal scores at the border all stay."""
+
+    name = "top_p"
+    options: ClassVar = (Option("top_p", number(0, 1, above=True), neutral=1.0, draws=True),)
+    state: ClassVar = (StateSpec("top_p", (N,), torch.float32, fill=1),)
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        return {"top_p": float(values["top_p"])}
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        top_p = state[0][:, None, None]
+        total = scores.logsumexp(-1, keepdim=True)
+        vocab = scores.shape[-1]
+        for look in (FIRST_LOOK, vocab):
+            greatest = scores.topk(min(look, vocab), dim=-1).values
+            mass = (greatest - total).exp()
+            # A token stays while those in front of it make up less than p.
+            inside = mass.cumsum(-1) - mass < top_p
+            inside[..., 0] = True
+            count = inside.sum(-1, keepdim=True)
+            if not ((count == look) & (top_p < 1)).any():
+                break
+        threshold = torch.where(top_p < 1, greatest.gather(-1, count - 1), float("-inf"))
+        scores.masked_fill_(scores < threshold, float("-inf"))

@@ -1,0 +1,34 @@
+"""Typical-p: tokens whose information is nearest to the entropy stay, as few as make up the mass p."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import N, StateSpec
+from speccompile.sampling.base import Option, Processor, number
+
+
+class TypicalP(Processor):
+    """transformers' ``TypicalLogitsWarper`` (Meister et al., "Locally Typical Sampling", 2022)."""
+
+    name = "typical_p"
+    options: ClassVar = (Option("typical_p", number(0, 1, above=True), neutral=1.0, draws=True),)
+    state: ClassVar = (StateSpec("typical_p", (N,), torch.float32, fill=1),)
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        return {"typical_p": float(values["typical_p"])}
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        mass = state[0][:, None, None]
+        information = -scores.log_softmax(-1)
+        probability = (-information).exp()
+        entropy = (information * probability).nansum(-1, keepdim=True)
+        distance = (information - entropy).abs()
+        ordered, order = distance.sort(-1)
+        before = probability.gather(-1, order).cumsum(-1)
+        last = (before < mass).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+        threshold = torch.where(mass < 1, ordered.gather(-1, last), float("inf"))
+        scores.masked_fill_(distance > threshold, float("-inf"))

@@ -1,0 +1,39 @@
+"""A drafter and a policy that know nothing, for the tests of sampling."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.modes.base import ReadyMode
+
+LIKELY = 10
+
+
+@dataclass(frozen=True)
+class Random(ReadyMode):
+    """Drafts tokens below ``LIKELY`` that follow from the place alone, as many as that says too."""
+
+    name: ClassVar[str] = "random_drafts"
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        places = length[:, None] + torch.arange(draft_len, device=length.device)
+        return (places * 7919 + 13) * (places + 5) % LIKELY, length % (draft_len + 1)
+
+    def explain(self) -> str:
+        return "drafts that have nothing to do with the text"
+
+
+class Dice:
+    """Another tier at every step."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def choose(self, live_rows: int) -> int:
+        return self._rng.choice([0, 1, 3])

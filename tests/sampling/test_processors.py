@@ -1,0 +1,282 @@
+"""Every processor leaves what transformers' processors and warpers leave, place by place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation import logits_process as hf
+
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.state import core_state, resolve_layout
+from speccompile.passes.sample import processed, put_tokens, state_of
+from speccompile.runtime.arena import Arena
+from speccompile.sampling import OPTIONS, PROCESSORS, sampling_state
+from speccompile.sampling.request import Sampling, read_sampling
+
+VOCAB = 40
+MAX_LEN = 30
+WIDTH = 4
+
+
+def make_arena(rows: int) -> Arena:
+    specs = [*core_state(VOCAB), *sampling_state()]
+    layout = resolve_layout(
+        specs, max_batch=rows, max_len=MAX_LEN, max_draft_len=WIDTH - 1, max_width=WIDTH, vocab_size=VOCAB
+    )
+    return Arena(layout, torch.device("cpu"))
+
+
+def read(options: Mapping[str, Any], eos: list[int], do_sample: bool = True) -> Sampling | None:
+    return read_sampling(
+        "submit", options, do_sample=do_sample, seed=0, config=GenerationConfig(), eos=eos, vocab_size=VOCAB
+    )
+
+
+def ours(rows: list[dict[str, Any]], logits: torch.Tensor) -> torch.Tensor:
+    """Scores ``[B, T, V]`` of rows with prompt, new tokens, drafts, options, EOS ids and limit of their own."""
+    arena = make_arena(len(rows))
+    slots = torch.randperm(len(rows))
+    drafts = torch.tensor([row["drafts"] for row in rows])
+    for row, slot in zip(rows, slots.tolist(), strict=True):
+        text = row["prompt"] + row["new"]
+        arena["tokens"][slot, : len(text)] = torch.tensor(text)
+        arena["length"][slot] = len(text)
+        arena["limit"][slot] = row["limit"]
+        arena["eos"][slot, : len(row["eos"])] = torch.tensor(row["eos"])
+        if (sampling := read(row["options"], row["eos"])) is not None:
+            sampling.place(arena, slot, len(row["prompt"]))
+    names = list(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
+    context = put_tokens(arena["tokens"][slots], arena["length"][slots], drafts)
+    state = [arena[name] for name in names]
+    return processed(logits, context, arena["length"][slots], slots, *state, names=names)
+
+
+def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
+    """The same for one row, ``[T, V]``, by transformers, which looks at one place at a time."""
+    options, prompt, eos = row["options"], row["prompt"], row["eos"]
+    processors = LogitsProcessorList()
+    if options.get("logit_bias"):
+        processors.append(
+            hf.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in options["logit_bias"].items()])
+        )
+    if options.get("repetition_penalty", 1.0) != 1.0:
+        processors.append(hf.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
+    processors.append(Openai(len(prompt), options.get("presence_penalty", 0.0), options.get("frequency_penalty", 0.0)))
+    if options.get("no_repeat_ngram_size"):
+        processors.append(hf.NoRepeatNGramLogitsProcessor(options["no_repeat_ngram_size"]))
+    if options.get("bad_words_ids"):
+        processors.append(hf.NoBadWordsLogitsProcessor(options["bad_words_ids"], eos))
+    if options.get("min_new_tokens"):
+        processors.append(hf.MinNewTokensLengthLogitsProcessor(len(prompt), options["min_new_tokens"], eos))
+    if options.get("forced_eos_token_id") is not None:
+        processors.append(hf.ForcedEOSTokenLogitsProcessor(row["limit"], options["forced_eos_token_id"]))
+    if options.get("suppress_tokens"):
+        processors.append(hf.SuppressTokensLogitsProcessor(options["suppress_tokens"]))
+    if options.get("begin_suppress_tokens"):
+        processors.append(hf.SuppressTokensAtBeginLogitsProcessor(options["begin_suppress_tokens"], len(prompt)))
+    if options.get("temperature", 1.0) != 1.0:
+        processors.append(hf.TemperatureLogitsWarper(options["temperature"]))
+    if options.get("top_k", 50):
+        processors.append(hf.TopKLogitsWarper(options.get("top_k", 50)))
+    if options.get("top_p", 1.0) < 1:
+        processors.append(hf.TopPLogitsWarper(options["top_p"]))
+    if options.get("min_p"):
+        processors.append(hf.MinPLogitsWarper(options["min_p"]))
+    if options.get("typical_p", 1.0) < 1:
+        processors.append(hf.TypicalLogitsWarper(options["typical_p"]))
+    text = prompt + row["new"]
+    places = [torch.tensor([text + row["drafts"][:i]]) for i in range(logits.shape[0])]
+    return torch.cat([processors(ids, logits[i : i + 1].clone()) for i, ids in enumerate(places)])
+
+
+class Openai(hf.LogitsProcessor):
+    """https://platform.openai.com/docs/guides/text-generation, "frequency and presence penalties"."""
+
+    def __init__(self, start: int, presence: float, frequency: float) -> None:
+        self.start, self.presence, self.frequency = start, presence, frequency
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(input_ids[0, self.start :], minlength=VOCAB)
+        return scores - self.presence * (counts > 0) - self.frequency * counts
+
+
+tokens = st.integers(0, VOCAB - 1)
+few = st.integers(0, 5)
+CHOICES: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.floats(0.05, 3),
+    "top_k": st.integers(0, 60),
+    "top_p": st.floats(0.05, 1),
+    "min_p": st.floats(0, 1),
+    "typical_p": st.floats(0.05, 1),
+    "repetition_penalty": st.floats(0.3, 3),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "logit_bias": st.dictionaries(tokens, st.floats(-9, 9).filter(bool), max_size=6),
+    "suppress_tokens": st.lists(tokens, max_size=6),
+    "begin_suppress_tokens": st.lists(tokens, max_size=6),
+    "bad_words_ids": st.lists(st.lists(few, min_size=1, max_size=4), max_size=5),
+    "no_repeat_ngram_size": st.integers(0, 5),
+    "min_new_tokens": st.integers(0, 6),
+    "forced_eos_token_id": tokens | st.lists(tokens, min_size=1, max_size=3),
+}
+
+
+def options_of(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={name: CHOICES[name] for name in names})
+
+
+@st.composite
+def a_row(draw: st.DrawFn, names: list[str]) -> dict[str, Any]:
+    # Few different tokens, so that there is something to repeat.
+    prompt = draw(st.lists(few, min_size=1, max_size=9))
+    new = draw(st.lists(few, max_size=6))
+    text = len(prompt) + len(new)
+    return {
+        "prompt": prompt,
+        "new": new,
+        "drafts": draw(st.lists(few, min_size=WIDTH - 1, max_size=WIDTH - 1)),
+        "eos": draw(st.lists(tokens, min_size=1, max_size=3)),
+        "limit": draw(st.integers(text + 1, MAX_LEN)),
+        "options": draw(options_of(names)),
+    }
+
+
+def test_every_option_is_tried() -> None:
+    assert CHOICES.keys() == OPTIONS.keys()
+
+
+@given(rows=st.lists(a_row(list(CHOICES)), min_size=1, max_size=4), seed=st.integers(0, 2**32))
+@settings(max_examples=250, deadline=None)
+def test_all_together(rows: list[dict[str, Any]], seed: int) -> None:
+    compare(rows, seed)
+
+
+@pytest.mark.parametrize("name", list(CHOICES))
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_one_by_one(name: str, data: st.DataObject) -> None:
+    compare(data.draw(st.lists(a_row([name]), min_size=1, max_size=3)), data.draw(st.integers(0, 2**32)))
+
+
+def compare(rows: list[dict[str, Any]], seed: int) -> None:
+    logits = 3 * torch.randn(len(rows), WIDTH, VOCAB, generator=torch.Generator().manual_seed(seed))
+    scores = ours(rows, logits)
+    for row, given_logits, got in zip(rows, logits, scores, strict=True):
+        expected = of_transformers(row, given_logits)
+        kept = expected > float("-inf")
+        same = torch.equal(got > float("-inf"), kept)
+        if same:
+            assert torch.allclose(got[kept], expected[kept], rtol=1e-6, atol=1e-6)
+        else:
+            # At a border that rounding decides (a mass of p, to the last bits), one token more or less may stay.
+            assert_near_a_border(row["options"], got, expected)
+
+
+def assert_near_a_border(options: dict[str, Any], got: torch.Tensor, expected: torch.Tensor) -> None:
+    """One token less, or more, or some of equal scores more: transformers drops some of these."""
+    assert options.keys() & {"top_p", "min_p", "typical_p"}, (got, expected)
+    for ours, theirs in zip(got, expected, strict=True):
+        more, less = (
+            ours[(theirs == float("-inf")) & (ours > theirs)],
+            theirs[(ours == float("-inf")) & (theirs > ours)],
+        )
+        assert len(more) + len(less) <= 1 or (not len(less) and more.max() - more.min() < 1e-6)
+
+
+def test_a_row_without_options_is_left_alone_beside_others() -> None:
+    plain = {"prompt": [1, 2], "new": [3], "drafts": [1, 2, 3], "eos": [0], "limit": 20, "options": {"temperature": 0}}
+    busy = plain | {
+        "options": {"top_k": 3, "repetition_penalty": 2.0, "suppress_tokens": [5], "no_repeat_ngram_size": 1}
+    }
+    logits = torch.randn(2, WIDTH, VOCAB)
+    scores = ours([plain, busy], logits)
+    assert torch.equal(scores[0], logits[0])
+    assert not torch.equal(scores[1], logits[1])
+
+
+def test_a_nucleus_wider_than_the_first_look() -> None:
+    from speccompile.sampling.top_p import FIRST_LOOK, TopP
+
+    vocab = 4 * FIRST_LOOK
+    logits = 0.01 * torch.randn(1, 2, vocab)
+    expected = torch.cat([hf.TopPLogitsWarper(0.9)(None, logits[:, i]) for i in range(2)])
+    TopP().apply(logits, torch.zeros(1, 4), torch.tensor([1]), torch.tensor([0.9]))
+    kept = (logits[0] > float("-inf")).sum(-1)
+    assert torch.all((kept - (expected > float("-inf")).sum(-1)).abs() <= 1)
+    assert kept.min() > FIRST_LOOK
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"temperature": -0.1}, "number of at least 0"),
+        ({"temperature": float("nan")}, "number of at least 0"),
+        ({"temperature": float("inf")}, "number of at least 0"),
+        ({"temperature": True}, "number of at least 0"),
+        ({"top_k": -1}, "int of at least 0"),
+        ({"top_k": 2.0}, "int of at least 0"),
+        ({"top_p": 0}, "above 0 and at most 1"),
+        ({"top_p": 1.1}, "above 0 and at most 1"),
+        ({"typical_p": 0.0}, "above 0 and at most 1"),
+        ({"min_p": 1.5}, "at least 0 and at most 1"),
+        ({"repetition_penalty": 0}, "above 0"),
+        ({"presence_penalty": "1"}, "number"),
+        ({"logit_bias": [1]}, "map token ids to numbers"),
+        ({"logit_bias": {VOCAB: 1.0}}, "no token id"),
+        ({"logit_bias": {1: float("inf")}}, "no number"),
+        ({"suppress_tokens": [VOCAB]}, "no token id"),
+        ({"suppress_tokens": 3}, "list of token ids"),
+        ({"suppress_tokens": [1] * 257}, "257 ids, and a slot has room for 256"),
+        ({"bad_words_ids": [[]]}, "list of lists"),
+        ({"bad_words_ids": [[1] * 9]}, "room for 64 of up to 8"),
+        ({"bad_words_ids": [[1]] * 65}, "room for 64 of up to 8"),
+        ({"no_repeat_ngram_size": 17}, "at most 16"),
+        ({"min_new_tokens": -1}, "at least 0"),
+        ({"forced_eos_token_id": -2}, "no token id"),
+    ],
+    ids=str,
+)
+def test_bad_values(options: dict[str, Any], says: str) -> None:
+    (name,) = options
+    with pytest.raises(InvalidOption, match=says) as caught:
+        read(options, [0])
+    assert f"submit: {name}=" in str(caught.value)
+
+
+def test_options_that_draw_need_do_sample() -> None:
+    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+        with pytest.raises(InvalidOption, match=f"{name}=1 is not valid: it needs do_sample=True"):
+            read({name: 1}, [], do_sample=False)
+
+
+def test_what_does_nothing_is_nothing() -> None:
+    neutral = {name: option.neutral for name, option in OPTIONS.items() if not option.draws}
+    assert read(neutral, [], do_sample=False) is None
+    # What is greatest stays greatest.
+    assert read({"temperature": 0, "top_k": 3, "typical_p": 0.5}, []) is None
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    sampling = read({}, [])
+    assert sampling is not None and sampling.values == {"temperature": 1.0, "top_k": 50}
+    config = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, top_k=0, repetition_penalty=1.1)
+    read_of = read_sampling("submit", {"top_p": 0.5}, do_sample=None, seed=3, config=config, eos=[], vocab_size=VOCAB)
+    assert read_of == Sampling({"temperature": 0.6, "top_p": 0.5, "repetition_penalty": 1.1}, 3)
+
+
+def test_a_bad_value_of_the_generation_config_is_told_as_such() -> None:
+    config = GenerationConfig(do_sample=True, top_k=50)
+    config.top_p = 7.0
+    with pytest.raises(InvalidOption, match=r"the model's generation_config: top_p=7\.0"):
+        read_sampling("submit", {}, do_sample=None, seed=0, config=config, eos=[], vocab_size=VOCAB)
+
+
+def test_a_word_that_is_an_eos_id_may_come() -> None:
+    sampling = read({"bad_words_ids": [[3], [4]]}, [4])
+    assert sampling is not None and sampling.values["bad_words_ids"] == [[3]]
