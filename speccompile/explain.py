@@ -32,7 +32,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         "engine": _engine(engine),
         "policy": str(engine.policy),
-        "acceptance": "exact: a draft token stays while it is the target's own greedy choice",
+        "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         "deterministic": deterministic,
         "backend": f"{config.backend.name}: {config.backend.reason}",
         "kernels": f"linears {config.linears.reason}; {_attention(build)}",

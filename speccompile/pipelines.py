@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from speccompile.acceptance import Exact, Rule
 from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
@@ -19,12 +20,10 @@ from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
 from speccompile.passes.choose_linear import ChooseLinear
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import NoDrafts
-from speccompile.passes.greedy_accept import GreedyAccept
 from speccompile.passes.last_logits import LastLogits
 from speccompile.passes.outline import OutlineLayers
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.rows import BindRows
-from speccompile.passes.sample import ExactAccept, ProcessLogits
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.sampling import sampling_state
 
@@ -42,6 +41,7 @@ class BuildConfig:
     backend: Backend
     deterministic: bool
     linears: LinearChoice = STOCK
+    rule: Rule = field(default_factory=Exact)
 
     @property
     def max_draft_len(self) -> int:
@@ -65,8 +65,10 @@ class BuildConfig:
         if not draft_len:
             return [NoDrafts(), *self.commit_passes()]
         mode = self.mode
-        drafts = mode.draft_passes(draft_len) if kind == "greedy" else mode.sampled_draft_passes(draft_len)
-        return [*drafts, *self.commit_passes()]
+        if kind == "greedy":
+            return [*mode.draft_passes(draft_len), *self.commit_passes()]
+        probabilities = self.rule.uses_draft_probs
+        return [*mode.sampled_draft_passes(draft_len, probabilities=probabilities), *self.commit_passes()]
 
     def commit_passes(self) -> list[Pass]:
         """What the mode does behind a commit; nothing where no tier could use it."""
@@ -101,18 +103,13 @@ def prefill_name(width: int, kind: Kind = "greedy") -> str:
     return f"prefill T={width}{', sampled' * (kind == 'sampled')}"
 
 
-def accept_passes(kind: Kind) -> list[Pass]:
-    """From a step's logits and drafts to its tokens."""
-    return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), ExactAccept()]
-
-
 def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:
     """Passes that make the step of one tier out of the outlined model."""
     passes: list[Pass] = [
         BindRows(rows),
         *config.draft_passes(draft_len, kind),
         VerifyInputs(draft_len, config.width(draft_len, rows)),
-        *accept_passes(kind),
+        *config.rule.passes(kind),
         Commit(),
     ]
     return Pipeline(tuple(passes), config.goals, tier_name(draft_len, rows, kind))
@@ -125,7 +122,7 @@ def prefill_pipeline(config: BuildConfig, width: int, kind: Kind = "greedy") -> 
         NoDrafts(),
         PrefillInputs(width),
         LastLogits(),
-        *accept_passes(kind),
+        *config.rule.passes(kind),
         Commit(),
         *config.commit_passes(),
     ]

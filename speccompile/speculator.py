@@ -41,7 +41,7 @@ class Speculator:
         self._build: Build | None = build
         ports = build.largest.graph.ports.values()
         weights = {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
-        self._target: Target | None = Target(model, weights, build.info.vocab_size)
+        self._target: Target | None = Target(model, weights, build.info.vocab_size, config.rule)
         self._engine: Engine | None = Engine(
             self._target,
             arena=build.arena,

@@ -10,8 +10,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from speccompile import modes
+from speccompile.acceptance import Rule, choose_rule
 from speccompile.build import build
-from speccompile.errors import InvalidOption, InvalidTiers, UnknownAcceptance
+from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
@@ -21,7 +22,6 @@ from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, parse_policy
 from speccompile.speculator import Speculator
 
-ACCEPTANCE_RULES = ("exact",)
 DEFAULT_TIERS = (0, 1, 3, 7)
 
 
@@ -34,7 +34,7 @@ def wrap(
     max_len: int = 2048,
     backend: str = "auto",
     policy: str | Policy | None = None,
-    acceptance: str = "exact",
+    acceptance: str | Rule = "exact",
     deterministic: bool | None = None,
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
@@ -54,7 +54,9 @@ def wrap(
         backend: ``auto``, ``eager`` or ``inductor``.
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
             tier.
-        acceptance: ``exact``, which is greedy decoding's own rule.
+        acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
+            distribution does not; ``block`` likewise, and it accepts more. ``typical`` and ``relaxed`` are lossy. A
+            name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``.
         deterministic: True makes logits independent, in every bit, of tier and neighbours (all tiers then run the
             widest tier's shape). None does so where it costs nothing, which
             no backend offers yet.
@@ -113,7 +115,7 @@ def make_plan(
     max_len: int = 2048,
     backend: str = "auto",
     policy: str | Policy | None = None,
-    acceptance: str = "exact",
+    acceptance: str | Rule = "exact",
     deterministic: bool | None = None,
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
@@ -131,8 +133,7 @@ def make_plan(
         _check_whole("prefill_budget", prefill_budget, 1)
     if not isinstance(prefix_reuse, bool):
         raise InvalidOption(where="wrap", name="prefix_reuse", value=prefix_reuse, reason="use True or False")
-    if acceptance not in ACCEPTANCE_RULES:
-        raise UnknownAcceptance(name=acceptance, available=", ".join(ACCEPTANCE_RULES))
+    rule = choose_rule(acceptance)
     chosen_mode = modes.create(mode, mode_options)
     chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
     info = inspect_model(model)
@@ -147,6 +148,7 @@ def make_plan(
         backend=chosen_backend,
         # Stock linears and SDPA are not row-invariant across widths, so it is never free yet.
         deterministic=bool(deterministic),
+        rule=rule,
         linears=chosen_backend.choose_linears(
             model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
         ),

@@ -48,9 +48,14 @@ class Mode(ABC):
     def draft_passes(self, draft_len: int) -> list[Pass]:
         """Passes that provide the fact ``drafts`` in a step of the tier ``draft_len`` (K > 0)."""
 
-    def sampled_draft_passes(self, draft_len: int) -> list[Pass]:
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
         """The same in a step that draws its tokens: for a drafter with probabilities of its own, which then draws with
-        the target's noise."""
+        the target's noise.
+
+        Args:
+            probabilities: the acceptance rule looks at them: name them ``draft_probs``, float32 ``[B, K, V]``, and draw
+                with noise of the step's own (``DRAFTS``). A drafter that names none counts as certain.
+        """
         return self.draft_passes(draft_len)
 
     def commit_passes(self) -> list[Pass]:

@@ -18,7 +18,7 @@ from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
-from speccompile.passes.sample import add_noise, process, put_tokens
+from speccompile.passes.sample import add_noise, probabilities, process, put_tokens
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class EarlyExit(Mode):
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [DraftEarlyExit(self.exit_layer, draft_len)]
 
-    def sampled_draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftEarlyExit(self.exit_layer, draft_len, draws=True)]
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        return [DraftEarlyExit(self.exit_layer, draft_len, draws=True, probabilities=probabilities)]
 
     def explain(self) -> str:
         return f"the target's first {self.exit_layer} layers draft, sharing their KV"
@@ -58,12 +58,14 @@ class DraftEarlyExit(Pass):
     """Splices ``draft_len`` single-token forwards of the first ``exit_layer`` layers in front of the target.
 
     With ``draws`` their logits go through the request's own pipeline, and the target's noise of the place is added: the
-    drafter draws what the target would, as far as both agree.
+    drafter draws what the target would, as far as both agree. With ``probabilities`` it draws with noise of its own,
+    which does not come back in the next step, and leaves what it drew from, ``draft_probs`` ``[B, K, V]``.
     """
 
     exit_layer: int
     draft_len: int
     draws: bool = False
+    probabilities: bool = False
 
     name: ClassVar[str] = "draft_early_exit"
     looks_for: ClassVar[str] = "decoder layers to copy"
@@ -74,20 +76,26 @@ class DraftEarlyExit(Pass):
         anchors, slots, start = graph.anchors, graph.values["slots"], graph.anchors.start
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         token, position, lens = graph.insert(newest, *state, slots, before=start, draft_len=self.draft_len)
-        drafted = []
+        drafted, drawn_from = [], []
         if self.draws:
             context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
+            begun = length
         for _ in range(self.draft_len):
             inputs = {anchors.tokens: token, anchors.positions: position}
             hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
             logits = graph.splice(graph.values["logits"], {**inputs, anchors.layers[-1]: hidden}, before=start)
             if self.draws:
                 logits = process(graph, logits, context, length, start)
-                add_noise(graph, logits, length, start)
+                if self.probabilities:
+                    nodes = (logits, graph.state("temperature"), slots)
+                    drawn_from.append(graph.insert(slot_probabilities, *nodes, before=start))
+                add_noise(graph, logits, length, start, begun if self.probabilities else None)
             token, position = graph.insert(choose, logits, position, before=start)
             if self.draws:
                 context, length = graph.insert(lengthened, context, length, token, before=start)
             drafted.append(token)
+        if drawn_from:
+            graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
         set_drafts(graph, graph.insert(join, lens, *drafted, before=start), lens)
         return Changes(self.draft_len, f"{self.draft_len} forwards of {self.exit_layer} layers")
 
@@ -117,6 +125,15 @@ def lengthened(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The text with one more token ``[B, 1]``, and its length."""
     return put_tokens(context, row_length, token), row_length + 1
+
+
+def slot_probabilities(scores: torch.Tensor, temperature: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return probabilities(scores, temperature[slots])
+
+
+def side_by_side(*places: torch.Tensor) -> torch.Tensor:
+    """K of ``[B, 1, V]`` as ``[B, K, V]``."""
+    return torch.cat(places, dim=1)
 
 
 def join(lens: torch.Tensor, *drafted: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.greedy_accept import drafts_of, greedy_accept
 from speccompile.sampling import PROCESSORS
 from speccompile.sampling.base import Processor
-from speccompile.sampling.noise import TOKENS
+from speccompile.sampling.noise import DRAFTS, TOKENS
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,27 @@ def processed(
     return scores
 
 
-def add_noise(graph: StepGraph, scores: fx.Node, row_length: fx.Node, before: fx.Node) -> None:
-    """Insert the noise of the places behind ``row_length`` ``[B]`` tokens, added to ``scores`` in place."""
+def add_noise(
+    graph: StepGraph, scores: fx.Node, row_length: fx.Node, before: fx.Node, start: fx.Node | None = None
+) -> None:
+    """Insert the noise of the places behind ``row_length`` ``[B]`` tokens, added to ``scores`` in place: that of the
+    target, or, with the step's ``start`` ``[B]``, a drafter's own."""
     state = [graph.state(name) for name in ("temperature", "seed")]
-    graph.insert(noise, scores, row_length, graph.values["slots"], *state, before=before)
+    own = [] if start is None else [start]
+    graph.insert(noise, scores, row_length, graph.values["slots"], *state, *own, before=before)
 
 
 def noise(
-    scores: torch.Tensor, row_length: torch.Tensor, slots: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor
+    scores: torch.Tensor,
+    row_length: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    start: torch.Tensor | None = None,
 ) -> None:
     positions = row_length[:, None] + torch.arange(scores.shape[1], device=scores.device)
-    torch.ops.speccompile.add_gumbel_(scores, temperature[slots], seed[slots], positions, TOKENS)
+    stream = TOKENS if start is None else DRAFTS
+    torch.ops.speccompile.add_gumbel_(scores, temperature[slots], seed[slots], positions, stream, start)
 
 
 def lengths_of(length: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -126,3 +136,13 @@ def put_tokens(context: torch.Tensor, row_length: torch.Tensor, drafts: torch.Te
     # Behind the cache, where a row that is about to end may reach, nothing is ever read.
     places = places.clamp(max=context.shape[1] - 1)
     return context.scatter(1, places, drafts)
+
+
+def probabilities(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Of ``scores`` ``[B, T, V]``; at temperature 0 (``[B]``) all of it is the greatest one's. NaN where nothing can be
+    chosen."""
+    drawn = scores.softmax(-1)
+    certain = torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
+    undecided = scores.amax(-1, keepdim=True)
+    certain = torch.where(undecided.isnan() | (undecided == float("-inf")), float("nan"), certain)
+    return torch.where(temperature[:, None, None] == 0, certain, drawn)

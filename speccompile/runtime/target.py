@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import ModelInTraining, WeightsReplaced
+from speccompile.acceptance import Rule
+from speccompile.errors import InvalidOption, ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.support import named_tensors
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.sampling.request import Sampling, read_sampling
@@ -25,10 +26,14 @@ class Target:
     Args:
         weights: by the path of the model's own parameter or buffer.
         vocab_size: V.
+        rule: how drafts are accepted.
     """
 
-    def __init__(self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor], vocab_size: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor], vocab_size: int, rule: Rule
+    ) -> None:
         self.model = model
+        self._rule = rule
         self._vocab_size = vocab_size
         self._weights = weights
         samples = [_sample(weight.detach()) for weight in weights.values() if _has_plain_storage(weight.detach())]
@@ -67,9 +72,13 @@ class Target:
     ) -> Sampling | None:
         """A request's options, checked; what it does not say is what the model's generation_config says."""
         config, vocab_size = self.model.generation_config, self._vocab_size
-        return read_sampling(
+        sampling = read_sampling(
             where, options, do_sample=do_sample, seed=seed, config=config, eos=eos, vocab_size=vocab_size
         )
+        if self._rule.greedy_only and sampling is not None and sampling.values.get("temperature"):
+            reason = f"the acceptance rule {self._rule.name!r} is for greedy decoding; use False, or wrap with another"
+            raise InvalidOption(where=where, name="do_sample", value=True, reason=reason)
+        return sampling
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,19 @@ import torch
 #: Streams. The target and a drafter that draws share ``TOKENS``, keyed by position: that is the rule ``exact``. Every
 #: other coin has a stream of its own.
 TOKENS = 0
+COINS = 1
+RESIDUAL = 2
+#: Of a drafter whose drafts are judged by coins.
+DRAFTS = 3
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define("add_gumbel_(Tensor(a!) scores, Tensor temperature, Tensor seed, Tensor positions, int stream) -> ()")
+_library.define(
+    "add_gumbel_(Tensor(a!) scores, Tensor temperature, Tensor seed, Tensor positions, int stream, "
+    "Tensor? start=None) -> ()"
+)
 
 
 def _int64(value: int) -> int:
@@ -40,15 +47,18 @@ def _shifted(x: torch.Tensor, by: int, bits: int) -> torch.Tensor:
     return (x >> by) & ((1 << (bits - by)) - 1)
 
 
-def keys(seed: torch.Tensor, stream: int, positions: torch.Tensor) -> torch.Tensor:
+def keys(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
     """64 bits for each place, int64 ``[B, T]``.
 
     Args:
         seed: int64 ``[B]``; positions: int64 ``[B, T]``, of the token to be chosen.
+        start: int64 ``[B]``, committed tokens when the step began, for what must not come back when a place that was
+            refused is looked at again. None for ``TOKENS``, which has to.
     """
     key = _mix64(seed + _GOLDEN)[:, None]
     key = _mix64(key + (positions + 1) * _GOLDEN)
-    return _mix64(key + _int64(((stream + 1) * _GOLDEN) % 2**64))
+    key = _mix64(key + _int64(((stream + 1) * _GOLDEN) % 2**64))
+    return key if start is None else _mix64(key + (start[:, None] + 1) * _GOLDEN)
 
 
 def bits(key: torch.Tensor, count: int) -> torch.Tensor:
@@ -77,23 +87,35 @@ def uniform(integers: torch.Tensor) -> torch.Tensor:
     return ((integers >> 1) & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
 
 
-def gumbel(seed: torch.Tensor, stream: int, positions: torch.Tensor, count: int) -> torch.Tensor:
+def gumbel(
+    seed: torch.Tensor, stream: int, positions: torch.Tensor, count: int, start: torch.Tensor | None = None
+) -> torch.Tensor:
     """Standard Gumbels, float32 ``[B, T, count]``: ``argmax(log p + gumbel)`` draws from p."""
-    return uniform(bits(keys(seed, stream, positions), count)).neg_().log1p_().neg_().log_().neg_()
+    return uniform(bits(keys(seed, stream, positions, start), count)).neg_().log1p_().neg_().log_().neg_()
+
+
+def coins(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """One uniform for each place, float32 ``[B, T]``."""
+    return uniform(bits(keys(seed, stream, positions, start), 1))[..., 0]
 
 
 def add_gumbel(
-    scores: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor, stream: int
+    scores: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    positions: torch.Tensor,
+    stream: int,
+    start: torch.Tensor | None = None,
 ) -> None:
     """Add noise to ``scores`` ``[B, T, V]`` in place, to those of rows with a temperature above 0.
 
     Args:
-        temperature: float32 ``[B]``; seed: int64 ``[B]``; positions: int64 ``[B, T]``.
+        temperature: float32 ``[B]``; seed: int64 ``[B]``; positions, start: as :func:`keys` has them.
     """
     draws = temperature > 0
     if scores.device.type == "cpu" and not draws.any():
         return
-    noise = gumbel(seed, stream, positions, scores.shape[-1])
+    noise = gumbel(seed, stream, positions, scores.shape[-1], start)
     scores.add_(torch.where(draws[:, None, None], noise, 0.0))
 
 

@@ -1,0 +1,35 @@
+"""What an acceptance rule is: how a step's drafts and the target's scores become its tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from speccompile.lowering.tier import Kind
+from speccompile.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """The fields of the dataclass are its options. A new rule is one file, listed in
+    ``speccompile.acceptance.RULES``."""
+
+    name: ClassVar[str]
+    #: Emitted tokens are distributed as the target's own.
+    lossless: ClassVar[bool]
+    #: They are the very tokens that plain decoding draws from the same seed.
+    text_invariant: ClassVar[bool]
+    #: It looks at the drafter's probabilities, where the drafter has any.
+    uses_draft_probs: ClassVar[bool] = False
+    #: It decides nothing about tokens that are drawn: requests that sample are refused.
+    greedy_only: ClassVar[bool] = False
+
+    @abstractmethod
+    def passes(self, kind: Kind) -> list[Pass]:
+        """Passes from the facts ``step_logits`` and ``drafts`` to the fact ``accepted``: they name ``target_tokens``
+        ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``."""
+
+    @abstractmethod
+    def explain(self) -> str:
+        """One sentence for people."""

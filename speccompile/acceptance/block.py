@@ -1,0 +1,75 @@
+"""``block``: drafts are verified as a block, which accepts more of them than one by one.
+
+Sun et al., "Block Verification Accelerates Speculative Decoding" (2024, arXiv 2403.10444), algorithm 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from speccompile.acceptance.base import Rule
+from speccompile.acceptance.coins import CoinAccept, offered_mass
+from speccompile.lowering.tier import Kind
+from speccompile.passes.base import Pass
+from speccompile.passes.greedy_accept import GreedyAccept
+from speccompile.passes.sample import ProcessLogits
+
+
+@dataclass(frozen=True)
+class Block(Rule):
+    """Keeps the longest prefix of drafts that a coin of its own lets pass.
+
+    Accepts at least as many as ``rejection`` on average; with a drafter without probabilities exactly as many. Whether
+    a draft stays may depend on those behind it. Greedy requests are decided as by ``exact``.
+    """
+
+    name: ClassVar[str] = "block"
+    lossless: ClassVar[bool] = True
+    text_invariant: ClassVar[bool] = False
+    uses_draft_probs: ClassVar[bool] = True
+
+    def passes(self, kind: Kind) -> list[Pass]:
+        return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), CoinAccept(judge)]
+
+    def explain(self) -> str:
+        return "the longest prefix of drafts that p/q of the whole of it allows; the text depends on the drafts"
+
+
+def judge(
+    probs: torch.Tensor,
+    drafts: torch.Tensor,
+    draft_lens: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    coins: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :data:`speccompile.acceptance.coins.Judge` has it."""
+    heights, left = weigh(probs, drafts, draft_lens, draft_probs)
+    prefixes = torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
+    return F.pad(torch.where(coins < heights, prefixes, 0), (1, 0)).amax(1), left
+
+
+def weigh(
+    probs: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, draft_probs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """h_i ``[B, K]``: the chance that the first i drafts stay if no more do; and what is left, ``[B, K+1, V]``."""
+    count = drafts.shape[1]
+    offered, ids, mass = offered_mass(probs, drafts, draft_lens, draft_probs)
+    target, drafted = (tensor.gather(-1, ids)[..., 0] for tensor in (probs[:, :count], mass))
+    # A draft that the drafter could not have drawn is refused where the target cannot either.
+    ratio = torch.where(target > 0, target / drafted, 0.0)
+    reached = [torch.ones_like(probs[:, 0, 0])]
+    for place in range(count):
+        step = (reached[-1] * ratio[:, place]).clamp(max=1).nan_to_num(0.0)
+        reached.append(torch.where(offered[:, place], step, 0.0))
+    r = torch.stack(reached, dim=1)
+
+    left = (r[..., None] * probs - F.pad(mass, (0, 0, 0, 1))).clamp(min=0)
+    total = left.sum(-1)
+    heights = torch.where((total == 0) & (r == 1), 1.0, total / (total + 1 - r))[:, 1:]
+    last = torch.arange(1, count + 1, device=drafts.device) == draft_lens[:, None]
+    heights = torch.where(last, r[:, 1:], heights)
+    return torch.where(offered, heights, 0.0), torch.where(total[..., None] > 0, left, probs)

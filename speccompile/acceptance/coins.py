@@ -1,0 +1,90 @@
+"""What rules that flip coins have in common: coins and residual noise of the step's own, p and q."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.greedy_accept import drafts_of
+from speccompile.passes.sample import probabilities
+from speccompile.sampling.noise import COINS, RESIDUAL, coins, gumbel
+
+#: (p [B, K+1, V], drafts [B, K], draft lengths [B], q [B, K, V] or None, coins [B, K]) -> accepted draft tokens [B],
+#: and for each place [B, K+1, V] what the target's own token is drawn from (not normalised) if it comes there.
+Judge = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class CoinAccept(Pass):
+    """Draws by the law of :attr:`judge`. Coins include the length at which the step starts: one that refused a place
+    must not come back when that place is looked at again."""
+
+    judge: Judge
+
+    name: ClassVar[str] = "coin_accept"
+    looks_for: ClassVar[str] = "scores and drafts"
+    requires: ClassVar[Facts] = facts("scores", "drafts")
+    provides: ClassVar[Facts] = facts("accepted")
+
+    def run(self, graph: StepGraph) -> Changes:
+        names = ("scores", "drafts", "row_draft_lens", "slots")
+        state = [graph.state(name) for name in ("length", "temperature", "seed")]
+        probs: list[fx.Node] = [graph.values["draft_probs"]] if "draft_probs" in graph.values else []
+        nodes = [*(graph.values[name] for name in names), *state, *probs]
+        target_tokens, accepted = graph.insert(decide, *nodes, judge=self.judge)
+        graph.name_value("target_tokens", target_tokens)
+        graph.name_value("row_accepted", accepted)
+        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+
+
+def decide(
+    scores: torch.Tensor,
+    drafts: torch.Tensor,
+    draft_lens: torch.Tensor,
+    slots: torch.Tensor,
+    length: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    draft_probs: torch.Tensor | None = None,
+    *,
+    judge: Judge,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens ``[B, K+1]``, -1 where none can be chosen, and accepted draft tokens ``[B]``.
+
+    Args:
+        scores: ``[B, K+1, V]``; drafts: ``[B, K]``, -1 behind a row's own; draft_lens, slots: ``[B]``.
+        length, temperature, seed: ``[N]``.
+        draft_probs: q, ``[B, K, V]``; None is 1 at the draft.
+    """
+    start = length[slots]
+    positions = start[:, None] + torch.arange(scores.shape[1], device=scores.device)
+    flips = coins(seed[slots], COINS, positions[:, : drafts.shape[1]], start)
+    gumbels = gumbel(seed[slots], RESIDUAL, positions, scores.shape[-1], start)
+    probs = probabilities(scores, temperature[slots])
+    accepted, left = judge(probs, drafts, draft_lens, draft_probs, flips)
+    chosen = (left.log() + gumbels).argmax(-1)
+    chosen = torch.where(probs.isnan().any(-1), -1, chosen)
+    places = torch.arange(scores.shape[1], device=drafts.device)
+    return torch.where(places < accepted[:, None], F.pad(drafts, (0, 1)), chosen), accepted
+
+
+def offered_mass(
+    probs: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, draft_probs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which drafts are drafts ``[B, K]``, their ids to gather by ``[B, K, 1]``, and q ``[B, K, V]``, 0 where nothing
+    was offered. What is not a number in q counts as 0."""
+    count, vocab = drafts.shape[1], probs.shape[-1]
+    ids = drafts.clamp(0, vocab - 1)[..., None]
+    offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (drafts >= 0) & (drafts < vocab)
+    if draft_probs is None:
+        mass = torch.zeros_like(probs[:, :count]).scatter(-1, ids, 1.0)
+    else:
+        mass = draft_probs.nan_to_num(0.0, 0.0, 0.0)
+    return offered, ids, mass * offered[..., None]

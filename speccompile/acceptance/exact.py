@@ -1,0 +1,31 @@
+"""``exact``: a draft stays while it is what the target chooses itself, with noise of its own place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from speccompile.acceptance.base import Rule
+from speccompile.lowering.tier import Kind
+from speccompile.passes.base import Pass
+from speccompile.passes.greedy_accept import GreedyAccept
+from speccompile.passes.sample import ExactAccept, ProcessLogits
+
+
+@dataclass(frozen=True)
+class Exact(Rule):
+    """y_i = argmax(log p_i + gumbel_i), accept while x_i = y_i; greedy decoding is the same without noise.
+
+    Lossless for drafts from anywhere. For a drafter that draws x_i by the same gumbel_i from q_i, P(accept) lies
+    between (1 - TV) / (1 + TV) and 1 - TV, where TV is the total variation distance of p_i and q_i.
+    """
+
+    name: ClassVar[str] = "exact"
+    lossless: ClassVar[bool] = True
+    text_invariant: ClassVar[bool] = True
+
+    def passes(self, kind: Kind) -> list[Pass]:
+        return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), ExactAccept()]
+
+    def explain(self) -> str:
+        return "a draft token stays while it is what the target would have chosen without it"

@@ -1,0 +1,68 @@
+"""What lossy rules have in common: they keep drafts that the target would not have chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.tier import Kind
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.greedy_accept import drafts_of, greedy_accept
+from speccompile.passes.sample import add_noise
+
+#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B]) -> which drafts are good enough, [B, K].
+Keeps = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class KeepAccept(Pass):
+    """Accepts drafts while :attr:`keeps` says so; the token behind them is the target's own, as by ``exact``."""
+
+    keeps: Keeps
+    kind: Kind
+
+    name: ClassVar[str] = "keep_accept"
+    looks_for: ClassVar[str] = "logits and drafts"
+    requires: ClassVar[Facts] = facts("step_logits", "drafts")
+    provides: ClassVar[Facts] = facts("accepted")
+
+    def run(self, graph: StepGraph) -> Changes:
+        drawn = self.kind == "sampled"
+        scores = graph.values["scores" if drawn else "logits"]
+        drafts, lens, slots = (graph.values[name] for name in ("drafts", "row_draft_lens", "slots"))
+        text, length = graph.insert(text_of, graph.state("tokens"), graph.state("length"), slots)
+        kept = graph.insert(self.keeps, scores, drafts, text, length)
+        if drawn:
+            add_noise(graph, scores, length, graph.output)
+        target_tokens, accepted = graph.insert(keep, scores, drafts, lens, kept, forbids=drawn)
+        graph.name_value("target_tokens", target_tokens)
+        graph.name_value("row_accepted", accepted)
+        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+
+
+def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens[slots], length[slots]
+
+
+def keep(
+    scores: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, kept: torch.Tensor, *, forbids: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens ``[B, K+1]`` and accepted draft tokens ``[B]``: those ``kept`` ``[B, K]`` from the first on."""
+    target, _ = greedy_accept(scores, drafts, draft_lens, forbids=forbids)
+    count = drafts.shape[1]
+    offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (target[:, :count] >= 0)
+    offered = offered & (drafts >= 0) & (drafts < scores.shape[-1])
+    accepted = (kept & offered).long().cumprod(1).sum(1)
+    places = torch.arange(count + 1, device=drafts.device)
+    return torch.where(places < accepted[:, None], F.pad(drafts, (0, 1)), target), accepted
+
+
+def number_problem(value: object, most: float) -> str | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
+        return None
+    return "it has to be a number of at least 0" + ("" if most == float("inf") else f" and at most {most:g}")

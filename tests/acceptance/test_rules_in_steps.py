@@ -1,0 +1,108 @@
+"""Rules in whole steps of a tiny model: texts, and the distribution that many seeds draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_law import chi_square
+from tiny import tiny_llama
+from transformers import LlamaForCausalLM
+
+from speccompile import acceptance, wrap
+from speccompile.errors import InvalidOption
+
+PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=16)
+
+
+def greedy(model: LlamaForCausalLM, new: int) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+    return out[0, len(PROMPT) :].tolist()
+
+
+def make(model: LlamaForCausalLM, rule: Any, mode: str = "early_exit", **options: Any) -> Any:
+    sizes = {"tiers": (0, 3), "max_batch": 4, "max_len": 96, "backend": "eager"}
+    return wrap(model, mode, acceptance=rule, **sizes, **options)
+
+
+@pytest.mark.parametrize("rule", [name for name, rule in acceptance.RULES.items() if rule.lossless])
+@pytest.mark.parametrize("mode", ["early_exit", "ngram"])
+def test_greedy_requests_of_lossless_rules_have_the_greedy_text(model: LlamaForCausalLM, rule: str, mode: str) -> None:
+    with make(model, rule, mode) as spec:
+        assert rule in spec.explain()
+        assert spec.engine.submit(PROMPT, max_new_tokens=40).result().token_ids == greedy(model, 40)
+        # At temperature 0, beside one that draws, the same by the other executables.
+        drawn = spec.engine.submit(PROMPT, max_new_tokens=40, do_sample=True, seed=3)
+        assert spec.engine.submit(PROMPT, max_new_tokens=40).result().token_ids == greedy(model, 40)
+        again = spec.engine.submit(PROMPT, max_new_tokens=40, do_sample=True, seed=3)
+        if rule == "exact":
+            assert drawn.result().token_ids == again.result().token_ids
+
+
+@pytest.mark.parametrize("mode", ["early_exit", "ngram"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_texts_of_many_seeds_are_distributed_as_the_targets(model: LlamaForCausalLM, rule: str, mode: str) -> None:
+    """The first two of three new tokens, each one of the likeliest; the second comes out of a step with drafts."""
+    count = 600
+    # Every token has occurred, so that n-grams always propose.
+    prompt = [*range(16), 1, 2, 3]
+    options: dict[str, Any] = {"do_sample": True, "top_k": 8, "temperature": 2.0, "max_new_tokens": 3}
+    with make(model, rule, mode) as spec:
+        requests = [spec.engine.submit(prompt, seed=seed * 7919, **options) for seed in range(count)]
+        spec.engine.run()
+        assert 0 < spec.stats.accepted_tokens < spec.stats.draft_tokens
+    texts = [tuple(request.new_tokens[:2]) for request in requests]
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(2):
+        longer = {}
+        for text, chance in expected.items():
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *text]])).logits[0, -1].double() / 2.0
+            kept = logits.topk(8)
+            for token, p in zip(kept.indices.tolist(), kept.values.softmax(-1).tolist(), strict=True):
+                longer[*text, token] = chance * p
+        expected = longer
+    assert set(texts) <= set(expected)
+    cells = list(expected)
+    counts = torch.tensor([texts.count(cell) for cell in cells])
+    chances = torch.tensor([expected[cell] for cell in cells], dtype=torch.float64)
+    assert abs(chi_square(counts, count * chances)) < 3.9
+
+
+def test_relaxed_in_the_thinking_phase_alone(model: LlamaForCausalLM) -> None:
+    """A prompt with the begin token keeps drafts that greedy decoding refuses; without it, or behind the end token, the
+    text is greedy. A slot that is taken again knows nothing of the phase of its former owner."""
+    rule = acceptance.Relaxed(begin=1, end=4, top_k=16, delta=1.0)
+    with make(model, rule, exit_layer=1, prefix_reuse=False) as spec:
+        for prompt, thinks in (([1, 5, 6], True), ([5, 6, 7], False), ([1, 5, 4, 6], False), ([4, 1, 6], True)):
+            ids = torch.tensor([prompt])
+            plain = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
+            spec.stats.reset()
+            request = spec.engine.submit(prompt, max_new_tokens=5, eos_token_id=[])
+            text = request.result().token_ids
+            assert text[0] == plain[0, -1]
+            if thinks and 4 not in text[:1]:
+                assert spec.stats.acceptance_length == 4, "everything is near enough"
+            elif 1 not in text:
+                full = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
+                assert text == full[0, len(prompt) :].tolist()
+        with pytest.raises(InvalidOption, match="'relaxed' is for greedy decoding"):
+            spec.engine.submit([1], do_sample=True)
+
+
+def test_typical_accepts_more_than_exact(model: LlamaForCausalLM) -> None:
+    rates = []
+    for rule in ("exact", acceptance.Typical(threshold=0.02, alpha=0.02)):
+        with make(model, rule, exit_layer=1) as spec:
+            for options in ({}, {"do_sample": True, "seed": 1}):
+                spec.stats.reset()
+                spec.engine.submit(PROMPT, max_new_tokens=40, eos_token_id=[], **options).result()
+                rates.append(spec.stats.acceptance_length)
+    assert rates[2] > rates[0] and rates[3] > rates[1]
