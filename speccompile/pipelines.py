@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from speccompile.acceptance import Exact, Rule
+from speccompile.acceptance.forced import FillDrafts
 from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
@@ -66,9 +67,11 @@ class BuildConfig:
             return [NoDrafts(), *self.commit_passes()]
         mode = self.mode
         if kind == "greedy":
-            return [*mode.draft_passes(draft_len), *self.commit_passes()]
-        probabilities = self.rule.uses_draft_probs
-        return [*mode.sampled_draft_passes(draft_len, probabilities=probabilities), *self.commit_passes()]
+            drafts = mode.draft_passes(draft_len)
+        else:
+            drafts = mode.sampled_draft_passes(draft_len, probabilities=self.rule.uses_draft_probs)
+        fill: list[Pass] = [FillDrafts(draft_len)] if self.rule.fills_drafts else []
+        return [*drafts, *fill, *self.commit_passes()]
 
     def commit_passes(self) -> list[Pass]:
         """What the mode does behind a commit; nothing where no tier could use it."""

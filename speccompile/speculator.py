@@ -48,7 +48,7 @@ class Speculator:
             executables=build.executables,
             make=build.make,
             policy=policy,
-            ready=config.mode.ready,
+            ready=config.mode.ready and not config.rule.fills_drafts,
             options=options,
             deterministic=config.deterministic,
             reads_dead_places=config.deterministic or build.observed.route == "eager",

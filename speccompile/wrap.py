@@ -34,7 +34,7 @@ def wrap(
     max_len: int = 2048,
     backend: str = "auto",
     policy: str | Policy | None = None,
-    acceptance: str | Rule = "exact",
+    acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
@@ -56,7 +56,8 @@ def wrap(
             tier.
         acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
             distribution does not; ``block`` likewise, and it accepts more. ``typical`` and ``relaxed`` are lossy. A
-            name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``.
+            name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``,
+            unless the variable TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
         deterministic: True makes logits independent, in every bit, of tier and neighbours (all tiers then run the
             widest tier's shape). None does so where it costs nothing, which
             no backend offers yet.
@@ -115,7 +116,7 @@ def make_plan(
     max_len: int = 2048,
     backend: str = "auto",
     policy: str | Policy | None = None,
-    acceptance: str | Rule = "exact",
+    acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,

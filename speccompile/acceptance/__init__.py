@@ -7,25 +7,31 @@ from dataclasses import MISSING, fields
 from speccompile.acceptance.base import Rule
 from speccompile.acceptance.block import Block
 from speccompile.acceptance.exact import Exact
+from speccompile.acceptance.forced import Forced, from_environment
 from speccompile.acceptance.rejection import Rejection
 from speccompile.acceptance.relaxed import Relaxed
 from speccompile.acceptance.typical import Typical
 from speccompile.errors import InvalidOption, UnknownAcceptance
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Exact, Rejection, Block, Typical, Relaxed)}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Exact, Rejection, Block, Typical, Relaxed, Forced)}
 
-__all__ = ["RULES", "Block", "Exact", "Rejection", "Relaxed", "Rule", "Typical", "choose_rule"]
+__all__ = ["RULES", "Block", "Exact", "Forced", "Rejection", "Relaxed", "Rule", "Typical", "choose_rule"]
 
 
-def choose_rule(given: str | Rule) -> Rule:
-    """A rule itself, or the one of that name with its defaults.
+def choose_rule(given: str | Rule | None) -> Rule:
+    """A rule itself, or the one of that name with its defaults; for None what the environment forces, else ``exact``.
 
     Raises:
         UnknownAcceptance: there is none of that name.
         InvalidOption: it needs options that have no default.
     """
+    if given is None:
+        return from_environment() or Exact()
     if isinstance(given, Rule):
         return given
+    if given == Forced.name:
+        reason = "say how many: pass speccompile.acceptance.Forced(accepted=...) or Forced(rates=...)"
+        raise InvalidOption(where="wrap", name="acceptance", value=given, reason=reason)
     if not isinstance(given, str) or given not in RULES:
         raise UnknownAcceptance(name=given, available=", ".join(RULES))
     rule = RULES[given]

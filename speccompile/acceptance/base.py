@@ -24,6 +24,8 @@ class Rule(ABC):
     uses_draft_probs: ClassVar[bool] = False
     #: It decides nothing about tokens that are drawn: requests that sample are refused.
     greedy_only: ClassVar[bool] = False
+    #: Rows get as many drafts as the tier has places, whatever the drafter proposes.
+    fills_drafts: ClassVar[bool] = False
 
     @abstractmethod
     def passes(self, kind: Kind) -> list[Pass]:

@@ -15,6 +15,7 @@ COINS = 1
 RESIDUAL = 2
 #: Of a drafter whose drafts are judged by coins.
 DRAFTS = 3
+FORCED = 4
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF

@@ -80,8 +80,8 @@ def test_typical_by_hand() -> None:
     entropy = -float((p * p.log()).sum())
 
     def kept(token: int, alpha: float) -> bool:
-        scores, text = p.log().expand(1, 2, 4), torch.zeros(1, 1)
-        return bool(likely_enough(scores, torch.tensor([[token]]), text, torch.ones(1), threshold=0.3, alpha=alpha))
+        scores, drafts, rows = p.log().expand(1, 2, 4), torch.tensor([[token]]), torch.zeros(1)
+        return bool(likely_enough(scores, drafts, rows[:, None], rows, threshold=0.3, alpha=alpha))
 
     for token, likely in enumerate(p.tolist()):
         assert kept(token, 0.09) == (likely > 0.09 * math.exp(-entropy))
@@ -146,5 +146,5 @@ def test_bad_options(make: Any, says: str) -> None:
 
 
 def test_unknown_rules() -> None:
-    with pytest.raises(UnknownAcceptance, match="exact, rejection, block, typical, relaxed"):
+    with pytest.raises(UnknownAcceptance, match="exact, rejection, block, typical, relaxed, forced"):
         choose_rule("greedy")

@@ -1,0 +1,148 @@
+"""``forced``: so many drafts are accepted, whatever they are. For benchmarks: the text is garbage.
+
+As TensorRT-LLM's ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS`` and vLLM's synthetic acceptance, but the accepted
+tokens are the draft tokens, and missing drafts are filled, so that text and KV agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from speccompile.acceptance.base import Rule
+from speccompile.acceptance.keep import KeepAccept
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.tier import Kind
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.drafts import set_drafts, useful_lens
+from speccompile.passes.sample import ProcessLogits
+from speccompile.sampling.noise import FORCED, coins
+
+VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+
+
+@dataclass(frozen=True)
+class Forced(Rule):
+    """Accept ``accepted`` drafts in every step, or the first i of them with probability ``rates[i - 1]``.
+
+    At most as many as the tier has, and as the request has room for. The same in every run of a ``seed``.
+
+    Args:
+        accepted: draft tokens in the mean, at least 0: of 2.6 two, and a third one six times in ten.
+        rates: vLLM's per-position rates, not increasing.
+        seed: of the coins.
+    """
+
+    accepted: float | None = None
+    rates: tuple[float, ...] | None = None
+    seed: int = 0
+
+    name: ClassVar[str] = "forced"
+    lossless: ClassVar[bool] = False
+    text_invariant: ClassVar[bool] = False
+    fills_drafts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        def refuse(name: str, reason: str) -> None:
+            raise InvalidOption(where="acceptance 'forced'", name=name, value=getattr(self, name), reason=reason)
+
+        if (self.accepted is None) == (self.rates is None):
+            refuse("accepted", "give either accepted or rates")
+        value = self.accepted
+        if (value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf)) or value is True:
+            refuse("accepted", "it has to be a number of at least 0")
+        if self.rates is not None:
+            rates = (1.0, *self.rates)
+            falling = all(a >= b >= 0 for a, b in itertools.pairwise(rates))
+            if not self.rates or not falling:
+                refuse("rates", "they have to lie in 0 .. 1 and must not increase")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            refuse("seed", "it has to be an int of at least 0")
+
+    def chances(self, count: int) -> list[float]:
+        """Probability that at least 1, 2, ... ``count`` drafts are accepted."""
+        if self.rates is not None:
+            return [*self.rates, *[0.0] * count][:count]
+        assert self.accepted is not None
+        return [min(1.0, max(0.0, self.accepted - place)) for place in range(count)]
+
+    def passes(self, kind: Kind) -> list[Pass]:
+        judge = partial(so_many, rule=self)
+        return [*([ProcessLogits()] if kind == "sampled" else []), KeepAccept(judge, kind)]
+
+    def explain(self) -> str:
+        wish = f"{self.accepted:g}" if self.rates is None else f"at rates {self.rates}"
+        return f"FOR BENCHMARKS, the text is garbage: {wish} draft tokens are accepted, whatever they are"
+
+
+def from_environment() -> Forced | None:
+    """What TensorRT-LLM's variable asks for; None if it is not set or 0.
+
+    Raises:
+        InvalidOption: it is no number.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    try:
+        value = float(text or 0)
+    except ValueError:
+        reason = "it has to be a number of draft tokens, 0 for none"
+        raise InvalidOption(where="the environment", name=VARIABLE, value=text, reason=reason) from None
+    return Forced(value) if value else None
+
+
+def so_many(
+    scores: torch.Tensor, drafts: torch.Tensor, text: torch.Tensor, length: torch.Tensor, *, rule: Forced
+) -> torch.Tensor:
+    """Which drafts pass, ``[B, K]``: one coin a row and step, for all places, from length and newest token."""
+    newest = text.gather(1, (length - 1).clamp(min=0)[:, None])
+    coin = coins(torch.full_like(length, rule.seed), FORCED, newest, length)
+    # A coin is never 1, so what is sure passes, and never 0, so what is impossible does not.
+    passes = [coin < chance for chance in rule.chances(drafts.shape[1])]
+    return torch.cat(passes, dim=1) if passes else torch.zeros_like(drafts, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class FillDrafts(Pass):
+    """Every row has ``draft_len`` drafts, as far as it has room: what the drafter left out is its newest token."""
+
+    draft_len: int
+
+    name: ClassVar[str] = "fill_drafts"
+    looks_for: ClassVar[str] = "drafts"
+    requires: ClassVar[Facts] = facts("drafts", "rows")
+    provides: ClassVar[Facts] = facts("full_drafts")
+
+    def run(self, graph: StepGraph) -> Changes:
+        state = [graph.state(name) for name in ("tokens", "length", "limit")]
+        drafts = graph.values["drafts"]
+        drafts._rename("proposed_drafts")
+        graph.values["row_draft_lens"]._rename("proposed_lens")
+        nodes = (*state, graph.values["slots"], drafts)
+        set_drafts(graph, *graph.insert(fill, *nodes, before=graph.anchors.start, draft_len=self.draft_len))
+        return Changes(1, f"{self.draft_len} drafts a row")
+
+
+def fill(
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    slots: torch.Tensor,
+    drafts: torch.Tensor,
+    *,
+    draft_len: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts ``[B, draft_len]``, -1 where there is no room, and draft lengths ``[B]``."""
+    row_length = length[slots]
+    lens = useful_lens(torch.full_like(row_length, draft_len), row_length, limit[slots])
+    newest = tokens[slots, (row_length - 1).clamp(min=0)][:, None]
+    room = torch.arange(draft_len, device=drafts.device) < lens[:, None]
+    drafts = F.pad(drafts, (0, draft_len - drafts.shape[1]), value=-1)
+    return torch.where(room, torch.where(drafts < 0, newest, drafts), -1), lens

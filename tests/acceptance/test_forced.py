@@ -1,0 +1,130 @@
+"""``forced``: as many drafts as asked for, in the mean and in every run; text and KV agree."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile import acceptance, wrap
+from speccompile.acceptance import Exact, Forced, choose_rule
+from speccompile.acceptance.forced import VARIABLE, so_many
+from speccompile.errors import InvalidOption
+
+SIZES: dict[str, Any] = {"tiers": (0, 1, 5), "max_batch": 2, "max_len": 512, "backend": "eager"}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+def counts(rule: Forced, drafts: int, steps: int = 20_000) -> torch.Tensor:
+    lengths, text = torch.arange(1, steps + 1), torch.arange(steps) % 7
+    kept = so_many(torch.zeros(1), torch.zeros(steps, drafts).long(), text.expand(steps, -1), lengths, rule=rule)
+    assert torch.equal(kept.long().cumprod(1), kept.long()), "the first ones"
+    return kept.sum(1)
+
+
+@pytest.mark.parametrize("accepted", [0.0, 0.25, 1.0, 2.6, 5.0, 9.0])
+def test_the_mean_is_what_was_asked_for(accepted: float) -> None:
+    got = counts(Forced(accepted, seed=3), 5).double()
+    wanted = min(accepted, 5.0)
+    assert set(got.tolist()) <= {math.floor(wanted), math.ceil(wanted)}
+    spread = math.sqrt((wanted % 1) * (1 - wanted % 1) / len(got))
+    assert abs(float(got.mean()) - wanted) <= 3.3 * spread
+
+
+def test_rates() -> None:
+    rates = (0.9, 0.5, 0.5, 0.1)
+    got = counts(Forced(rates=rates), 5)
+    for place, rate in enumerate((*rates, 0.0), start=1):
+        share = float((got >= place).double().mean())
+        assert abs(share - rate) <= 3.3 * math.sqrt(rate * (1 - rate) / len(got))
+
+
+def test_coins_follow_from_the_seed() -> None:
+    assert torch.equal(counts(Forced(0.5, seed=1), 2), counts(Forced(0.5, seed=1), 2))
+    assert not torch.equal(counts(Forced(0.5, seed=1), 2), counts(Forced(0.5, seed=2), 2))
+
+
+@pytest.mark.parametrize("mode", ["ngram", "early_exit", "none"])
+def test_steps_emit_so_many_and_the_kv_is_that_of_the_text(model: LlamaForCausalLM, mode: str) -> None:
+    """The token behind the drafts is the target's choice behind exactly that text, which it reads from the KV."""
+    with wrap(model, mode, acceptance=Forced(2.6, seed=7), prefix_reuse=False, **SIZES) as spec:
+        assert "garbage" in spec.explain()
+        texts = []
+        for _ in range(2):
+            spec.stats.reset()
+            request = spec.engine.submit([1, 2, 3], max_new_tokens=400, eos_token_id=[])
+            ends = []
+            while not request.finished:
+                spec.engine.step()
+                ends.append(len(request.new_tokens))
+            texts.append(request.new_tokens)
+            # The last step may have room for fewer.
+            emitted = [after - before for before, after in itertools.pairwise(ends[:-1])]
+            assert set(emitted) == {3, 4}
+            mean = sum(emitted) / len(emitted)
+            assert abs(mean - 3.6) < 3.3 * math.sqrt(0.24 / len(emitted))
+        assert texts[0] == texts[1]
+        with torch.no_grad():
+            choices = model(torch.tensor([[1, 2, 3, *texts[0]]])).logits[0].argmax(-1).tolist()
+        for end in ends:
+            assert texts[0][end - 1] == choices[2 + end - 1]
+
+
+def test_the_tier_of_the_policy_runs_whatever_the_drafter_has(model: LlamaForCausalLM) -> None:
+    with wrap(model, "none", acceptance=Forced(1), policy="fixed:1", **SIZES) as spec:
+        spec.engine.submit([1, 2, 3], max_new_tokens=21, eos_token_id=[]).result()
+        assert spec.stats.tier_steps == {1: 10} and spec.stats.acceptance_length == 2
+
+
+def test_requests_that_draw(model: LlamaForCausalLM) -> None:
+    with wrap(model, "ngram", acceptance=Forced(rates=(1.0, 1.0)), **SIZES) as spec:
+        spec.engine.submit([1, 2, 3], max_new_tokens=31, eos_token_id=[], do_sample=True, seed=1).result()
+        assert spec.stats.acceptance_length == 3
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert choose_rule(None) == Exact()
+    for text, rule in (("0", Exact()), ("", Exact()), ("2", Forced(2.0)), ("2.6", Forced(2.6))):
+        monkeypatch.setenv(VARIABLE, text)
+        assert choose_rule(None) == rule
+        assert choose_rule("exact") == Exact(), "what is asked for wins"
+    monkeypatch.setenv(VARIABLE, "two")
+    with pytest.raises(InvalidOption, match=f"{VARIABLE}='two'"):
+        choose_rule(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "give either accepted or rates"),
+        ({"accepted": 1, "rates": (0.5,)}, "give either accepted or rates"),
+        ({"accepted": -1}, "number of at least 0"),
+        ({"accepted": float("nan")}, "number of at least 0"),
+        ({"accepted": True}, "number of at least 0"),
+        ({"rates": ()}, "must not increase"),
+        ({"rates": (0.5, 0.6)}, "must not increase"),
+        ({"rates": (1.5,)}, "must not increase"),
+        ({"accepted": 1, "seed": -1}, "seed=-1"),
+    ],
+)
+def test_bad_options(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        Forced(**arguments)
+    with pytest.raises(InvalidOption, match="say how many"):
+        choose_rule("forced")
+
+
+def test_it_is_among_the_rules() -> None:
+    assert acceptance.RULES["forced"] is Forced and not Forced.lossless
+    assert speccompile.wrap.__doc__ is not None and VARIABLE in speccompile.wrap.__doc__
