@@ -104,7 +104,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
         ({"policy": "fast"}, InvalidPolicy, ["'fast'", "'fixed:7'", "choose(live_rows)"]),
         ({"policy": 3}, InvalidPolicy, ["policy=3", "no method choose"]),
         ({"backend": "tensorrt"}, UnknownBackend, ["'tensorrt'", "auto, eager, inductor"]),
-        ({"acceptance": "typical"}, UnknownAcceptance, ["'typical'", "exact"]),
+        ({"acceptance": "likely"}, UnknownAcceptance, ["'likely'", "exact"]),
         ({"deterministic": "yes"}, InvalidOption, ["deterministic='yes'", "True, False or None"]),
         ({"tiers": (1, 3)}, InvalidTiers, ["0 is missing", "tiers=(0, 1, 3, 7)"]),
         ({"tiers": ()}, InvalidTiers, ["0 is missing"]),
