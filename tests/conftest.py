@@ -6,9 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speccompile import pretrained
+
+# Machines are shared: how long an example takes says nothing about it.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
