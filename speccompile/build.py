@@ -22,7 +22,7 @@ from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Eager
 from speccompile.lowering.determinism import prove_deterministic
-from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
+from speccompile.lowering.tier import ChunkKind, Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.lowering.workers import release_workers
 from speccompile.passes.pipeline import Stage, Stages
 from speccompile.pipelines import (
@@ -102,9 +102,14 @@ def _stages_of_kind(
     for draft_len, rows in itertools.product(config.tiers, config.row_counts):
         _, stages = tier_pipeline(config, draft_len, rows, kind).run(outlined, model.last)
         tiers[draft_len, rows, kind] = model.followed_by(stages)
-    for width in prefill_widths(config.max_len):
-        _, stages = prefill_pipeline(config, width, kind).run(outlined, model.last)
-        prefill[width, kind] = model.followed_by(stages)
+    widths = prefill_widths(config.max_len)
+    chunks: list[PrefillName] = [(width, kind) for width in widths]
+    if kind == "greedy":
+        # Inner chunks choose no token: they are made once, for all kinds. Another one follows, so none fills a text.
+        chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
+    for chunk in chunks:
+        _, stages = prefill_pipeline(config, *chunk).run(outlined, model.last)
+        prefill[chunk] = model.followed_by(stages)
     return tiers, prefill
 
 
@@ -229,7 +234,7 @@ def _executables(
     )
 
 
-def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, kind: Kind, stages: Stages) -> Tier:
+def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, kind: ChunkKind, stages: Stages) -> Tier:
     graph = stages.last.graph
     names, tensors = bind(graph, arena)
     arena.record_call(name, names, tensors)

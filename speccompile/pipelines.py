@@ -13,7 +13,7 @@ from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_stat
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.linears import STOCK, LinearChoice
-from speccompile.lowering.tier import Kind
+from speccompile.lowering.tier import ChunkKind, Kind
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.bound_positions import BoundPositions
@@ -25,6 +25,7 @@ from speccompile.passes.last_logits import LastLogits
 from speccompile.passes.outline import OutlineLayers
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.rows import BindRows
+from speccompile.passes.skip_logits import SkipLogits
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.sampling import sampling_state
 
@@ -102,8 +103,8 @@ def tier_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
     return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}{', sampled' * (kind == 'sampled')}"
 
 
-def prefill_name(width: int, kind: Kind = "greedy") -> str:
-    return f"prefill T={width}{', sampled' * (kind == 'sampled')}"
+def prefill_name(width: int, kind: ChunkKind = "greedy") -> str:
+    return f"prefill T={width}{'' if kind == 'greedy' else f', {kind}'}"
 
 
 def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:
@@ -118,17 +119,10 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
     return Pipeline(tuple(passes), config.goals, tier_name(draft_len, rows, kind))
 
 
-def prefill_pipeline(config: BuildConfig, width: int, kind: Kind = "greedy") -> Pipeline:
+def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy") -> Pipeline:
     """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
-    passes: list[Pass] = [
-        BindRows(1, "prefill_slot"),
-        NoDrafts(),
-        PrefillInputs(width),
-        LastLogits(),
-        *config.rule.passes(kind),
-        Commit(),
-        *config.commit_passes(),
-    ]
+    ends: list[Pass] = [SkipLogits()] if kind == "inner" else [LastLogits(), *config.rule.passes(kind), Commit()]
+    passes = [BindRows(1, "prefill_slot"), NoDrafts(), PrefillInputs(width), *ends, *config.commit_passes()]
     return Pipeline(tuple(passes), config.goals, prefill_name(width, kind))
 
 

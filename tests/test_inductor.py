@@ -83,7 +83,7 @@ def test_one_artifact_serves_all_layers_tiers_and_prefill(built: Built) -> None:
     assert len(built.spec.prefill) >= 2 and built.body.layers == (0, 1)
     # All of them run it: none falls back to the printed body.
     artifact = inductor.compiled_bodies(built.graph)["decoder_layer"]
-    for tier in [*engine.tiers.values(), *built.spec.prefill.values()]:
+    for tier in [*engine.tiers.values(), *engine.prefill_tiers.values()]:
         assert tier.executable.__globals__["decoder_layer"] is artifact
 
 

@@ -304,7 +304,8 @@ def names_by_step(spec: Speculator, runs: list[str]) -> list[list[str]]:
     while not spec.engine.idle:
         runs.clear()
         spec.engine.step()
-        result.append([name.removeprefix("prefill ").removeprefix("tier ") for name in runs])
+        names = [name.removeprefix("prefill ").removeprefix("tier ") for name in runs]
+        result.append([name.removesuffix(", inner") for name in names])
     return result
 
 
@@ -341,7 +342,7 @@ def test_prompts_of_generate_are_read_before_any_of_them_goes_on(spec: Speculato
     """Nobody watches their tokens come, and together they are done sooner."""
     rows = torch.tensor([prompt(40, seed) for seed in (4, 5, 6)])
     spec.generate(rows, max_new_tokens=3)
-    assert runs == ["prefill T=32", "prefill T=8"] * 3 + ["tier K=0, 3 rows"] * 2
+    assert runs == ["prefill T=32, inner", "prefill T=8"] * 3 + ["tier K=0, 3 rows"] * 2
 
 
 def test_prompts_of_generate_do_not_hold_up_who_is_watched(
@@ -352,8 +353,8 @@ def test_prompts_of_generate_do_not_hold_up_who_is_watched(
     rows = torch.tensor([prompt(40, seed) for seed in (4, 5)])
     spec.generate(rows, max_new_tokens=3)
     assert runs[:6] == [
-        *("prefill T=16", "prefill T=8", "tier K=0, 1 row"),
-        *("prefill T=16", "prefill T=8", "tier K=0, 2 rows"),
+        *("prefill T=16, inner", "prefill T=8, inner", "tier K=0, 1 row"),
+        *("prefill T=16", "prefill T=8, inner", "tier K=0, 2 rows"),
     ]
     spec.engine.run()
     assert watched.new_tokens == greedy(model, watched.prompt, 30)
@@ -381,7 +382,7 @@ def test_a_measured_budget_follows_what_is_measured(
     engine = spec.engine
     assert engine.prefill_budget.tokens is None
     running = admitted(engine, prompt(5, seed=1), max_new_tokens=60)
-    for step_seconds, allowed in ((10.0, "T=128"), (1e-9, "T=4")):
+    for step_seconds, allowed in ((10.0, "T=128"), (1e-9, "T=4, inner")):
         for _ in range(STEPS):
             engine.prefill_budget.note_step(step_seconds)
         for width in spec.prefill:

@@ -36,7 +36,7 @@ def early_exit() -> Speculator:
 
 def all_stages(spec: Speculator) -> list[Stage]:
     """Every stage of every tier and prefill width, each once."""
-    tiers = [*spec.engine.tiers.values(), *spec.prefill.values()]
+    tiers = [*spec.engine.tiers.values(), *spec.engine.prefill_tiers.values()]
     return list({id(stage): stage for tier in tiers for stage in tier.stages.values()}.values())
 
 
@@ -66,7 +66,7 @@ def test_every_stage_reproduces_its_graph(spec: Speculator) -> None:
     stages = all_stages(spec)
     names = {(stage.tier, stage.name) for stage in stages}
     assert len(names) == len(stages)
-    assert len({tier for tier, _ in names}) == 1 + len(spec.engine.tiers) + len(spec.prefill)
+    assert len({tier for tier, _ in names}) == 1 + len(spec.engine.tiers) + len(spec.engine.prefill_tiers)
     for stage in stages:
         for seed in (0, 1):
             inputs = stage.make_inputs(seed)

@@ -242,7 +242,7 @@ class StepGraph:
         self.output.args = (tuple(nodes),)
 
     def remove_dead_code(self) -> None:
-        """Drop nodes without effect, and the ports nothing reads."""
+        """Drop nodes without effect, the names of their values, and the ports nothing reads."""
         nodes = list(self.graph.nodes)
         behind = nodes[nodes.index(self.anchors.start) :]
         self.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
@@ -252,6 +252,7 @@ class StepGraph:
                 del self.ports[node.name]
         live = set(self.graph.nodes)
         self.anchors.start = next(node for node in behind if node in live)
+        self.values = {name: node for name, node in self.values.items() if node in live}
 
     # --- shapes ----------------------------------------------------------------------------------
 

@@ -13,18 +13,21 @@ from speccompile.passes.pipeline import Stages
 from speccompile.runtime.arena import Arena
 
 Kind = Literal["greedy", "sampled"]
+#: A prompt's last chunk chooses a token, as a step of that kind does; those in front of it are ``inner`` ones.
+ChunkKind = Kind | Literal["inner"]
 #: Of a tier: draft length, rows, kind. Of a prefill chunk: width, kind.
 TierName = tuple[int, int, Kind]
-PrefillName = tuple[int, Kind]
+PrefillName = tuple[int, ChunkKind]
 
 
 @dataclass(frozen=True)
 class TierKey:
-    """Rows B, verify width T, and the kind of sampling: ``greedy``, or ``sampled`` with the whole pipeline."""
+    """Rows B, verify width T, and the kind of sampling: ``greedy``, ``sampled`` with the whole pipeline, or none, of a
+    prompt chunk that is not the last one (``inner``)."""
 
     rows: int
     width: int
-    sampling: Kind = "greedy"
+    sampling: ChunkKind = "greedy"
 
 
 @dataclass(frozen=True)

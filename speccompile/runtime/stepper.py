@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from speccompile.errors import UndecidedLogits
-from speccompile.lowering.tier import Executables, Kind, Tier
+from speccompile.lowering.tier import ChunkKind, Executables, Kind, Tier
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, check_tier
@@ -266,8 +266,11 @@ class Stepper:
         arena = self.arena
         arena["prefill_slot"][0] = request.slot
         arena["prefill_start"][0] = request.cached
+        kind: ChunkKind = "sampled" if request.params.sampling else "greedy"
+        if request.cached + count < len(request.prompt):
+            kind = "inner"
         started = time.perf_counter()
-        self.prefill_tiers[width, "sampled" if request.params.sampling else "greedy"].run()
+        self.prefill_tiers[width, kind].run()
         self.prefill_budget.note_chunk(width, time.perf_counter() - started)
         self.stats.count_prefill(count)
         request.stats.prefill_tokens += count

@@ -181,7 +181,9 @@ def test_the_first_request_that_draws_builds_what_it_needs(model: LlamaForCausal
         spec.generate(torch.tensor([[1, 2]]), max_new_tokens=4)
         assert {kind for _, _, kind in spec.engine.tiers} == {"greedy"}
         spec.generate(torch.tensor([[1, 2]]), max_new_tokens=4, repetition_penalty=1.2)
-        assert len(spec.engine.tiers) == 4 and len(spec.engine.prefill_tiers) == 2 * len(spec.prefill)
+        assert len(spec.engine.tiers) == 4
+        assert {kind for _, _, kind in spec.engine.tiers} == {"greedy", "sampled"}
+        assert {width for width, kind in spec.engine.prefill_tiers if kind == "sampled"} == set(spec.prefill)
         assert {name: tensor.data_ptr() for name, tensor in spec.arena.items()} == places
 
 
