@@ -5,6 +5,7 @@ from __future__ import annotations
 from speccompile.build import Build
 from speccompile.pipelines import BuildConfig
 from speccompile.runtime.engine import Engine
+from speccompile.runtime.prefill import LONGEST_WAIT
 
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
@@ -53,7 +54,7 @@ def _list(numbers: tuple[int, ...]) -> str:
 
 def _engine(engine: Engine) -> str:
     tokens = engine.prefill_budget.tokens
-    budget = "as many as keep a step within 2.5 usual ones" if tokens is None else str(tokens)
+    budget = f"as many as keep a step within {LONGEST_WAIT:g} usual ones" if tokens is None else str(tokens)
     return (
         f"{engine.arena.layout.max_batch} slots, at most {engine.options.max_waiting} waiting; "
         f"prompt tokens between two steps: {budget}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "
