@@ -144,7 +144,12 @@ class Engine(Stepper):
         )
         criteria = make_criteria(stop, tokenizer, stopping_criteria)
         request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)
-        self.enqueue([request])
+        try:
+            self.enqueue([request])
+        except KeyboardInterrupt:
+            # It waits already, and its owner will never know it.
+            request.cancel()
+            raise
         return request
 
     def new_request(
