@@ -191,6 +191,10 @@ class InvalidInput(UserError):
     template = "{name} is not valid: {reason}."
 
 
+class InvalidGuide(UserError):
+    template = "the guide {what} cannot be followed: {reason}."
+
+
 class QueueFull(SpecCompileError):
     template = (
         "no room for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
