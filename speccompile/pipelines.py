@@ -27,6 +27,7 @@ from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.rows import BindRows
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.sampling import sampling_state
+from speccompile.sampling.user import UserProcessor
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 
@@ -43,6 +44,12 @@ class BuildConfig:
     deterministic: bool
     linears: LinearChoice = STOCK
     rule: Rule = field(default_factory=Exact)
+    logits_processors: tuple[UserProcessor, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What requests run that ask for nothing: the user's own processors hold for them too."""
+        return "sampled" if self.logits_processors else "greedy"
 
     @property
     def max_draft_len(self) -> int:
