@@ -34,6 +34,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "engine": _engine(engine),
         "policy": str(engine.policy),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
+        **_processors(config),
         "deterministic": deterministic,
         "backend": f"{config.backend.name}: {config.backend.reason}",
         "kernels": f"linears {config.linears.reason}; {_attention(build)}",
@@ -46,6 +47,11 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     }
     width = max(len(name) for name in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _processors(config: BuildConfig) -> dict[str, str]:
+    names = ", ".join(processor.name for processor in config.logits_processors)
+    return {"logits processors": f"{names}: in every step, in front of temperature, top_k, ..."} if names else {}
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -28,6 +28,7 @@ from speccompile.passes.rows import BindRows
 from speccompile.passes.skip_logits import SkipLogits
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.sampling import sampling_state
+from speccompile.sampling.user import UserProcessor
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 
@@ -44,6 +45,12 @@ class BuildConfig:
     deterministic: bool
     linears: LinearChoice = STOCK
     rule: Rule = field(default_factory=Exact)
+    logits_processors: tuple[UserProcessor, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What requests run that ask for nothing: the user's own processors hold for them too."""
+        return "sampled" if self.logits_processors else "greedy"
 
     @property
     def max_draft_len(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -20,6 +20,8 @@ from speccompile.pipelines import BuildConfig, row_counts
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, parse_policy
+from speccompile.sampling.user import Processor
+from speccompile.sampling.user_check import check_processors
 from speccompile.speculator import Speculator
 
 DEFAULT_TIERS = (0, 1, 3, 7)
@@ -40,6 +42,7 @@ def wrap(
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
     sampling: bool = False,
+    logits_processor: Processor | Sequence[Processor] | None = None,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
@@ -68,6 +71,11 @@ def wrap(
             ``deterministic=True`` never does.
         sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other
             processor, waits for it some seconds.
+        logits_processor: a ``LogitsProcessor`` of your own, or a list of them, called as transformers calls them:
+            ``processor(input_ids [B, P] int64, scores [B, V] float32) -> scores``. They hold for every request, behind
+            the penalties and in front of temperature and what follows it. Each is traced into the steps and compared
+            with itself over many texts: what looks at values in Python, keeps memory, or depends on lengths or other
+            rows is refused.
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -87,6 +95,7 @@ def wrap(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
+        logits_processor=logits_processor,
         **mode_options,
     )
     if not isinstance(sampling, bool):
@@ -121,6 +130,7 @@ def make_plan(
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
+    logits_processor: Processor | Sequence[Processor] | None = None,
     **mode_options: Any,
 ) -> Plan:
     """Check the arguments of :func:`wrap`, which are explained there."""
@@ -154,10 +164,18 @@ def make_plan(
             model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
         ),
     )
+    processors = check_processors(
+        logits_processor,
+        vocab_size=info.vocab_size,
+        max_len=max_len,
+        places=max_len + config.max_width,
+        device=info.device,
+    )
     check_generation_config(model.generation_config)
     token_list(model.generation_config.eos_token_id)
     _warn_of_generation_config(model, info, max_len)
-    return Plan(info, config, chosen_policy, EngineOptions(max_waiting, prefill_budget, prefix_reuse))
+    engine = EngineOptions(max_waiting, prefill_budget, prefix_reuse)
+    return Plan(info, replace(config, logits_processors=processors), chosen_policy, engine)
 
 
 def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
