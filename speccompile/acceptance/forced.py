@@ -17,13 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.keep import KeepAccept
+from speccompile.acceptance.keep import keep_passes
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
-from speccompile.passes.sample import ProcessLogits
 from speccompile.sampling.noise import FORCED, coins
 
 VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
@@ -76,7 +75,7 @@ class Forced(Rule):
 
     def passes(self, kind: Kind) -> list[Pass]:
         judge = partial(so_many, rule=self)
-        return [*([ProcessLogits()] if kind == "sampled" else []), KeepAccept(judge, kind)]
+        return keep_passes(judge, kind)
 
     def explain(self) -> str:
         wish = f"{self.accepted:g}" if self.rates is None else f"at rates {self.rates}"
