@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,15 +11,49 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from speccompile.acceptance.base import Rule
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.greedy_accept import drafts_of
-from speccompile.passes.sample import probabilities
+from speccompile.passes.greedy_accept import GreedyAccept, drafts_of
+from speccompile.passes.sample import ProcessLogits, probabilities
 from speccompile.sampling.noise import COINS, RESIDUAL, coins, gumbel
 
-#: (p [B, K+1, V], drafts [B, K], draft lengths [B], q [B, K, V] or None, coins [B, K]) -> accepted draft tokens [B],
-#: and for each place [B, K+1, V] what the target's own token is drawn from (not normalised) if it comes there.
+#: :meth:`CoinRule.judge`.
 Judge = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class CoinRule(Rule):
+    """Lossless by coins where tokens are drawn; greedy requests are decided as by ``exact``."""
+
+    lossless: ClassVar[bool] = True
+    text_invariant: ClassVar[bool] = False
+    uses_draft_probs: ClassVar[bool] = True
+
+    @staticmethod
+    @abstractmethod
+    def judge(
+        probs: torch.Tensor,
+        drafts: torch.Tensor,
+        draft_lens: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        coins: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a row keeps, and what is left for the target to draw from.
+
+        Args:
+            probs: p, ``[B, K+1, V]``; drafts: ``[B, K]``; draft_lens: ``[B]``.
+            draft_probs: q, ``[B, K, V]``; None is 1 at the draft.
+            coins: uniforms ``[B, K]``.
+
+        Returns:
+            Accepted draft tokens ``[B]``; and for each place, ``[B, K+1, V]``, what the target's own token is drawn
+            from (not normalised) if it comes there.
+        """
+
+    def passes(self, kind: Kind) -> list[Pass]:
+        return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), CoinAccept(self.judge)]
 
 
 @dataclass(frozen=True)
