@@ -22,6 +22,8 @@ class Rule(ABC):
     text_invariant: ClassVar[bool]
     #: It looks at the drafter's probabilities, where the drafter has any.
     uses_draft_probs: ClassVar[bool] = False
+    #: It is another rule where the drafter has none: ``wrap`` refuses such a mode.
+    needs_draft_probs: ClassVar[bool] = False
     #: It decides nothing about tokens that are drawn: requests that sample are refused.
     greedy_only: ClassVar[bool] = False
     #: Rows get as many drafts as the tier has places, whatever the drafter proposes.
