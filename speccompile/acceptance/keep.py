@@ -15,7 +15,8 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.greedy_accept import drafts_of, greedy_accept
 from speccompile.passes.sample import ProcessLogits, add_noise
 
-#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B]) -> which drafts are good enough, [B, K].
+#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts are good enough, [B, K].
+#: ``own``: of a rule that names state tensors, the rows' slots [B], and then those tensors, whole.
 Keeps = Callable[..., torch.Tensor]
 
 
@@ -24,6 +25,7 @@ class KeepAccept(Pass):
     """Accepts drafts while :attr:`keeps` says so; the token behind them is the target's own, as by ``exact``."""
 
     keeps: Keeps
+    state: tuple[str, ...] = ()
 
     name: ClassVar[str] = "keep_accept"
     looks_for: ClassVar[str] = "logits and drafts"
@@ -38,7 +40,8 @@ class KeepAccept(Pass):
         scores = graph.values[self.judged]
         drafts, lens, slots = (graph.values[name] for name in ("drafts", "row_draft_lens", "slots"))
         text, length = graph.insert(text_of, graph.state("tokens"), graph.state("length"), slots)
-        kept = graph.insert(self.keeps, scores, drafts, text, length)
+        own = [slots, *(graph.state(name) for name in self.state)] if self.state else []
+        kept = graph.insert(self.keeps, scores, drafts, text, length, *own)
         if self.draws:
             add_noise(graph, scores, length, graph.output)
         target_tokens, accepted = graph.insert(keep, scores, drafts, lens, kept, forbids=self.draws)
@@ -61,9 +64,9 @@ class KeepAcceptSampled(KeepAccept):
     draws: ClassVar[bool] = True
 
 
-def keep_passes(keeps: Keeps, kind: Kind) -> list[Pass]:
-    """The passes of a rule that keeps what ``keeps`` says."""
-    return [KeepAccept(keeps)] if kind == "greedy" else [ProcessLogits(), KeepAcceptSampled(keeps)]
+def keep_passes(keeps: Keeps, kind: Kind, state: tuple[str, ...] = ()) -> list[Pass]:
+    """The passes of a rule that keeps what ``keeps`` says, which wants to have those state tensors."""
+    return [KeepAccept(keeps, state)] if kind == "greedy" else [ProcessLogits(), KeepAcceptSampled(keeps, state)]
 
 
 def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
