@@ -146,7 +146,7 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
 def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
     """All state tensors of the wrap, with their sizes."""
     return resolve_layout(
-        [*core_state(info.vocab_size), *sampling_state(), *config.mode.state(), *kv_state(kv)],
+        [*core_state(info.vocab_size), *sampling_state(), *config.mode.state(), *config.rule.state(), *kv_state(kv)],
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,

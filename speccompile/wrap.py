@@ -16,6 +16,7 @@ from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
+from speccompile.modes.base import Mode
 from speccompile.pipelines import BuildConfig, row_counts
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
@@ -58,9 +59,10 @@ def wrap(
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
             tier.
         acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
-            distribution does not; ``block`` likewise, and it accepts more. ``typical`` and ``relaxed`` are lossy. A
-            name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``,
-            unless the variable TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
+            distribution does not; ``block`` likewise, and it accepts more, of modes that draft with probabilities
+            (``early_exit``). ``typical`` and ``relaxed`` are lossy. A name, or an object of
+            :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``, unless the variable
+            TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
         deterministic: True makes logits independent, in every bit, of tier and neighbours (all tiers then run the
             widest tier's shape). None does so where it costs nothing, which
             no backend offers yet.
@@ -146,6 +148,7 @@ def make_plan(
         raise InvalidOption(where="wrap", name="prefix_reuse", value=prefix_reuse, reason="use True or False")
     rule = choose_rule(acceptance)
     chosen_mode = modes.create(mode, mode_options)
+    _check_draft_probs(rule, chosen_mode, draft_lens)
     chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
     info = inspect_model(model)
     check_rotary(model, max_len)
@@ -191,6 +194,15 @@ def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
     if len(set(values)) != len(values):
         raise InvalidTiers(tiers=tiers, reason="a draft length occurs twice")
     return tuple(sorted(values))
+
+
+def _check_draft_probs(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
+    if rule.needs_draft_probs and not mode.draft_probs and max(tiers) > 0:
+        reason = (
+            f"it needs the probabilities that drafts were drawn from, and the drafter of mode {mode.name!r} has none; "
+            "take acceptance='rejection', to which its drafts are certain"
+        )
+        raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
