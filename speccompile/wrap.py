@@ -20,6 +20,7 @@ from speccompile.pipelines import BuildConfig, row_counts
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, parse_policy
+from speccompile.runtime.records import check_flag
 from speccompile.speculator import Speculator
 
 DEFAULT_TIERS = (0, 1, 3, 7)
@@ -40,6 +41,7 @@ def wrap(
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
     sampling: bool = False,
+    scores: bool = False,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
@@ -68,6 +70,9 @@ def wrap(
             ``deterministic=True`` never does.
         sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other
             processor, waits for it some seconds.
+        scores: make room for what ``output_logits`` and ``output_scores`` ask for: N * T * V * 8 bytes, N being
+            ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
+            slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -87,6 +92,7 @@ def wrap(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
+        scores=scores,
         **mode_options,
     )
     if not isinstance(sampling, bool):
@@ -121,6 +127,7 @@ def make_plan(
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
+    scores: bool = False,
     **mode_options: Any,
 ) -> Plan:
     """Check the arguments of :func:`wrap`, which are explained there."""
@@ -134,6 +141,7 @@ def make_plan(
         _check_whole("prefill_budget", prefill_budget, 1)
     if not isinstance(prefix_reuse, bool):
         raise InvalidOption(where="wrap", name="prefix_reuse", value=prefix_reuse, reason="use True or False")
+    check_flag("wrap", "scores", scores)
     rule = choose_rule(acceptance)
     chosen_mode = modes.create(mode, mode_options)
     chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
@@ -150,6 +158,7 @@ def make_plan(
         # Stock linears and SDPA are not row-invariant across widths, so it is never free yet.
         deterministic=bool(deterministic),
         rule=rule,
+        scores=scores,
         linears=chosen_backend.choose_linears(
             model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
         ),
