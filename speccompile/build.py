@@ -108,9 +108,11 @@ def _stages_of_kind(
         tiers[draft_len, rows, kind] = model.followed_by(stages)
     widths = prefill_widths(config.max_len)
     chunks: list[PrefillName] = [(width, kind) for width in widths]
-    if kind == "greedy":
+    if kind == config.kind:
         # Inner chunks choose no token: they are made once, for all kinds. Another one follows, so none fills a text.
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
+    elif kind == "scored":
+        chunks += [(width, "prompt_scored") for width in widths]
     for chunk in chunks:
         _, stages = prefill_pipeline(config, *chunk).run(outlined, model.last)
         prefill[chunk] = model.followed_by(stages)

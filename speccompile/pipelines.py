@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from speccompile.acceptance import Exact, Rule
 from speccompile.acceptance.forced import FillDrafts
 from speccompile.graph_capture.graph import Route
-from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, resolve_layout
+from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, recorded_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.linears import STOCK, LinearChoice
@@ -24,6 +24,8 @@ from speccompile.passes.drafts import NoDrafts
 from speccompile.passes.last_logits import LastLogits
 from speccompile.passes.outline import OutlineLayers
 from speccompile.passes.pipeline import Pipeline
+from speccompile.passes.record_prompt import RecordPrompt
+from speccompile.passes.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.rows import BindRows
 from speccompile.passes.skip_logits import SkipLogits
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
@@ -46,6 +48,7 @@ class BuildConfig:
     linears: LinearChoice = STOCK
     rule: Rule = field(default_factory=Exact)
     logits_processors: tuple[UserProcessor, ...] = ()
+    scores: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -81,14 +84,23 @@ class BuildConfig:
         fill: list[Pass] = [FillDrafts(draft_len)] if self.rule.fills_drafts else []
         return [*drafts, *fill, *self.commit_passes()]
 
+    def choice_passes(self, kind: Kind) -> list[Pass]:
+        """From logits to accepted tokens, by the rule; and what is recorded of that."""
+        if kind != "scored":
+            return self.rule.passes(kind)
+        keep: list[Pass] = [RecordScores()] if self.scores else []
+        return [*keep, *self.rule.passes("sampled"), RecordLogprobs()]
+
     def commit_passes(self) -> list[Pass]:
         """What the mode does behind a commit; nothing where no tier could use it."""
         return self.mode.commit_passes() if self.max_draft_len else []
 
-    @property
-    def goals(self) -> Facts:
-        """Facts that hold in every finished step."""
-        return facts("committed") | (self.mode.goals if self.max_draft_len else facts())
+    def goals(self, kind: ChunkKind) -> Facts:
+        """Facts that hold in a finished step or prompt chunk."""
+        goals = facts("committed") | (self.mode.goals if self.max_draft_len else facts())
+        if kind in ("scored", "prompt_scored"):
+            goals |= facts("logprobs_recorded", *["scores_recorded"] * self.scores)
+        return goals | facts("prompt_recorded") if kind == "prompt_scored" else goals
 
     @property
     def max_width(self) -> int:
@@ -107,11 +119,15 @@ def model_pipeline(config: BuildConfig, route: Route) -> Pipeline:
 
 
 def tier_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
-    return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}{', sampled' * (kind == 'sampled')}"
+    return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}{_of_kind(kind)}"
 
 
 def prefill_name(width: int, kind: ChunkKind = "greedy") -> str:
-    return f"prefill T={width}{'' if kind == 'greedy' else f', {kind}'}"
+    return f"prefill T={width}{_of_kind(kind)}"
+
+
+def _of_kind(kind: ChunkKind) -> str:
+    return "" if kind == "greedy" else f", {kind}"
 
 
 def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:
@@ -120,17 +136,21 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
         BindRows(rows),
         *config.draft_passes(draft_len, kind),
         VerifyInputs(draft_len, config.width(draft_len, rows)),
-        *config.rule.passes(kind),
+        *config.choice_passes(kind),
         Commit(),
     ]
-    return Pipeline(tuple(passes), config.goals, tier_name(draft_len, rows, kind))
+    return Pipeline(tuple(passes), config.goals(kind), tier_name(draft_len, rows, kind))
 
 
 def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy") -> Pipeline:
     """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
-    ends: list[Pass] = [SkipLogits()] if kind == "inner" else [LastLogits(), *config.rule.passes(kind), Commit()]
+    ends: list[Pass] = [SkipLogits()]
+    if kind == "prompt_scored":
+        ends = [LastLogits(), *config.choice_passes("scored"), RecordPrompt(), Commit()]
+    elif kind != "inner":
+        ends = [LastLogits(), *config.choice_passes(kind), Commit()]
     passes = [BindRows(1, "prefill_slot"), NoDrafts(), PrefillInputs(width), *ends, *config.commit_passes()]
-    return Pipeline(tuple(passes), config.goals, prefill_name(width, kind))
+    return Pipeline(tuple(passes), config.goals(kind), prefill_name(width, kind))
 
 
 def row_counts(max_batch: int) -> tuple[int, ...]:
@@ -145,8 +165,16 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
 
 def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
     """All state tensors of the wrap, with their sizes."""
+    recorded = recorded_state(info.vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores)
     return resolve_layout(
-        [*core_state(info.vocab_size), *sampling_state(), *config.mode.state(), *config.rule.state(), *kv_state(kv)],
+        [
+            *core_state(info.vocab_size),
+            *sampling_state(),
+            *recorded,
+            *config.mode.state(),
+            *config.rule.state(),
+            *kv_state(kv),
+        ],
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,

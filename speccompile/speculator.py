@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.build import Build
 from speccompile.errors import Closed, InvalidInput, InvalidOption
@@ -24,7 +25,9 @@ from speccompile.runtime.generate import decode, padded
 from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.options import EngineOptions
+from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.policy import Fixed, Policy, check_tier
+from speccompile.runtime.records import Wanted
 from speccompile.runtime.request import Params
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import EosTokens, Target
@@ -56,6 +59,26 @@ class Speculator:
 
     # --- decoding --------------------------------------------------------------------------------
 
+    @overload
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        return_dict_in_generate: Literal[True],
+        **options: Any,
+    ) -> GenerateDecoderOnlyOutput: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        return_dict_in_generate: Literal[False] | None = None,
+        **options: Any,
+    ) -> torch.Tensor: ...
+
     def generate(
         self,
         input_ids: torch.Tensor,
@@ -71,8 +94,13 @@ class Speculator:
         streamer: Streamer | None = None,
         do_sample: bool | None = None,
         seed: int | None = None,
+        return_dict_in_generate: bool | None = None,
+        output_scores: bool | None = None,
+        output_logits: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         **options: Any,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
 
         A thin layer over ``spec.engine``, beside whatever that runs: other threads may use both meanwhile.
@@ -93,10 +121,16 @@ class Speculator:
             do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
             seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The
                 same seed and options give the same text in any mode, at any tier, alone and among others.
+            return_dict_in_generate: return transformers' ``GenerateDecoderOnlyOutput`` (without a cache). This and the
+                two below are what the generation_config says where they are None.
+            output_scores, output_logits: with it, ``scores`` (behind all processors) and ``logits`` (the model's own):
+                for each new place float32 ``[B, V]``, 0 in rows that have ended, since no model ran there. They need
+                ``wrap(scores=True)``.
+            output_attentions, output_hidden_states: refused if True.
             options: of the sampling pipeline, as :meth:`Engine.submit` takes them.
 
         Returns:
-            int64 ``[B, P + new]``, padded as transformers pads.
+            int64 ``[B, P + new]``, padded as transformers pads; or the output that has it as ``sequences``.
 
         Raises:
             UserError: see the classes in ``speccompile.errors``.
@@ -104,8 +138,19 @@ class Speculator:
         engine, target = self._open()
         others = "input_ids, attention_mask, max_new_tokens, eos_token_id, pad_token_id, num_return_sequences, "
         check_options(
-            "generate", options, f"{others}stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed"
+            "generate",
+            options,
+            f"{others}stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
+            "return_dict_in_generate, output_scores, output_logits",
         )
+        outputs = {
+            "return_dict_in_generate": return_dict_in_generate,
+            "output_scores": output_scores,
+            "output_logits": output_logits,
+            "output_attentions": output_attentions,
+            "output_hidden_states": output_hidden_states,
+        }
+        wanted = read_outputs(outputs, target.model.generation_config, engine.arena)
         check_max_new_tokens("generate", max_new_tokens)
         target.check()
         eos = target.eos(eos_token_id)
@@ -124,10 +169,11 @@ class Speculator:
             raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
         criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
         sampling = target.sampling("generate", options, do_sample=do_sample, seed=seed, eos=eos)
-        params = Params(max_new_tokens, tuple(eos), sampling, patient=True)
+        params = Params(max_new_tokens, tuple(eos), sampling, patient=True, wanted=wanted or Wanted())
         input_ids = input_ids.repeat_interleave(copies, dim=0)
         requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria)
-        return padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
+        sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
+        return sequences if wanted is None else as_output(sequences, requests)
 
     def check(
         self,

@@ -21,6 +21,7 @@ from speccompile.pipelines import BuildConfig, row_counts
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, parse_policy
+from speccompile.runtime.records import check_flag
 from speccompile.sampling.user import Processor
 from speccompile.sampling.user_check import check_processors
 from speccompile.speculator import Speculator
@@ -44,6 +45,7 @@ def wrap(
     prefix_reuse: bool = True,
     sampling: bool = False,
     logits_processor: Processor | Sequence[Processor] | None = None,
+    scores: bool = False,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
@@ -78,6 +80,9 @@ def wrap(
             the penalties and in front of temperature and what follows it. Each is traced into the steps and compared
             with itself over many texts: what looks at values in Python, keeps memory, or depends on lengths or other
             rows is refused.
+        scores: make room for what ``output_logits`` and ``output_scores`` ask for: N * T * V * 8 bytes, N being
+            ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
+            slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -98,6 +103,7 @@ def wrap(
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
         logits_processor=logits_processor,
+        scores=scores,
         **mode_options,
     )
     if not isinstance(sampling, bool):
@@ -133,6 +139,7 @@ def make_plan(
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
     logits_processor: Processor | Sequence[Processor] | None = None,
+    scores: bool = False,
     **mode_options: Any,
 ) -> Plan:
     """Check the arguments of :func:`wrap`, which are explained there."""
@@ -146,6 +153,7 @@ def make_plan(
         _check_whole("prefill_budget", prefill_budget, 1)
     if not isinstance(prefix_reuse, bool):
         raise InvalidOption(where="wrap", name="prefix_reuse", value=prefix_reuse, reason="use True or False")
+    check_flag("wrap", "scores", scores)
     rule = choose_rule(acceptance)
     chosen_mode = modes.create(mode, mode_options)
     _check_draft_probs(rule, chosen_mode, draft_lens)
@@ -163,6 +171,7 @@ def make_plan(
         # Stock linears and SDPA are not row-invariant across widths, so it is never free yet.
         deterministic=bool(deterministic),
         rule=rule,
+        scores=scores,
         linears=chosen_backend.choose_linears(
             model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
         ),

@@ -47,7 +47,13 @@ def command(
         with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, policy=policy, **options) as spec:
             streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             started = time.perf_counter()
-            result = spec.generate(ids, torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=streamer)
+            result = spec.generate(
+                ids,
+                torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                streamer=streamer,
+                return_dict_in_generate=False,
+            )
             seconds = time.perf_counter() - started
             count = result.shape[1] - ids.shape[1]
             typer.echo(

@@ -149,6 +149,19 @@ def core_state(vocab_size: int) -> list[StateSpec]:
     ]
 
 
+def recorded_state(vocab_size: int, chunk_width: int, *, scores: bool) -> list[StateSpec]:
+    """What the newest step, or prompt chunk, chose its tokens from, for the host; logits and scores only with
+    ``scores``.
+
+    Args:
+        chunk_width: of the widest prompt chunk.
+    """
+    f32 = torch.float32
+    specs = [StateSpec("token_logprobs", (N, K + 1), f32), StateSpec("chunk_logprobs", (chunk_width,), f32)]
+    kept = [StateSpec(name, (N, K + 1, vocab_size), f32) for name in ("kept_logits", "kept_scores")]
+    return specs + kept * scores
+
+
 @dataclass(frozen=True)
 class KVShape:
     """What one layer was seen to write: ``key`` is (G, D), ``value`` (G, Dv)."""

@@ -12,9 +12,13 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.pipeline import Stages
 from speccompile.runtime.arena import Arena
 
-Kind = Literal["greedy", "sampled"]
+#: ``greedy``; ``sampled``, with the whole pipeline; ``scored``, which also records what tokens were chosen from.
+Kind = Literal["greedy", "sampled", "scored"]
+#: Each one serves what those in front of it serve.
+KINDS: tuple[Kind, ...] = ("greedy", "sampled", "scored")
 #: A prompt's last chunk chooses a token, as a step of that kind does; those in front of it are ``inner`` ones.
-ChunkKind = Kind | Literal["inner"]
+#: ``prompt_scored`` ones, whichever they are, are ``scored`` and record the prompt's own log-probabilities besides.
+ChunkKind = Kind | Literal["inner", "prompt_scored"]
 #: Of a tier: draft length, rows, kind. Of a prefill chunk: width, kind.
 TierName = tuple[int, int, Kind]
 PrefillName = tuple[int, ChunkKind]
@@ -22,8 +26,7 @@ PrefillName = tuple[int, ChunkKind]
 
 @dataclass(frozen=True)
 class TierKey:
-    """Rows B, verify width T, and the kind of sampling: ``greedy``, ``sampled`` with the whole pipeline, or none, of a
-    prompt chunk that is not the last one (``inner``)."""
+    """Rows B, verify width T, and the kind of step or of prompt chunk."""
 
     rows: int
     width: int

@@ -13,7 +13,9 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 
 @dataclass(frozen=True)
 class LastLogits(Pass):
-    """The lm_head reads the hidden state at ``last_index`` alone: logits ``[B, T, V]`` become ``[B, 1, V]``."""
+    """The lm_head reads the hidden state at ``last_index`` alone: logits ``[B, T, V]`` become ``[B, 1, V]``.
+
+    Leaves ``chunk_hidden`` ``[B, T, M]``, what it would have read."""
 
     name: ClassVar[str] = "last_logits"
     looks_for: ClassVar[str] = "an lm_head that reads a hidden state"
@@ -27,6 +29,7 @@ class LastLogits(Pass):
         for reader in readers:
             reader.replace_input_with(hidden, last)
         graph.anchors.final_norm = last
+        graph.values["chunk_hidden"] = hidden
         return Changes(len(readers), "lm_head on one position a row")
 
 

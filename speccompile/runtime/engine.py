@@ -17,10 +17,12 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InsideStep, InvalidOption
+from speccompile.lowering.tier import Kind
 from speccompile.lowering.workers import release_workers
 from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt
 from speccompile.runtime.interrupts import deferred_interrupts
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
+from speccompile.runtime.records import Records, Wanted, check_flag, check_kept
 from speccompile.runtime.request import Params, Request
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.stepper import Stepper
@@ -90,6 +92,10 @@ class Engine(Stepper):
         do_sample: bool | None = None,
         seed: int | None = None,
         priority: int = 0,
+        logprobs: bool = False,
+        prompt_logprobs: bool = False,
+        output_logits: bool = False,
+        output_scores: bool = False,
         **options: Any,
     ) -> Request:
         """Ask for the continuation of one prompt. Returns at once.
@@ -107,6 +113,11 @@ class Engine(Stepper):
             seed: of what is drawn, 0 to 2**63 - 1; None takes one from torch's default generator. The same seed and
                 options give the same text, whatever drafts and whoever runs beside it.
             priority: of two waiting requests, the one with the larger number goes first.
+            logprobs: ``Result.logprobs``, of each new token.
+            prompt_logprobs: ``Result.prompt_logprobs``, of each prompt token. The whole prompt is read for them: KV of
+                another text that begins like it is not reused.
+            output_logits, output_scores: ``Result.logits`` and ``Result.scores``, of each new token and the whole
+                vocabulary; need ``wrap(scores=True)``.
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
@@ -119,7 +130,8 @@ class Engine(Stepper):
             UserError: an argument is not valid.
         """
         others = (
-            "ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, seed, priority"
+            "ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, seed, "
+            "priority, logprobs, prompt_logprobs, output_logits, output_scores"
         )
         check_options("submit", options, others)
         self._target.check()
@@ -130,13 +142,19 @@ class Engine(Stepper):
         if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
             reason = f"it has to be an int in {-(2**63)} .. {2**63 - 1}"
             raise InvalidOption(where="submit", name="priority", value=priority, reason=reason)
+        check_flag("submit", "logprobs", logprobs)
+        check_flag("submit", "prompt_logprobs", prompt_logprobs)
+        check_kept("submit", "output_logits", output_logits, self.arena)
+        check_kept("submit", "output_scores", output_scores, self.arena)
         eos = self._target.eos(eos_token_id)
         params = Params(
             max_new_tokens=max_new_tokens,
             eos=tuple(eos),
             sampling=self._target.sampling("submit", options, do_sample=do_sample, seed=seed, eos=eos),
             priority=priority,
+            reuse=not prompt_logprobs,
             tokenizer=tokenizer,
+            wanted=Wanted(logprobs, prompt_logprobs, output_logits, output_scores),
         )
         criteria = make_criteria(stop, tokenizer, stopping_criteria)
         request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)
@@ -158,22 +176,22 @@ class Engine(Stepper):
     ) -> Request:
         """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
         self._target.check_prompt(prompt)
-        if params.sampling is not None:
-            self._prepare_sampled()
+        if params.kind != "greedy":
+            self._prepare_in_turn(params.kind)
         layout = self.arena.layout
         room = min(params.max_new_tokens, layout.max_len - len(prompt))
         listener = Listener(shown, room, streamer, criteria)
         stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
-        return Request(self, prompt, params, listener, stats)
+        return Request(self, prompt, params, listener, stats, Records(params.wanted, self.arena))
 
-    def _prepare_sampled(self) -> None:
-        """The first request that draws waits until its executables are there; so does a step that another thread does
+    def _prepare_in_turn(self, kind: Kind) -> None:
+        """The first request of a kind waits until its executables are there; so does a step that another thread does
         meanwhile."""
         if self._turn_owner == threading.get_ident():
-            self.prepare("sampled")
+            self.prepare(kind)
             return
         with self._own_turn():
-            self.prepare("sampled")
+            self.prepare(kind)
 
     def enqueue(self, requests: list[Request]) -> None:
         """Queue all of them, or none.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidOption, RequestFailed, told
+from speccompile.lowering.tier import Kind
 from speccompile.runtime.listener import Listener
+from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.stats import RequestStats
 from speccompile.sampling.request import Sampling
 
@@ -41,6 +44,7 @@ class Params:
         patient: nobody watches its tokens come, so that prompts of its kind may be read before it goes on.
         reuse: it may take the KV of another text that begins like it.
         tokenizer: turns its tokens into ``Result.text``.
+        wanted: what it wants to know beside its tokens.
     """
 
     max_new_tokens: int
@@ -50,6 +54,12 @@ class Params:
     patient: bool = False
     reuse: bool = True
     tokenizer: PreTrainedTokenizerBase | None = None
+    wanted: Wanted = field(default_factory=Wanted)
+
+    @property
+    def kind(self) -> Kind:
+        """Of the executables that choose its tokens."""
+        return "scored" if self.wanted else "sampled" if self.sampling is not None else "greedy"
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,12 @@ class Result:
         text: of them, special tokens left out; None without a tokenizer.
         finish_reason: ``eos``, ``stop``, ``max_new_tokens``, ``max_len`` or ``cancelled``.
         stats: prompt, reused and draft tokens, acceptance.
+        logprobs: of each new token its natural log-probability by the model's own logits, before any processor (vLLM's
+            "raw"); None unless asked for, as all that follow.
+        prompt_logprobs: likewise of each prompt token behind those in front of it; None for the first, which has
+            nothing in front of it. As many as were read, if it was cancelled before all were.
+        logits: float32 ``[new, V]``, the model's own.
+        scores: float32 ``[new, V]``: logits behind all processors, from which the tokens were chosen.
     """
 
     token_ids: list[int]
@@ -83,6 +99,10 @@ class Result:
     finish_reason: str
     timings: Timings
     stats: RequestStats
+    logprobs: list[float] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    logits: torch.Tensor | None = field(default=None, repr=False)
+    scores: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def acceptance_length(self) -> float:
@@ -98,11 +118,20 @@ class Request:
     ``error`` is what ended it, if its ``finish_reason`` is ``error``.
     """
 
-    def __init__(self, driver: Driver, prompt: list[int], params: Params, listener: Listener, stats: RequestStats):
+    def __init__(
+        self,
+        driver: Driver,
+        prompt: list[int],
+        params: Params,
+        listener: Listener,
+        stats: RequestStats,
+        records: Records,
+    ) -> None:
         self.prompt = prompt
         self.params = params
         self.listener = listener
         self.stats = stats
+        self.records = records
         self.new_tokens: list[int] = []
         self.error: Exception | None = None
         #: Its place in the arena (-1 while it waits), and for how many of its tokens that holds KV.
@@ -159,7 +188,18 @@ class Request:
         tokens = list(self.new_tokens)
         tokenizer = self.params.tokenizer
         text = None if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True))
-        return Result(tokens, text, self.finish_reason, self.timings, self.stats)
+        records, count = self.records, len(tokens)
+        return Result(
+            tokens,
+            text,
+            self.finish_reason,
+            self.timings,
+            self.stats,
+            records.logprobs(count),
+            records.prompt_logprobs,
+            records.logits(count),
+            records.scores(count),
+        )
 
     def stream(self) -> TokenStream:
         """Its new tokens from the first one on, to iterate over with ``for`` or ``async for``."""

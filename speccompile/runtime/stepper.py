@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from speccompile.errors import UndecidedLogits
-from speccompile.lowering.tier import ChunkKind, Executables, Kind, Tier
+from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, check_tier
 from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.records import Record
 from speccompile.runtime.request import Request, as_exception
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
@@ -29,11 +30,12 @@ class Flight:
     """A run whose results have not been read yet.
 
     ``outcome`` is ``[4, N]``: emitted, accepted and proposed tokens of each slot, and whether it is alive. It is a
-    copy, since the next run overwrites them.
+    copy, since the next run overwrites them; and so are ``records``, of the rows that want any.
     """
 
     rows: list[Request]
     outcome: torch.Tensor
+    records: dict[Request, Record]
 
 
 class Stepper:
@@ -115,7 +117,7 @@ class Stepper:
 
     def next_tier(self) -> Tier:
         """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; the
-        smallest row count that holds all live rows; and with the sampling pipeline, if any of them wants it."""
+        smallest row count that holds all live rows; and the least kind that serves all of them."""
         live = len(self._rows)
         draft_len = self.policy.choose(live)
         check_tier(draft_len, self.draft_lens)
@@ -124,7 +126,7 @@ class Stepper:
         elif self.ready:
             proposed = self._longest_proposal()
             draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
-        kind: Kind = "sampled" if any(request.params.sampling for request in self._rows) else "greedy"
+        kind: Kind = max((request.params.kind for request in self._rows), key=KINDS.index, default="greedy")
         return self.tiers[draft_len, min(rows for rows in self.row_counts if rows >= live), kind]
 
     def _longest_proposal(self) -> int:
@@ -163,7 +165,9 @@ class Stepper:
         self.tier = self.next_tier()
         started = time.perf_counter()
         self.tier.run()
-        self._flights.append(Flight(rows, self._outcome()))
+        places = self.tier.draft_len + 1
+        records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}
+        self._flights.append(Flight(rows, self._outcome(), records))
         self.prefill_budget.note_step(time.perf_counter() - started)
         self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
 
@@ -183,7 +187,7 @@ class Stepper:
             self._stuck.discard(request)
             self.stats.count(emitted, accepted, proposed)
             request.stats.count(emitted, accepted, proposed)
-            self._hand_out(request, emitted, bool(alive))
+            self._hand_out(request, emitted, bool(alive), flight.records.get(request, {}))
         self._retire(flight.rows)
 
     def _set_back(self, request: Request) -> None:
@@ -192,11 +196,12 @@ class Stepper:
         if self._reads_dead_places:
             self.arena.clear_text_state(request.slot, request.cached)
 
-    def _hand_out(self, request: Request, emitted: int, alive: bool) -> None:
+    def _hand_out(self, request: Request, emitted: int, alive: bool, record: Record) -> None:
         done = len(request.prompt) + len(request.new_tokens)
         new: list[int] = self.arena["tokens"][request.slot, done : done + emitted].tolist()
         request.cached = done + emitted - 1
         try:
+            request.records.add(record, emitted)
             self._tell(request, new)
         except BaseException as error:
             self._blame(request, error)
@@ -266,19 +271,27 @@ class Stepper:
         arena = self.arena
         arena["prefill_slot"][0] = request.slot
         arena["prefill_start"][0] = request.cached
-        kind: ChunkKind = "sampled" if request.params.sampling else "greedy"
-        if request.cached + count < len(request.prompt):
-            kind = "inner"
         started = time.perf_counter()
-        self.prefill_tiers[width, kind].run()
+        self.prefill_tiers[width, self._kind_of_chunk(request, count)].run()
         self.prefill_budget.note_chunk(width, time.perf_counter() - started)
         self.stats.count_prefill(count)
         request.stats.prefill_tokens += count
+        if request.params.wanted.prompt_logprobs:
+            followed = min(count, len(request.prompt) - 1 - request.cached)
+            request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
         request.cached += count
         if request.cached == len(request.prompt):
             self._join(request)
-            self._hand_out(request, int(arena["emitted"][request.slot]), bool(arena["alive"][request.slot]))
+            slot = request.slot
+            self._hand_out(
+                request, int(arena["emitted"][slot]), bool(arena["alive"][slot]), request.records.look(slot, 1)
+            )
             self._retire([request])
+
+    def _kind_of_chunk(self, request: Request, count: int) -> ChunkKind:
+        if request.params.wanted.prompt_logprobs:
+            return "prompt_scored"
+        return request.params.kind if request.cached + count == len(request.prompt) else "inner"
 
     def _join(self, request: Request) -> None:
         self._prefilling = None

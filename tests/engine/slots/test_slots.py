@@ -10,6 +10,7 @@ from known_texts import shared_beginning
 from speccompile.graph_capture.state import N, S, StateSpec, core_state, resolve_layout
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.listener import Listener, make_criteria
+from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.request import Params, Request
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import RequestStats
@@ -70,6 +71,7 @@ def test_a_slot_holds_the_longest_known_beginning_and_nothing_wrong(data: st.Dat
                 Params(max_new_tokens=4, eos=()),
                 Listener(torch.tensor([text]), 4, None, make_criteria(None, None, None)),
                 RequestStats(1),
+                Records(Wanted(), arena),
             )
             slots.take(request)
             assert request.cached == request.stats.reused_tokens == most
@@ -118,6 +120,7 @@ def test_reset_keeps_kv_and_clearing_takes_what_is_behind_the_text() -> None:
             Params(max_new_tokens=4, eos=()),
             Listener(torch.tensor([[1, 2, 3]]), 4, None, make_criteria(None, None, None)),
             RequestStats(1),
+            Records(Wanted(), arena),
         )
         slots.take(request)
         assert bool(arena["kv"][request.slot].any()) is not clear

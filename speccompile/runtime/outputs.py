@@ -1,0 +1,71 @@
+"""What ``generate`` hands back beside the text, as transformers names and shapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from speccompile.errors import InvalidOption
+from speccompile.runtime.arena import Arena
+from speccompile.runtime.records import Wanted, check_kept
+from speccompile.runtime.request import Request
+
+#: Of transformers' ``generate``, in the order of what it returns. Attentions and hidden states never leave a step.
+OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def read_outputs(given: dict[str, Any], config: GenerationConfig, arena: Arena) -> Wanted | None:
+    """What is asked for beside the text; None is the text alone, as a tensor.
+
+    Args:
+        given: ``return_dict_in_generate`` and :data:`OUTPUTS`; None is what the generation_config says. That one's
+            outputs count only where a dict is returned, as in transformers.
+
+    Raises:
+        InvalidOption: names the option and says what to do.
+    """
+    wanted = {}
+    for name, value in given.items():
+        if not (value is None or isinstance(value, bool)):
+            raise InvalidOption(where="generate", name=name, value=value, reason="use True, False or None")
+    returns_dict = given["return_dict_in_generate"]
+    returns_dict = bool(config.return_dict_in_generate) if returns_dict is None else returns_dict
+    for name in OUTPUTS:
+        value, where = given[name], "generate"
+        if value and not returns_dict:
+            raise InvalidOption(where=where, name=name, value=value, reason="it needs return_dict_in_generate=True")
+        if value is None and returns_dict:
+            value, where = bool(getattr(config, name)), "the model's generation_config"
+        if value and name in ("output_attentions", "output_hidden_states"):
+            reason = f"a step keeps none; set {name}=False, or run the model itself over the text"
+            raise InvalidOption(where=where, name=name, value=value, reason=reason)
+        check_kept(where, name, bool(value), arena)
+        wanted[name] = bool(value)
+    return Wanted(logits=wanted["output_logits"], scores=wanted["output_scores"]) if returns_dict else None
+
+
+def as_output(sequences: torch.Tensor, requests: Sequence[Request]) -> GenerateDecoderOnlyOutput:
+    """transformers' output: ``sequences`` ``[B, P + new]``, and what the requests asked for."""
+    scores = [request.records.scores(len(request.new_tokens)) for request in requests]
+    logits = [request.records.logits(len(request.new_tokens)) for request in requests]
+    # transformers declares tuples of one tensor, and an old class for its ids.
+    parts: dict[str, Any] = {
+        "scores": _by_place(scores, sequences.device),
+        "logits": _by_place(logits, sequences.device),
+    }
+    return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences), **parts)
+
+
+def _by_place(rows: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...] | None:
+    """Rows of ``[n, V]`` as ``[B, V]`` for each place, 0 behind a row's end."""
+    given = [row for row in rows if row is not None]
+    if not given:
+        return None
+    places = torch.zeros(max(map(len, given)), len(given), given[0].shape[1], device=device)
+    for index, row in enumerate(given):
+        places[: len(row), index] = row
+    return places.unbind(0)
