@@ -15,6 +15,7 @@ from speccompile.lowering.backends import Backend
 from speccompile.lowering.linears import STOCK, LinearChoice
 from speccompile.lowering.tier import ChunkKind, Kind
 from speccompile.modes.base import Mode
+from speccompile.passes.advance_guide import AdvanceGuide, CutDrafts
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.bound_positions import BoundPositions
 from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
@@ -75,14 +76,14 @@ class BuildConfig:
     def draft_passes(self, draft_len: int, kind: Kind) -> list[Pass]:
         """What the mode puts into a tier."""
         if not draft_len:
-            return [NoDrafts(), *self.commit_passes()]
+            return [NoDrafts(), *self.commit_passes(kind)]
         mode = self.mode
         if kind == "greedy":
             drafts = mode.draft_passes(draft_len)
         else:
             drafts = mode.sampled_draft_passes(draft_len, probabilities=self.rule.uses_draft_probs)
         fill: list[Pass] = [FillDrafts(draft_len)] if self.rule.fills_drafts else []
-        return [*drafts, *fill, *self.commit_passes()]
+        return [*drafts, *fill, *self.commit_passes(kind)]
 
     def choice_passes(self, kind: Kind) -> list[Pass]:
         """From logits to accepted tokens, by the rule; and what is recorded of that."""
@@ -91,13 +92,24 @@ class BuildConfig:
         keep: list[Pass] = [RecordScores()] if self.scores else []
         return [*keep, *self.rule.passes("sampled"), RecordLogprobs()]
 
-    def commit_passes(self) -> list[Pass]:
-        """What the mode does behind a commit; nothing where no tier could use it."""
-        return self.mode.commit_passes() if self.max_draft_len else []
+    def commit_passes(self, kind: ChunkKind) -> list[Pass]:
+        """What happens behind a commit: what the mode does, unless no tier could use it, and what guides do."""
+        mode = self.mode.commit_passes() if self.max_draft_len else []
+        if kind in ("greedy", "inner"):
+            return mode
+        cut: list[Pass] = [CutDrafts()] if self.cuts_drafts else []
+        return [*mode, AdvanceGuide(), *cut]
+
+    @property
+    def cuts_drafts(self) -> bool:
+        """Proposals wait in state for the next step, so that what a guide does not allow can be left out."""
+        return self.mode.ready and self.max_draft_len > 0 and not self.rule.fills_drafts
 
     def goals(self, kind: ChunkKind) -> Facts:
         """Facts that hold in a finished step or prompt chunk."""
         goals = facts("committed") | (self.mode.goals if self.max_draft_len else facts())
+        if kind not in ("greedy", "inner"):
+            goals |= facts("guide_advanced", *["drafts_cut"] * self.cuts_drafts)
         if kind in ("scored", "prompt_scored"):
             goals |= facts("logprobs_recorded", *["scores_recorded"] * self.scores)
         return goals | facts("prompt_recorded") if kind == "prompt_scored" else goals
@@ -149,7 +161,7 @@ def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy"
         ends = [LastLogits(), *config.choice_passes("scored"), RecordPrompt(), Commit()]
     elif kind != "inner":
         ends = [LastLogits(), *config.choice_passes(kind), Commit()]
-    passes = [BindRows(1, "prefill_slot"), NoDrafts(), PrefillInputs(width), *ends, *config.commit_passes()]
+    passes = [BindRows(1, "prefill_slot"), NoDrafts(), PrefillInputs(width), *ends, *config.commit_passes(kind)]
     return Pipeline(tuple(passes), config.goals(kind), prefill_name(width, kind))
 
 

@@ -1,7 +1,7 @@
 """What a step keeps between runs: named state tensors whose sizes are expressions, resolved once per wrap.
 
 Shape symbols (sympy): ``N`` slots, the dummy slot included; ``S`` cache length; ``K`` the largest draft length;
-``B`` rows of a step; ``E`` EOS ids a slot can hold.
+``B`` rows of a step; ``E`` EOS ids a slot can hold; ``V`` vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-N, S, K, B, E = sympy.symbols("N S K B E", integer=True, positive=True)
+N, S, K, B, E, V = sympy.symbols("N S K B E V", integer=True, positive=True)
 
 EOS_CAPACITY = 8
 
@@ -196,6 +196,7 @@ def resolve_layout(
         K: max_draft_len,
         B: max_batch,
         E: EOS_CAPACITY,
+        V: vocab_size,
     }
     tensors: dict[str, StateTensor] = {}
     for spec in specs:

@@ -81,12 +81,12 @@ class DraftEarlyExit(Pass):
         if self.draws:
             context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
             begun = length
-        for _ in range(self.draft_len):
+        for place in range(self.draft_len):
             inputs = {anchors.tokens: token, anchors.positions: position}
             hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
             logits = graph.splice(graph.values["logits"], {**inputs, anchors.layers[-1]: hidden}, before=start)
             if self.draws:
-                logits = process(graph, logits, context, length, start)
+                logits = process(graph, logits, context, length, start, drafted=place)
                 if self.probabilities:
                     nodes = (logits, graph.state("temperature"), slots)
                     drawn_from.append(graph.insert(slot_probabilities, *nodes, before=start))

@@ -63,11 +63,14 @@ class ExactAccept(Pass):
         return Changes(1, f"{drafts_of(graph)} draft tokens judged")
 
 
-def process(graph: StepGraph, logits: fx.Node, context: fx.Node, row_length: fx.Node, before: fx.Node) -> fx.Node:
+def process(
+    graph: StepGraph, logits: fx.Node, context: fx.Node, row_length: fx.Node, before: fx.Node, drafted: int = 0
+) -> fx.Node:
     """Insert all processors; returns their scores, float32 like ``logits`` ``[B, T, V]``.
 
     Args:
         context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
+        drafted: how many of the ``row_length`` tokens are drafts.
     """
     names = list(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
     user = graph.logits_processors
@@ -75,9 +78,8 @@ def process(graph: StepGraph, logits: fx.Node, context: fx.Node, row_length: fx.
     for index, processor in enumerate(user):
         tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
     # Traced as one: tracing each by itself takes several times as long.
-    scores: fx.Node = graph.insert(
-        processed, logits, context, row_length, graph.values["slots"], *tensors, before=before, names=names, user=user
-    )
+    nodes = (logits, context, row_length, graph.values["slots"], *tensors)
+    scores: fx.Node = graph.insert(processed, *nodes, before=before, names=names, drafted=drafted, user=user)
     return scores
 
 
@@ -92,16 +94,20 @@ def processed(
     slots: torch.Tensor,
     *tensors: torch.Tensor,
     names: list[str],
+    drafted: int = 0,
     user: tuple[UserProcessor, ...] = (),
 ) -> torch.Tensor:
     """``tensors`` are the state called ``names``, and behind it what the user's processors hold."""
-    state, held = tensors[: len(names)], tensors[len(names) :]
+    whole, held = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
     scores = logits.to(torch.float32, copy=True)
-    rows = {name: tensor[slots] for name, tensor in zip(names, state, strict=True)}
+    gathered = {name for processor in PROCESSORS if not processor.whole for name in state_of(processor)}
+    rows = {name: whole[name][slots] for name in names if name in gathered}
 
     def run(processors: tuple[Processor, ...]) -> None:
         for processor in processors:
-            processor.op(scores, context, row_length, [rows[name] for name in state_of(processor)])
+            own = state_of(processor)
+            state = [slots, *(whole[name] for name in own)] if processor.whole else [rows[name] for name in own]
+            processor.op(scores, context, row_length, drafted, state)
 
     run(PENALTIES)
     if user:

@@ -59,7 +59,7 @@ def decode(
 def _params_of_row(params: Params, index: int) -> Params:
     """Each row draws with a seed of its own."""
     sampling = params.sampling
-    return params if sampling is None else replace(params, sampling=sampling.with_seed(sampling.seed + index))
+    return params if sampling is None else replace(params, sampling=sampling.of_row(index))
 
 
 def _warn_of_truncation(requests: list[Request], max_len: int) -> None:

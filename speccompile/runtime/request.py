@@ -16,6 +16,7 @@ from speccompile.lowering.tier import Kind
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.stats import RequestStats
+from speccompile.sampling.allowed import AllowedTokensFunction
 from speccompile.sampling.request import Sampling
 
 
@@ -226,6 +227,11 @@ class Request:
             raise RequestFailed(reason=told(self.error)) from self.error
 
     # --- for the engine --------------------------------------------------------------------------
+
+    @property
+    def asks(self) -> AllowedTokensFunction | None:
+        """What is asked on the host before each of its tokens."""
+        return None if self.params.sampling is None else self.params.sampling.asks
 
     def admit(self, slot: int, cached: int) -> None:
         """It owns ``slot``, which holds the KV of its first ``cached`` tokens."""

@@ -23,6 +23,7 @@ from speccompile.runtime.request import Request, as_exception
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.waiting import WaitingQueue
+from speccompile.sampling.allowed import ask
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Stepper:
         live = len(self._rows)
         draft_len = self.policy.choose(live)
         check_tier(draft_len, self.draft_lens)
-        if self._stuck:
+        if self._stuck or any(request.asks for request in self._rows):
             draft_len = 0
         elif self.ready:
             proposed = self._longest_proposal()
@@ -149,7 +150,7 @@ class Stepper:
         try:
             if self._prefill():
                 return []
-            rows = list(self._rows)
+            rows = self._ready_rows()
             if rows:
                 self._decode(rows)
             while len(self._flights) > (self.late and bool(rows)):
@@ -160,6 +161,27 @@ class Stepper:
             self._flights.clear()
             self._fail(self.running, error)
             return []
+
+    def _ready_rows(self) -> list[Request]:
+        """The rows, when those that ask the host what may come next have been answered."""
+        asking = [request for request in self._rows if request.asks]
+        while asking and self._flights:
+            self._collect(self._flights.popleft())
+        for request in asking:
+            if not request.finished:
+                self._ask(request)
+        return list(self._rows)
+
+    def _ask(self, request: Request) -> None:
+        """Have its slot told what may come behind its text; what fails there is its own failure."""
+        sampling, layout = request.params.sampling, self.arena.layout
+        if sampling is None or sampling.asks is None:
+            return
+        try:
+            allowed = ask(sampling.asks, sampling.row, request.prompt + request.new_tokens, layout.vocab_size)
+            self.arena["allowed_tokens"][request.slot] = allowed
+        except BaseException as error:
+            self._fail([request], error)
 
     def _decode(self, rows: list[Request]) -> None:
         self.tier = self.next_tier()
@@ -268,11 +290,15 @@ class Stepper:
             return 0
 
     def _run_chunk(self, request: Request, width: int, count: int) -> None:
-        arena = self.arena
+        arena, is_last = self.arena, request.cached + count == len(request.prompt)
+        if is_last:
+            self._ask(request)
+            if request.finished:
+                return
         arena["prefill_slot"][0] = request.slot
         arena["prefill_start"][0] = request.cached
         started = time.perf_counter()
-        self.prefill_tiers[width, self._kind_of_chunk(request, count)].run()
+        self.prefill_tiers[width, self._kind_of_chunk(request, is_last)].run()
         self.prefill_budget.note_chunk(width, time.perf_counter() - started)
         self.stats.count_prefill(count)
         request.stats.prefill_tokens += count
@@ -280,7 +306,7 @@ class Stepper:
             followed = min(count, len(request.prompt) - 1 - request.cached)
             request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
         request.cached += count
-        if request.cached == len(request.prompt):
+        if is_last:
             self._join(request)
             slot = request.slot
             self._hand_out(
@@ -288,10 +314,10 @@ class Stepper:
             )
             self._retire([request])
 
-    def _kind_of_chunk(self, request: Request, count: int) -> ChunkKind:
+    def _kind_of_chunk(self, request: Request, is_last: bool) -> ChunkKind:
         if request.params.wanted.prompt_logprobs:
             return "prompt_scored"
-        return request.params.kind if request.cached + count == len(request.prompt) else "inner"
+        return request.params.kind if is_last else "inner"
 
     def _join(self, request: Request) -> None:
         self._prefilling = None

@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 
 from speccompile.graph_capture.state import N, StateSpec
+from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.base import Option, Processor
 from speccompile.sampling.ends import ForcedEos, MinNewTokens
+from speccompile.sampling.guide import FollowGuide
 from speccompile.sampling.lists import BeginSuppressTokens, LogitBias, SuppressTokens
 from speccompile.sampling.min_p import MinP
 from speccompile.sampling.penalties import FrequencyPenalty, PresencePenalty, RepetitionPenalty
@@ -27,6 +29,8 @@ PENALTIES: tuple[Processor, ...] = (
     NoRepeatNgram(),
     BadWords(),
     MinNewTokens(),
+    AllowedTokens(),
+    FollowGuide(),
     ForcedEos(),
     SuppressTokens(),
     BeginSuppressTokens(),

@@ -11,7 +11,7 @@ import torch
 
 from speccompile.graph_capture.state import StateSpec
 
-SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, Tensor[] state) -> ()"
+SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, int drafted, Tensor[] state) -> ()"
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 
@@ -51,6 +51,8 @@ class Processor(ABC):
     state: ClassVar[tuple[StateSpec, ...]]
     #: Core state (of :func:`speccompile.graph_capture.state.core_state`) that it reads besides.
     reads: ClassVar[tuple[str, ...]] = ()
+    #: Its state is too large to be gathered in every step: it comes whole, behind the rows' slots ``[B]``.
+    whole: ClassVar[bool] = False
 
     @abstractmethod
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
@@ -71,6 +73,22 @@ class Processor(ABC):
             state: of the rows, ``[B, ...]``, in the order of ``state`` and ``reads``.
         """
 
+    def call(
+        self,
+        scores: torch.Tensor,
+        context: torch.Tensor,
+        length: torch.Tensor,
+        drafted: int,
+        state: Sequence[torch.Tensor],
+    ) -> None:
+        """What the op does: :meth:`apply`, unless no row wants anything.
+
+        Args:
+            drafted: how many of the ``length`` tokens are drafts: 0, but for a drafter's own forwards.
+        """
+        if scores.device.type != "cpu" or self.active(*state):
+            self.apply(scores, context, length, *state)
+
     def active(self, *state: torch.Tensor) -> bool:
         """Whether any row wants anything. Asked on the CPU alone, where looking costs nothing."""
         return bool((state[0] != self.state[0].fill).any())
@@ -83,14 +101,7 @@ class Processor(ABC):
     def register(self) -> None:
         """Make :attr:`op`, which is what a step's graph calls."""
         _library.define(f"{self.name}_{SCHEMA}")
-
-        def run(
-            scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, state: Sequence[torch.Tensor]
-        ) -> None:
-            if scores.device.type != "cpu" or self.active(*state):
-                self.apply(scores, context, length, *state)
-
-        _library.impl(f"{self.name}_", run, "CompositeExplicitAutograd")
+        _library.impl(f"{self.name}_", self.call, "CompositeExplicitAutograd")
         torch.library.register_fake(f"speccompile::{self.name}_", lambda *_: None, lib=_library)
 
 

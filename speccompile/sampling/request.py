@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from speccompile.errors import InvalidOption
 from speccompile.runtime.arena import Arena
 from speccompile.sampling import OPTIONS, PROCESSORS
+from speccompile.sampling.allowed import AllowedTokensFunction
 
 SEEDS = 2**63
 
@@ -26,6 +27,7 @@ class Sampling:
 
     values: Mapping[str, Any]
     seed: int = 0
+    row: int = 0
 
     def place(self, arena: Arena, slot: int, prompt_length: int) -> None:
         """Write into the state of ``slot``, which holds nothing of a former owner."""
@@ -41,8 +43,14 @@ class Sampling:
                 place = arena[name][slot]
                 (place[: len(given)] if given.ndim else place).copy_(given)
 
-    def with_seed(self, seed: int) -> Sampling:
-        return Sampling(self.values, seed % SEEDS)
+    @property
+    def asks(self) -> AllowedTokensFunction | None:
+        """What the host asks before each of its tokens."""
+        return self.values.get("prefix_allowed_tokens_fn")
+
+    def of_row(self, row: int) -> Sampling:
+        """The same for a row of a batch, which draws with a seed of its own."""
+        return Sampling(self.values, (self.seed + row) % SEEDS, row)
 
 
 def read_sampling(
@@ -94,6 +102,11 @@ def read_sampling(
         # As in transformers: a text may always end.
         words = [word for word in values.pop("bad_words_ids") if list(word) not in [[item] for item in eos]]
         values |= {"bad_words_ids": words} if words else {}
+    if "guide" in values:
+        if not eos:
+            reason = "a text that follows a guide ends with an EOS token, and this request has none: pass eos_token_id"
+            raise InvalidOption(where=where, name="guide", value=values["guide"], reason=reason)
+        values["guide"] = values["guide"].tables(tuple(eos), vocab_size)
     if not values:
         return None
     if seed is None:

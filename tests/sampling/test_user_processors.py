@@ -249,8 +249,10 @@ def test_they_are_listed() -> None:
     names = "Once, TensorBias, RepetitionPenaltyLogitsProcessor, fold, AfterLast"
     assert f"logits processors  {names}: in every step" in spec.explain()
     assert f"begin_suppress_tokens, {names}, temperature" in spec.stages["process_logits"].note
-    assert {kind for _, _, kind in spec.engine.tiers} == {"sampled"} == {kind for _, kind in spec.engine.prefill_tiers}
-    assert set(spec.tiers) == {0, 1, 3} and len(spec.prefill) == len(spec.engine.prefill_tiers)
+    assert {kind for _, _, kind in spec.engine.tiers} == {"sampled"}
+    assert {kind for _, kind in spec.engine.prefill_tiers} == {"sampled", "inner"}
+    assert set(spec.tiers) == {0, 1, 3}
+    assert set(spec.prefill) == {width for width, kind in spec.engine.prefill_tiers if kind == "sampled"}
     graph, _ = spec.pipeline(3).run(spec.stages["outline"].graph)
     assert graph.op_counts() == spec.tiers[3].graph.op_counts()
 

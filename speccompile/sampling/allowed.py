@@ -1,0 +1,57 @@
+"""A function of the user's own that says, on the host, which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.errors import InvalidInput
+from speccompile.graph_capture.state import N, StateSpec, V
+from speccompile.sampling.base import Option, Processor, token_problem
+
+#: (row of the batch, text so far int64 [P + new]) -> ids of the tokens that may come.
+AllowedTokensFunction = Callable[[int, torch.Tensor], Iterable[int]]
+
+
+def _problem(value: Any, vocab: int) -> str | None:
+    return None if callable(value) else "it has to be a function (batch_id, input_ids) -> token ids"
+
+
+class AllowedTokens(Processor):
+    """transformers' ``PrefixConstrainedLogitsProcessor``. The engine asks before every step, and the row goes without
+    drafts: behind a draft nobody has been asked. A guide does the same without leaving the step."""
+
+    name = "allowed_tokens"
+    options: ClassVar = (Option("prefix_allowed_tokens_fn", _problem),)
+    state: ClassVar = (
+        StateSpec("asks_host", (N,), torch.bool),
+        StateSpec("allowed_tokens", (N, V), torch.bool, fill=True),
+    )
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        return {"asks_host": True}
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        asks, allowed = state
+        scores.masked_fill_((asks[:, None] & ~allowed)[:, None], float("-inf"))
+
+
+def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) -> torch.Tensor:
+    """What ``function`` allows behind ``text``, as bool ``[V]``.
+
+    Raises:
+        InvalidInput: it returned what are no token ids, or none at all.
+    """
+    returned = function(row, torch.tensor(text))
+    ids = returned.tolist() if isinstance(returned, torch.Tensor) else list(returned)
+    if not ids:
+        raise InvalidInput(
+            name="prefix_allowed_tokens_fn", reason="it returned no token; one at least has to be allowed"
+        )
+    if wrong := next((problem for item in ids if (problem := token_problem(item, vocab))), None):
+        raise InvalidInput(name="prefix_allowed_tokens_fn", reason=f"it returned what is no token id: {wrong}")
+    mask = torch.zeros(vocab, dtype=torch.bool)
+    mask[ids] = True
+    return mask

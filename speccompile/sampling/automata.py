@@ -1,0 +1,95 @@
+"""The automata of guided slots, and the ops that move them behind a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from speccompile.guides.guide import DEAD
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+
+
+class Automata:
+    """The automata of some rows' slots.
+
+    Args:
+        slots: int64 ``[B]``.
+        width: int64 ``[N]``, classes of tokens, of each slot.
+        classes: int32 ``[N, V]``.
+        moves: int16 ``[N, states * width]``, padded.
+    """
+
+    def __init__(self, slots: torch.Tensor, width: torch.Tensor, classes: torch.Tensor, moves: torch.Tensor) -> None:
+        self._slots, self._width = slots[:, None], width[slots][:, None]
+        self._classes, self._moves = classes, moves
+
+    def tokens(self, now: torch.Tensor) -> torch.Tensor:
+        """Tokens that lead on from the states ``[B]``, ``[B, V]``; all of them where there is no automaton."""
+        return (self._to(now[:, None], self._classes[self._slots[:, 0]]) >= 0) | (now < 0)[:, None]
+
+    def move(self, now: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """The states behind one more token ``[B]``; -1 where it leads nowhere, or there is no automaton."""
+        known = (now >= 0) & (token >= 0) & (token < self._classes.shape[1])
+        token = token.clamp(0, self._classes.shape[1] - 1)
+        to = self._to(now[:, None], self._classes[self._slots, token[:, None]])
+        return torch.where(known, to[:, 0].long(), DEAD)
+
+    def _to(self, now: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        return self._moves[self._slots, now.clamp(min=0) * self._width + classes]
+
+
+def nobody_is_guided(guide_state: torch.Tensor, slots: torch.Tensor) -> bool:
+    """Asked on the CPU alone, where looking costs nothing."""
+    return guide_state.device.type == "cpu" and not bool((guide_state[slots] >= 0).any())
+
+
+def advance(
+    guide_state: torch.Tensor,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    emitted: torch.Tensor,
+    most: int,
+    tables: Sequence[torch.Tensor],
+) -> None:
+    """Move ``guide_state`` ``[N]`` of the rows' ``slots`` ``[B]`` by the last ``emitted`` ``[N]`` tokens of their text,
+    at most ``most``."""
+    if nobody_is_guided(guide_state, slots):
+        return
+    automata, now, count = Automata(slots, *tables), guide_state[slots], emitted[slots]
+    for index in range(most):
+        place = (length[slots] - count + index).clamp(0, tokens.shape[1] - 1)
+        now = torch.where(index < count, automata.move(now, tokens[slots, place]), now)
+    guide_state.index_put_((slots,), now)
+
+
+def cut(
+    draft_lens: torch.Tensor,
+    slots: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    guide_state: torch.Tensor,
+    tables: Sequence[torch.Tensor],
+) -> None:
+    """Shorten ``draft_lens`` ``[N]`` of the rows' ``slots`` ``[B]`` to the drafts ``[N, K]`` that lead on."""
+    if nobody_is_guided(guide_state, slots):
+        return
+    automata, now, drafts = Automata(slots, *tables), guide_state[slots], draft_tokens[slots]
+    free, good = now < 0, torch.ones_like(slots, dtype=torch.bool)
+    count = torch.zeros_like(slots)
+    for index in range(drafts.shape[1]):
+        now = automata.move(now, drafts[:, index])
+        good = good & (free | (now >= 0))
+        count = count + good
+    draft_lens.index_put_((slots,), torch.minimum(draft_lens[slots], count))
+
+
+_ADVANCE = (
+    "(Tensor(a!) guide_state, Tensor slots, Tensor tokens, Tensor length, Tensor emitted, int most, Tensor[] tables)"
+)
+_CUT = "(Tensor(a!) draft_lens, Tensor slots, Tensor draft_tokens, Tensor guide_state, Tensor[] tables)"
+for _name, _schema, _function in (("advance_guide_", _ADVANCE, advance), ("cut_drafts_", _CUT, cut)):
+    _library.define(f"{_name}{_schema} -> ()")
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"speccompile::{_name}", lambda *_: None, lib=_library)

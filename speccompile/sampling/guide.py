@@ -1,0 +1,73 @@
+"""Guided decoding: a token has to lead on in the request's automaton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.graph_capture.state import N, StateSpec, V
+from speccompile.guides.guide import DEAD, Guide
+from speccompile.sampling.automata import Automata, nobody_is_guided
+from speccompile.sampling.base import Option, Processor
+
+TABLE_CAPACITY = 2**18
+
+
+def _problem(value: Any, vocab: int) -> str | None:
+    if not isinstance(value, Guide):
+        return "it has to be a Guide: speccompile.guides.json_schema_guide(schema, tokenizer), or regex_guide"
+    if len(value.classes) > vocab:
+        return f"its tokenizer has {len(value.classes)} tokens, and the model {vocab}"
+    if value.table_size > TABLE_CAPACITY:
+        return f"its table has {value.table_size} entries, and a slot has room for {TABLE_CAPACITY}; make it simpler"
+    return None
+
+
+class FollowGuide(Processor):
+    """Tokens that lead nowhere in the slot's automaton get -inf, at every place, behind the drafts in front of it.
+
+    ``guide_state`` is where the committed text has led; ``advance_guide`` moves it on. Behind a draft that is not
+    allowed, and never accepted, nothing is forbidden.
+    """
+
+    name = "guide"
+    options: ClassVar = (Option("guide", _problem),)
+    state: ClassVar = (
+        StateSpec("guide_state", (N,), torch.int64, fill=DEAD, low=DEAD, high=2),
+        StateSpec("guide_width", (N,), torch.int64, fill=1, low=1, high=3),
+        StateSpec("guide_classes", (N, V), torch.int32, high=2),
+        StateSpec("guide_moves", (N, TABLE_CAPACITY), torch.int16, fill=DEAD, low=DEAD, high=2),
+    )
+    whole: ClassVar = True
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        classes, moves = values["guide"]
+        return {
+            "guide_state": 0,
+            "guide_width": moves.shape[1],
+            "guide_classes": classes,
+            "guide_moves": moves.flatten(),
+        }
+
+    def call(
+        self,
+        scores: torch.Tensor,
+        context: torch.Tensor,
+        length: torch.Tensor,
+        drafted: int,
+        state: Sequence[torch.Tensor],
+    ) -> None:
+        slots, guide_state, *tables = state
+        if nobody_is_guided(guide_state, slots):
+            return
+        automata, now = Automata(slots, *tables), guide_state[slots]
+        for step in range(-drafted, scores.shape[1]):
+            if step >= 0:
+                scores[:, step].masked_fill_(~automata.tokens(now), float("-inf"))
+            behind = (length + step).clamp(max=context.shape[1] - 1)
+            now = automata.move(now, context.gather(1, behind[:, None])[:, 0])
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        self.call(scores, context, length, 0, state)
