@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,16 +26,29 @@ class Relaxed(Rule):
     A text is in the thinking phase behind its last ``begin`` token, until an ``end`` token comes; what a step commits
     counts from the next step on. Text depends on the drafts. For greedy requests alone.
 
+    ``trtllm_compat`` does as TensorRT-LLM does (``_torch/speculative/mtp.py``, ``sample_and_accept_draft_tokens``, and
+    its kernel ``mtpRelaxedAcceptanceKernel``) where that is something else:
+
+    - ``end`` tokens of the prompt do not count: one that has a ``begin`` anywhere starts in the thinking phase, which
+      only an ``end`` of the model's own ends. (mtp.py: ``ctx_think_tokens_num >= 1``.)
+    - Outside of the phase ``delta`` is 0 and no comparison of tokens takes its place: a draft that is exactly as likely
+      as the target's own choice stays, if it is among the ``top_k``. (Kernel: ``threshold > topKValue`` breaks.)
+
+    Not copied: TensorRT-LLM sees the chunk of a prompt that it read last, without what its KV cache knew. Here a prompt
+    counts whole, as it does there with neither chunked context nor KV reuse.
+
     Args:
         begin, end: token ids, such as those of ``<think>`` and ``</think>``.
         top_k: at least 1; 1 is greedy.
         delta: of probability, at least 0; 0 is greedy up to ties.
+        trtllm_compat: see above.
     """
 
     begin: int
     end: int
     top_k: int = 10
     delta: float = 0.6
+    trtllm_compat: bool = False
 
     name: ClassVar[str] = "relaxed"
     lossless: ClassVar[bool] = False
@@ -54,24 +67,34 @@ class Relaxed(Rule):
             refuse("end", "it is the begin token too")
         if problem := number_problem(self.delta, float("inf")):
             refuse("delta", problem)
+        if not isinstance(self.trtllm_compat, bool):
+            refuse("trtllm_compat", "use True or False")
 
     def passes(self, kind: Kind) -> list[Pass]:
-        judge = partial(near_enough, begin=self.begin, end=self.end, top_k=self.top_k, delta=self.delta)
-        return keep_passes(judge, kind)
+        options: dict[str, Any] = {"begin": self.begin, "end": self.end, "top_k": self.top_k, "delta": self.delta}
+        if self.trtllm_compat:
+            return keep_passes(partial(near_enough_in_trtllm, **options), kind, ("prompt_length",))
+        return keep_passes(partial(near_enough, **options), kind)
 
     def explain(self) -> str:
         return (
             f"lossy: between the tokens {self.begin} and {self.end} a draft token stays if it is among the "
             f"{self.top_k} most likely and at most {self.delta:g} below the first"
+            f"{', as in TensorRT-LLM' * self.trtllm_compat}"
         )
 
 
-def thinking(text: torch.Tensor, length: torch.Tensor, *, begin: int, end: int) -> torch.Tensor:
+def thinking(
+    text: torch.Tensor, length: torch.Tensor, *, begin: int, end: int, end_from: torch.Tensor | None = None
+) -> torch.Tensor:
     """Whether a row's text ``[B, S]`` of ``length`` ``[B]`` is in the thinking phase, ``[B]``: the last token of both
-    decides."""
+    decides, where ``end`` counts from ``end_from`` ``[B]`` on."""
     places = torch.arange(text.shape[1], device=text.device)
     inside = places < length[:, None]
-    last_begin, last_end = (torch.where(inside & (text == token), places, -1).amax(1) for token in (begin, end))
+    ends = inside & (text == end)
+    if end_from is not None:
+        ends = ends & (places >= end_from[:, None])
+    last_begin, last_end = (torch.where(marks, places, -1).amax(1) for marks in (inside & (text == begin), ends))
     return last_begin > last_end
 
 
@@ -87,9 +110,37 @@ def near_enough(
     delta: float,
 ) -> torch.Tensor:
     """Which drafts pass, ``[B, K]``."""
+    thinks = thinking(text, length, begin=begin, end=end)
+    return first(scores, drafts) | (near_first(scores, drafts, top_k, delta) & thinks[:, None])
+
+
+def near_enough_in_trtllm(
+    scores: torch.Tensor,
+    drafts: torch.Tensor,
+    text: torch.Tensor,
+    length: torch.Tensor,
+    slots: torch.Tensor,
+    prompt_length: torch.Tensor,
+    *,
+    begin: int,
+    end: int,
+    top_k: int,
+    delta: float,
+) -> torch.Tensor:
+    """Which drafts pass, ``[B, K]``."""
+    thinks = thinking(text, length, begin=begin, end=end, end_from=prompt_length[slots])
+    allowed = torch.zeros_like(length, dtype=torch.float32).masked_fill(thinks, delta)
+    return first(scores, drafts) | near_first(scores, drafts, top_k, allowed[:, None, None])
+
+
+def first(scores: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """Which drafts are the target's own choice, ``[B, K]``."""
+    return drafts == scores[:, : drafts.shape[1]].argmax(-1)
+
+
+def near_first(scores: torch.Tensor, drafts: torch.Tensor, top_k: int, delta: float | torch.Tensor) -> torch.Tensor:
+    """Which drafts are among the ``top_k``, and at most ``delta`` (``[B, 1, 1]``) below the greatest probability."""
     probs = scores[:, : drafts.shape[1]].float().softmax(-1)
     greatest = probs.topk(min(top_k, probs.shape[-1]), dim=-1)
     near = greatest.values >= greatest.values[..., :1] - delta
-    relaxed = ((greatest.indices == drafts[..., None]) & near).any(-1)
-    strict = drafts == scores[:, : drafts.shape[1]].argmax(-1)
-    return strict | (relaxed & thinking(text, length, begin=begin, end=end)[:, None])
+    return ((greatest.indices == drafts[..., None]) & near).any(-1)

@@ -12,7 +12,7 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import Layout, StateTensor
 from speccompile.passes.pipeline import Stage, Stages
 
-_TEXT = ("tokens", "length", "limit", "alive", "eos")
+_TEXT = ("tokens", "length", "prompt_length", "limit", "alive", "eos")
 _SHOWN_CHANGES = 3
 
 

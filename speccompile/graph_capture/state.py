@@ -135,6 +135,7 @@ def core_state(vocab_size: int) -> list[StateSpec]:
     return [
         StateSpec("tokens", (N, S), i64, high=vocab_size),
         StateSpec("length", (N,), i64, low=1, high=S - K - 1),
+        StateSpec("prompt_length", (N,), i64, low=1, high=S - K - 1),
         StateSpec("limit", (N,), i64, low=1, high=S - K),
         StateSpec("alive", (N,), torch.bool, fill=0),
         StateSpec("eos", (N, E), i64, fill=-1, low=-1, high=vocab_size),

@@ -60,7 +60,7 @@ class Slots:
         if self._clear:
             arena.clear_text_state(slot, shared)
         arena["tokens"][slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
-        arena["length"][slot] = len(prompt)
+        arena["length"][slot] = arena["prompt_length"][slot] = len(prompt)
         arena["limit"][slot] = min(len(prompt) + request.params.max_new_tokens, layout.max_len)
         arena["eos"][slot, : len(request.params.eos)] = torch.tensor(request.params.eos, dtype=torch.int64)
         if request.params.sampling is not None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from speccompile.acceptance import Block, Rejection
 from speccompile.acceptance.coins import decide
+from speccompile.acceptance.keep import Keeps, keep
+from speccompile.acceptance.relaxed import near_enough
+from speccompile.acceptance.typical import likely_enough
 from speccompile.passes.greedy_accept import greedy_accept
 from speccompile.passes.sample import noise
 
@@ -46,3 +50,29 @@ def by_coins(judge: Judge) -> Judge:
 
 #: The lossless ones.
 RULES: dict[str, Judge] = {"exact": exact, "rejection": by_coins(Rejection.judge), "block": by_coins(Block.judge)}
+
+
+def by_keeping(keeps: Keeps) -> Judge:
+    def run(
+        scores: torch.Tensor,
+        drafts: torch.Tensor,
+        lens: torch.Tensor,
+        length: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        draft_probs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        text = torch.zeros(len(length), 1, dtype=torch.int64)
+        kept = keeps(scores, drafts, text, torch.ones_like(length))
+        scores = scores.clone()
+        noise(scores, length, torch.arange(len(length)), temperature, seed)
+        return keep(scores, drafts, lens, kept, forbids=True)
+
+    return run
+
+
+#: The lossy ones, which keep what is likely enough; ``relaxed`` in its thinking phase (token 0 begins it).
+LOSSY: dict[str, Judge] = {
+    "typical": by_keeping(partial(likely_enough, threshold=0.3, alpha=0.09)),
+    "relaxed": by_keeping(partial(near_enough, begin=0, end=1, top_k=10, delta=0.6)),
+}

@@ -11,6 +11,7 @@ import torch
 from rules import RULES
 
 from speccompile.acceptance import Block, Rejection
+from speccompile.acceptance import coins as coins_module
 from speccompile.acceptance.block import weigh
 from speccompile.sampling import noise
 
@@ -150,18 +151,60 @@ def unsound_mass(
     return Rejection.judge(probs, drafts, lens, q, coins)[0], Rejection.judge(probs, drafts, lens, None, coins)[1]
 
 
-@pytest.mark.parametrize("rule", [unsound_residual, unsound_mass])
-def test_unsound_rules_are_found(rule: Judged) -> None:
-    p, q = table(3), table(103)
-    assert distance(law(p, q, certain=False, rule=rule), joint(p)) > 1e-3
+def unsound_update(
+    probs: torch.Tensor, drafts: torch.Tensor, lens: torch.Tensor, q: torch.Tensor, coins: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The other way round: judges as if the draft had been certain, and takes q away."""
+    return Rejection.judge(probs, drafts, lens, None, coins)[0], Rejection.judge(probs, drafts, lens, q, coins)[1]
 
 
-def test_no_coin_accepts_what_has_no_probability() -> None:
-    """0 <= 0 would."""
+def unsound_order(
+    probs: torch.Tensor, drafts: torch.Tensor, lens: torch.Tensor, q: torch.Tensor, coins: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Looks at later drafts, as ``block`` does, and draws as ``rejection`` does."""
+    return Block.judge(probs, drafts, lens, q, coins)[0], Rejection.judge(probs, drafts, lens, q, coins)[1]
+
+
+def certain_ratios(probs: torch.Tensor, drafts: torch.Tensor, draft_probs: torch.Tensor | None) -> list[float]:
+    return ratios(probs, drafts, None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "bars_of"),
+    [
+        (unsound_residual, ratios),
+        (unsound_mass, ratios),
+        (unsound_update, certain_ratios),
+        (unsound_order, heights),
+    ],
+)
+def test_unsound_rules_are_found(rule: Judged, bars_of: Bars) -> None:
+    p, q = table(1), table(101)
+    assert distance(law(p, q, certain=False, rule=rule, bars_of=bars_of), joint(p)) > 1e-2
+
+
+def at_most(
+    probs: torch.Tensor, drafts: torch.Tensor, lens: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``rejection`` with ``<=``."""
+    q = torch.ones_like(probs) if q is None else q
+    p_at, q_at = (tensor[:, : drafts.shape[1]].gather(-1, drafts[..., None])[..., 0] for tensor in (probs, q))
+    return (coins * q_at <= p_at).long().cumprod(1).sum(1), probs
+
+
+@pytest.mark.parametrize(
+    ("rule", "sound"),
+    [(Rejection.judge, True), (Block.judge, True), (at_most, False)],
+    ids=["rejection", "block", "<="],
+)
+def test_no_coin_accepts_what_has_no_probability(rule: Judged, sound: bool) -> None:
+    """Not even one of 0, and not where the drafter says that it cannot have drawn it; 0 <= 0 would."""
     probs = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
-    for q in (None, torch.tensor([[[0.0, 1.0]]])):
-        accepted, left = Rejection.judge(probs, torch.tensor([[0]]), torch.tensor([1]), q, torch.zeros(1, 1))
-        assert int(accepted) == 0 and float(left[0, 0, 0]) == 0
+    draft, one = torch.tensor([[0]]), torch.tensor([1])
+    certain = torch.tensor([[[1.0, 0.0]]])
+    for q, coin in ((None, 0.0), (certain, 0.0), (torch.tensor([[[0.0, 1.0]]]), 0.5)):
+        accepted, left = rule(probs, draft, one, q, torch.full((1, 1), coin))
+        assert int(accepted) == (0 if sound else 1) and float(left[0, 0, 0]) == 0
 
 
 # --- through the hash ----------------------------------------------------------------------------
@@ -232,6 +275,24 @@ def test_drafts_whose_noise_comes_back_are_not_lossless_under_block() -> None:
     p, q = (torch.randn(4, 4, generator=rng, dtype=torch.float64).softmax(-1) for _ in range(2))
     texts, _ = play("block", "draws", p, q, noise.TOKENS)
     assert distance_of(texts, p) > 5
+
+
+@pytest.mark.parametrize(("rule", "sound"), [("rejection", True), ("block", False)])
+def test_coins_that_come_back_are_not_lossless_under_block(
+    monkeypatch: pytest.MonkeyPatch, rule: str, sound: bool
+) -> None:
+    """A coin by position alone: one that refused a place is known to be high when the place is looked at again. Only
+    ``block`` looks at places behind the first one that it refuses."""
+    flip = coins_module.coins
+
+    def by_position(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        return flip(seed, stream, positions, torch.zeros_like(start))
+
+    monkeypatch.setattr(coins_module, "coins", by_position)
+    rng = torch.Generator().manual_seed(5)
+    p, q = (torch.randn(4, 4, generator=rng, dtype=torch.float64).softmax(-1) for _ in range(2))
+    texts, _ = play(rule, "draws", p, q, noise.DRAFTS)
+    assert abs(distance_of(texts, p)) < 3.9 if sound else distance_of(texts, p) > 5
 
 
 def distance_of(texts: torch.Tensor, p: torch.Tensor) -> float:

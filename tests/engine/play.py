@@ -294,6 +294,7 @@ class Play:
         assert length >= known if self.engine.late else length == known
         assert row[:length] == (request.prompt + text)[:length]
         assert not any(row[length:])
+        assert int(arena["prompt_length"][slot]) == len(request.prompt)
         assert int(arena["limit"][slot]) == min(len(request.prompt) + request.params.max_new_tokens, MAX_LEN)
         eos = list(request.params.eos)
         assert arena["eos"][slot].tolist() == eos + [-1] * (arena["eos"].shape[1] - len(eos))
