@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from speccompile import Speculator, wrap
-from speccompile.errors import InvalidInput, InvalidOption, ProcessorAtRequest, UnsupportedProcessor
+from speccompile.errors import InvalidInput, InvalidOption, ProcessorAtRequest, RequestFailed, UnsupportedProcessor
 from speccompile.modes import registry
 from speccompile.sampling.user import texts_in_front
 from speccompile.sampling.user_check import check_processors
@@ -226,6 +226,21 @@ def test_a_prompt_that_is_too_short_for_it() -> None:
             with pytest.raises(InvalidInput, match="it has 1 tokens, and the logits processor NoSum fails for fewer"):
                 call()
         assert spec.engine.idle
+
+
+def test_a_drafter_that_is_the_target_drafts_what_the_target_chooses() -> None:
+    processors = MAKE["several"]()
+    with wrapped(processors, "early_exit", exit_layer=2, tiers=(0, 3), prefix_reuse=False) as spec:
+        for options in ({}, {"do_sample": True, "seed": 3}):
+            spec.stats.reset()
+            spec.engine.submit(PROMPTS[1], max_new_tokens=41, **options).result()
+            assert spec.stats.acceptance_length == 4
+
+
+def test_processors_that_forbid_everything() -> None:
+    spec = wrapped(lambda ids, scores: scores.fill_(-math.inf), tiers=(0, 1))
+    with spec, pytest.raises(RequestFailed, match="the logits processors given to wrap, forbid every token"):
+        spec.engine.submit([1, 2, 3]).result()
 
 
 # --- looking -------------------------------------------------------------------------------------
