@@ -313,7 +313,7 @@ class CountsInATensor(LogitsProcessor):
         self.count = torch.zeros(())
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.count += 1
+        self.count.add_(1)
         return scores
 
 
@@ -374,7 +374,7 @@ def long_texts(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 def twice_the_same(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Seen in the padding of few texts."""
+    """Of all texts of one token, wrong for one."""
     twice = torch.nn.functional.pad(input_ids, (1, 0), value=-1)[:, -2:] == 77
     return scores + twice.all(1, keepdim=True)
 
@@ -396,11 +396,10 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "begin": (hf.SuppressTokensAtBeginLogitsProcessor([3], 41), "a text of 41 tokens", "give begin_suppress_tokens"),
     "ngrams": (hf.NoRepeatNGramLogitsProcessor(2), "a text of 1 token changes", "give no_repeat_ngram_size"),
     "words": (hf.NoBadWordsLogitsProcessor([[5, 5, 7]]), "a text of 1 token changes", "give bad_words_ids"),
-    "long word": (hf.NoBadWordsLogitsProcessor([[8, 8, 9, 7]]), "a text of 2 tokens changes", "give bad_words_ids"),
+    "long word": (hf.NoBadWordsLogitsProcessor([[8, 8, 9, 10, 11, 12]]), "a text of 4 tokens", "give bad_words_ids"),
     "first token": (first_token, "it depends on padding", NO_LENGTHS),
     "counts tokens": (CountsTokens(), "it depends on padding", NO_LENGTHS),
     "one length": (long_texts, "its result for a text of 51 tokens changes when the text is padded to 64", NO_LENGTHS),
-    "twice": (twice_the_same, "its result for a text of 1 token changes when the text is padded to 64", NO_LENGTHS),
     "counts calls": (CountsCalls(), "called twice with the same tensors it returns different ones", AS_OPS),
     "remembers": (Remembers(), "a call changes its 'seen'", AS_OPS),
     "count in a tensor": (CountsInATensor(), "a call changes its 'count'", AS_OPS),
@@ -428,6 +427,11 @@ def test_refused(name: str) -> None:
     with pytest.raises(UnsupportedProcessor, match=f"cannot become part of a step: .*{reason}.*{advice}") as caught:
         wrapped([AfterLast(), processor])
     assert getattr(processor, "__name__", type(processor).__name__) in str(caught.value)
+
+
+def test_what_it_looks_for_is_tried() -> None:
+    with pytest.raises(UnsupportedProcessor, match="its result for a text of 1 token changes"):
+        check_processors(twice_the_same, vocab_size=5000, max_len=50, places=54, device=torch.device("cpu"))
 
 
 def test_a_trace_leaves_nothing_in_a_processor() -> None:
