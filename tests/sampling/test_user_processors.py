@@ -439,6 +439,10 @@ def test_a_trace_leaves_nothing_in_a_processor() -> None:
     with pytest.raises(UnsupportedProcessor, match="a call changes its 'zeros'"):
         wrapped(processor)
     assert type(processor.zeros) is torch.Tensor and processor.zeros.shape == (0,)
+    remembers = Remembers()
+    with pytest.raises(UnsupportedProcessor, match="a call changes its 'seen'"):
+        wrapped(remembers)
+    assert {type(length) for length in remembers.seen["lengths"]} == {int}
 
 
 @pytest.mark.parametrize("given", [3, "repetition", [AfterLast(), None], {"penalty": 2}])
