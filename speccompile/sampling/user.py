@@ -29,7 +29,7 @@ class UserProcessor:
         original: what was given to ``wrap``.
         function: its ops, ``(input_ids [R, P], scores [R, V], *held) -> scores [R, V]``, for any R and P; it may write
             into ``scores``.
-        held: the tensors that it holds.
+        held: the tensors that it holds, not copies of them.
         least: tokens that a text must have before it can be called.
     """
 
@@ -111,7 +111,7 @@ def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -
     ]
     with without_log("torch._subclasses.fake_tensor"), mode, torch.no_grad():
         traced = make_fx(processor)(*fakes)
-    held = _held_as_inputs(traced)
+    held = tuple(tensor.to(scores.device) for tensor in _held_as_inputs(traced))
     numbers = {item for node in traced.graph.nodes for item in _numbers(node)}
     sought = tuple(tensor for tensor in held if tensor.dtype in (torch.int32, torch.int64))
     for tensor in sought:

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from speccompile import Speculator, wrap
-from speccompile.errors import InvalidInput, InvalidOption, ProcessorAtRequest, UnsupportedProcessor
+from speccompile.errors import InvalidInput, InvalidOption, ProcessorAtRequest, RequestFailed, UnsupportedProcessor
 from speccompile.modes import registry
 from speccompile.sampling.user import texts_in_front
 from speccompile.sampling.user_check import check_processors
@@ -228,6 +228,21 @@ def test_a_prompt_that_is_too_short_for_it() -> None:
         assert spec.engine.idle
 
 
+def test_a_drafter_that_is_the_target_drafts_what_the_target_chooses() -> None:
+    processors = MAKE["several"]()
+    with wrapped(processors, "early_exit", exit_layer=2, tiers=(0, 3), prefix_reuse=False) as spec:
+        for options in ({}, {"do_sample": True, "seed": 3}):
+            spec.stats.reset()
+            spec.engine.submit(PROMPTS[1], max_new_tokens=41, **options).result()
+            assert spec.stats.acceptance_length == 4
+
+
+def test_processors_that_forbid_everything() -> None:
+    spec = wrapped(lambda ids, scores: scores.fill_(-math.inf), tiers=(0, 1))
+    with spec, pytest.raises(RequestFailed, match="the logits processors given to wrap, forbid every token"):
+        spec.engine.submit([1, 2, 3]).result()
+
+
 # --- looking -------------------------------------------------------------------------------------
 
 
@@ -300,7 +315,7 @@ class CountsInATensor(LogitsProcessor):
         self.count = torch.zeros(())
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.count += 1
+        self.count.add_(1)
         return scores
 
 
@@ -361,7 +376,7 @@ def long_texts(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 def twice_the_same(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Seen in the padding of few texts."""
+    """Of all texts of one token, wrong for one."""
     twice = torch.nn.functional.pad(input_ids, (1, 0), value=-1)[:, -2:] == 77
     return scores + twice.all(1, keepdim=True)
 
@@ -383,11 +398,10 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "begin": (hf.SuppressTokensAtBeginLogitsProcessor([3], 41), "a text of 41 tokens", "give begin_suppress_tokens"),
     "ngrams": (hf.NoRepeatNGramLogitsProcessor(2), "a text of 1 token changes", "give no_repeat_ngram_size"),
     "words": (hf.NoBadWordsLogitsProcessor([[5, 5, 7]]), "a text of 1 token changes", "give bad_words_ids"),
-    "long word": (hf.NoBadWordsLogitsProcessor([[8, 8, 9, 7]]), "a text of 2 tokens changes", "give bad_words_ids"),
+    "long word": (hf.NoBadWordsLogitsProcessor([[8, 8, 9, 10, 11, 12]]), "a text of 4 tokens", "give bad_words_ids"),
     "first token": (first_token, "it depends on padding", NO_LENGTHS),
     "counts tokens": (CountsTokens(), "it depends on padding", NO_LENGTHS),
     "one length": (long_texts, "its result for a text of 51 tokens changes when the text is padded to 64", NO_LENGTHS),
-    "twice": (twice_the_same, "its result for a text of 1 token changes when the text is padded to 64", NO_LENGTHS),
     "counts calls": (CountsCalls(), "called twice with the same tensors it returns different ones", AS_OPS),
     "remembers": (Remembers(), "a call changes its 'seen'", AS_OPS),
     "count in a tensor": (CountsInATensor(), "a call changes its 'count'", AS_OPS),
@@ -417,11 +431,20 @@ def test_refused(name: str) -> None:
     assert getattr(processor, "__name__", type(processor).__name__) in str(caught.value)
 
 
+def test_what_it_looks_for_is_tried() -> None:
+    with pytest.raises(UnsupportedProcessor, match="its result for a text of 1 token changes"):
+        check_processors(twice_the_same, vocab_size=5000, max_len=50, places=54, device=torch.device("cpu"))
+
+
 def test_a_trace_leaves_nothing_in_a_processor() -> None:
     processor = Caches()
     with pytest.raises(UnsupportedProcessor, match="a call changes its 'zeros'"):
         wrapped(processor)
     assert type(processor.zeros) is torch.Tensor and processor.zeros.shape == (0,)
+    remembers = Remembers()
+    with pytest.raises(UnsupportedProcessor, match="a call changes its 'seen'"):
+        wrapped(remembers)
+    assert {type(length) for length in remembers.seen["lengths"]} == {int}
 
 
 @pytest.mark.parametrize("given", [3, "repetition", [AfterLast(), None], {"penalty": 2}])
