@@ -44,7 +44,7 @@ class Build:
     """Everything that a wrap made, and the seconds it took.
 
     Args:
-        executables: the greedy ones.
+        executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
     """
 
@@ -58,7 +58,7 @@ class Build:
 
     @property
     def largest(self) -> Tier:
-        """The greedy tier of the largest draft length and most rows."""
+        """The tier of the largest draft length and most rows."""
         return self.executables.tiers[max(self.executables.tiers)]
 
 
@@ -69,9 +69,12 @@ def build_stages(
     *,
     stored: bool = True,
     routes: Sequence[Route] = ROUTES,
-    kind: Kind = "greedy",
+    kind: Kind | None = None,
 ) -> BuiltStages:
-    """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked."""
+    """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
+
+    ``kind`` None is ``config.kind``.
+    """
     started = time.perf_counter()
     settle_rotary(model)
     known = CaptureStore(model, info).load() if stored else None
@@ -86,11 +89,12 @@ def build_stages(
         observed = known.observed
         arena = Arena(plan_layout(info, config, observed.kv), info.device)
         captured = known.graph(arena.layout)
+    captured.logits_processors = config.logits_processors
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         _, model_stages = model_pipeline(config, observed.route).run(captured, first)
-        tiers, prefill = _stages_of_kind(config, model_stages, kind)
+        tiers, prefill = _stages_of_kind(config, model_stages, config.kind if kind is None else kind)
     return BuiltStages(observed, arena, model_stages, tiers, prefill, from_store=known is not None)
 
 
@@ -104,7 +108,7 @@ def _stages_of_kind(
         tiers[draft_len, rows, kind] = model.followed_by(stages)
     widths = prefill_widths(config.max_len)
     chunks: list[PrefillName] = [(width, kind) for width in widths]
-    if kind == "greedy":
+    if kind == config.kind:
         # Inner chunks choose no token: they are made once, for all kinds. Another one follows, so none fills a text.
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
     elif kind == "scored":

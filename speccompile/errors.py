@@ -74,6 +74,10 @@ class UnknownAcceptance(UserError):
     template = "unknown acceptance rule {name!r}. Available: {available}."
 
 
+class UnsupportedProcessor(UserError):
+    template = "logits_processor {name} cannot become part of a step: {reason}. {advice}."
+
+
 class DeterministicUnavailable(SpecCompileError):
     template = (
         "deterministic=True cannot be kept: {evidence}. First op whose rows depend on where they stand: "
@@ -191,6 +195,10 @@ class InvalidInput(UserError):
     template = "{name} is not valid: {reason}."
 
 
+class InvalidGuide(UserError):
+    template = "the guide {what} cannot be followed: {reason}."
+
+
 class QueueFull(SpecCompileError):
     template = (
         "no room for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
@@ -213,6 +221,13 @@ class InsideStep(SpecCompileError):
     template = (
         "{what} was called in a callback (a streamer, a stopping criterion), which runs inside of a step that it would "
         "wait for. A callback may submit and cancel; wait in another thread."
+    )
+
+
+class ProcessorAtRequest(UserError):
+    template = (
+        "{where} does not take logits_processor: processors become part of the steps, which are built before any "
+        "request comes. Give them to speccompile.wrap(model, logits_processor=...); they hold for every request."
     )
 
 

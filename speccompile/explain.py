@@ -5,6 +5,7 @@ from __future__ import annotations
 from speccompile.build import Build
 from speccompile.pipelines import BuildConfig
 from speccompile.runtime.engine import Engine
+from speccompile.runtime.prefill import LONGEST_WAIT
 
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
@@ -33,6 +34,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "engine": _engine(engine),
         "policy": str(engine.policy),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
+        **_processors(config),
         "deterministic": deterministic,
         "backend": f"{config.backend.name}: {config.backend.reason}",
         "kernels": f"linears {config.linears.reason}; {_attention(build)}",
@@ -47,13 +49,18 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 
+def _processors(config: BuildConfig) -> dict[str, str]:
+    names = ", ".join(processor.name for processor in config.logits_processors)
+    return {"logits processors": f"{names}: in every step, in front of temperature, top_k, ..."} if names else {}
+
+
 def _list(numbers: tuple[int, ...]) -> str:
     return ", ".join(str(number) for number in numbers)
 
 
 def _engine(engine: Engine) -> str:
     tokens = engine.prefill_budget.tokens
-    budget = "as many as keep a step within 2.5 usual ones" if tokens is None else str(tokens)
+    budget = f"as many as keep a step within {LONGEST_WAIT:g} usual ones" if tokens is None else str(tokens)
     return (
         f"{engine.arena.layout.max_batch} slots, at most {engine.options.max_waiting} waiting; "
         f"prompt tokens between two steps: {budget}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "

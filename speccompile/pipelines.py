@@ -30,6 +30,7 @@ from speccompile.passes.rows import BindRows
 from speccompile.passes.skip_logits import SkipLogits
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.sampling import sampling_state
+from speccompile.sampling.user import UserProcessor
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 
@@ -46,7 +47,13 @@ class BuildConfig:
     deterministic: bool
     linears: LinearChoice = STOCK
     rule: Rule = field(default_factory=Exact)
+    logits_processors: tuple[UserProcessor, ...] = ()
     scores: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What requests run that ask for nothing: the user's own processors hold for them too."""
+        return "sampled" if self.logits_processors else "greedy"
 
     @property
     def max_draft_len(self) -> int:
@@ -160,7 +167,14 @@ def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape])
     """All state tensors of the wrap, with their sizes."""
     recorded = recorded_state(info.vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores)
     return resolve_layout(
-        [*core_state(info.vocab_size), *sampling_state(), *recorded, *config.mode.state(), *kv_state(kv)],
+        [
+            *core_state(info.vocab_size),
+            *sampling_state(),
+            *recorded,
+            *config.mode.state(),
+            *config.rule.state(),
+            *kv_state(kv),
+        ],
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.build import Build
-from speccompile.errors import Closed, InvalidInput, InvalidOption, UnknownOption
+from speccompile.errors import Closed, InvalidInput, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
@@ -22,7 +22,7 @@ from speccompile.runtime.arena import Arena
 from speccompile.runtime.check import CheckReport, first_difference, transformers_greedy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode, padded
-from speccompile.runtime.inputs import check_max_new_tokens, read_prompt, read_prompts
+from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outputs import as_output, read_outputs
@@ -31,7 +31,6 @@ from speccompile.runtime.records import Wanted
 from speccompile.runtime.request import Params
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import EosTokens, Target
-from speccompile.sampling import OPTIONS
 
 
 class Speculator:
@@ -44,7 +43,8 @@ class Speculator:
         self._build: Build | None = build
         ports = build.largest.graph.ports.values()
         weights = {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
-        self._target: Target | None = Target(model, weights, build.info.vocab_size, config.rule)
+        processors = config.logits_processors
+        self._target: Target | None = Target(model, weights, build.info.vocab_size, config.rule, processors)
         self._engine: Engine | None = Engine(
             self._target,
             arena=build.arena,
@@ -136,14 +136,13 @@ class Speculator:
             UserError: see the classes in ``speccompile.errors``.
         """
         engine, target = self._open()
-        if unknown := options.keys() - OPTIONS.keys():
-            raise UnknownOption(
-                where="generate",
-                names=", ".join(sorted(unknown)),
-                known="input_ids, attention_mask, max_new_tokens, eos_token_id, pad_token_id, num_return_sequences, "
-                "stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, return_dict_in_generate, "
-                f"output_scores, output_logits, {', '.join(OPTIONS)}",
-            )
+        others = "input_ids, attention_mask, max_new_tokens, eos_token_id, pad_token_id, num_return_sequences, "
+        check_options(
+            "generate",
+            options,
+            f"{others}stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
+            "return_dict_in_generate, output_scores, output_logits",
+        )
         outputs = {
             "return_dict_in_generate": return_dict_in_generate,
             "output_scores": output_scores,
@@ -201,6 +200,7 @@ class Speculator:
         target.check()
         eos = target.eos(eos_token_id)
         differences = []
+        processors = [processor.original for processor in target.processors]
         token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
         for index, prompt in enumerate(token_ids):
             room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
@@ -209,14 +209,14 @@ class Speculator:
             params = Params(room, tuple(eos), sampling, patient=True, reuse=False)
             got = decode(engine, [prompt], params)[0].new_tokens
             if reference == "transformers":
-                expected = transformers_greedy(target.model, prompt, room, eos)
+                expected = transformers_greedy(target.model, prompt, room, eos, processors)
             else:
                 policy, engine.policy = engine.policy, Fixed(0)
                 try:
                     expected = decode(engine, [prompt], params)[0].new_tokens
                 finally:
                     engine.policy = policy
-            difference = first_difference(target.model, index, prompt, expected, got)
+            difference = first_difference(target.model, index, prompt, expected, got, processors)
             if difference is not None:
                 differences.append(difference)
         name = "transformers' greedy generate" if reference == "transformers" else "the K=0 tier"
@@ -241,15 +241,16 @@ class Speculator:
     @property
     def tiers(self) -> Mapping[int, Tier]:
         """By draft length, the greedy tier of most rows; those of fewer rows are in ``spec.engine.tiers``, and once a
-        request has needed them those with the sampling pipeline too."""
+        request has needed them those with the sampling pipeline too. With logits processors of your own there are only
+        the latter."""
         tiers = self.engine.tiers.items()
-        return {draft_len: tier for (draft_len, _, kind), tier in tiers if kind == "greedy"}
+        return {draft_len: tier for (draft_len, _, kind), tier in tiers if kind == self._config.kind}
 
     @property
     def prefill(self) -> Mapping[int, Tier]:
         """Prefill executables by chunk width; those with the sampling pipeline are in ``spec.engine.prefill_tiers``,
         once a request has needed them."""
-        return {width: tier for (width, kind), tier in self.engine.prefill_tiers.items() if kind == "greedy"}
+        return {width: tier for (width, kind), tier in self.engine.prefill_tiers.items() if kind == self._config.kind}
 
     @property
     def stages(self) -> Stages:
@@ -295,12 +296,16 @@ class Speculator:
         assert self._build is not None
         return dict(self._build.seconds)
 
-    def pipeline(self, draft_len: int | None = None, *, prefill: int | None = None, kind: Kind = "greedy") -> Pipeline:
+    def pipeline(
+        self, draft_len: int | None = None, *, prefill: int | None = None, kind: Kind | None = None
+    ) -> Pipeline:
         """The passes of a tier (or of a prefill width), to run, bisect or change: ``spec.pipeline(3).without(...)``.
 
-        Its :meth:`~speccompile.passes.pipeline.Pipeline.run` takes ``spec.stages["outline"].graph``.
+        Its :meth:`~speccompile.passes.pipeline.Pipeline.run` takes ``spec.stages["outline"].graph``. ``kind`` None is
+        that of ``spec.tiers``.
         """
         engine, _ = self._open()
+        kind = self._config.kind if kind is None else kind
         if draft_len is not None:
             check_tier(draft_len, engine.draft_lens)
         if prefill is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -16,11 +16,14 @@ from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
+from speccompile.modes.base import Mode
 from speccompile.pipelines import BuildConfig, row_counts
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, parse_policy
 from speccompile.runtime.records import check_flag
+from speccompile.sampling.user import Processor
+from speccompile.sampling.user_check import check_processors
 from speccompile.speculator import Speculator
 
 DEFAULT_TIERS = (0, 1, 3, 7)
@@ -41,6 +44,7 @@ def wrap(
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
     sampling: bool = False,
+    logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
     **mode_options: Any,
 ) -> Speculator:
@@ -57,19 +61,25 @@ def wrap(
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
             tier.
         acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
-            distribution does not; ``block`` likewise, and it accepts more. ``typical`` and ``relaxed`` are lossy. A
-            name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``,
-            unless the variable TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
+            distribution does not; ``block`` likewise, and it accepts more, of modes that draft with probabilities
+            (``early_exit``). ``typical`` and ``relaxed`` are lossy. A name, or an object of
+            :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``, unless the variable
+            TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
         deterministic: True makes logits independent, in every bit, of tier and neighbours (all tiers then run the
             widest tier's shape). None does so where it costs nothing, which
             no backend offers yet.
         max_waiting: most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: most prompt tokens that ``spec.engine`` reads between two decode steps. None measures what they
-            cost, and keeps a step with its prompts within 2.5 usual steps.
+            cost, and keeps a step with its prompts within 2.2 usual steps.
         prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
             ``deterministic=True`` never does.
         sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other
             processor, waits for it some seconds.
+        logits_processor: a ``LogitsProcessor`` of your own, or a list of them, called as transformers calls them:
+            ``processor(input_ids [B, P] int64, scores [B, V] float32) -> scores``. They hold for every request, behind
+            the penalties and in front of temperature and what follows it. Each is traced into the steps and compared
+            with itself over many texts: what looks at values in Python, keeps memory, or depends on lengths or other
+            rows is refused.
         scores: make room for what ``output_logits`` and ``output_scores`` ask for: N * T * V * 8 bytes, N being
             ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
             slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
@@ -92,6 +102,7 @@ def wrap(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
+        logits_processor=logits_processor,
         scores=scores,
         **mode_options,
     )
@@ -127,6 +138,7 @@ def make_plan(
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
+    logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
     **mode_options: Any,
 ) -> Plan:
@@ -144,6 +156,7 @@ def make_plan(
     check_flag("wrap", "scores", scores)
     rule = choose_rule(acceptance)
     chosen_mode = modes.create(mode, mode_options)
+    _check_draft_probs(rule, chosen_mode, draft_lens)
     chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
     info = inspect_model(model)
     check_rotary(model, max_len)
@@ -163,10 +176,18 @@ def make_plan(
             model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
         ),
     )
+    processors = check_processors(
+        logits_processor,
+        vocab_size=info.vocab_size,
+        max_len=max_len,
+        places=max_len + config.max_width,
+        device=info.device,
+    )
     check_generation_config(model.generation_config)
     token_list(model.generation_config.eos_token_id)
     _warn_of_generation_config(model, info, max_len)
-    return Plan(info, config, chosen_policy, EngineOptions(max_waiting, prefill_budget, prefix_reuse))
+    engine = EngineOptions(max_waiting, prefill_budget, prefix_reuse)
+    return Plan(info, replace(config, logits_processors=processors), chosen_policy, engine)
 
 
 def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
@@ -182,6 +203,15 @@ def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
     if len(set(values)) != len(values):
         raise InvalidTiers(tiers=tiers, reason="a draft length occurs twice")
     return tuple(sorted(values))
+
+
+def _check_draft_probs(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
+    if rule.needs_draft_probs and not mode.draft_probs and max(tiers) > 0:
+        reason = (
+            f"it needs the probabilities that drafts were drawn from, and the drafter of mode {mode.name!r} has none; "
+            "take acceptance='rejection', to which its drafts are certain"
+        )
+        raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

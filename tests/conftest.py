@@ -1,4 +1,4 @@
-"""Settings for all tests, and the real model."""
+"""Settings for all tests, and fixtures that belong to no single file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from hypothesis import settings
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speccompile import pretrained
+from speccompile.lowering.tier import Tier
+
+# Modules of helpers explain a failed assertion as test files do.
+pytest.register_assert_rewrite("engines", "known_texts", "play", "tiny")
 
 # Machines are shared: how long an example takes says nothing about it.
 settings.register_profile("shared machine", deadline=None)
@@ -43,3 +47,17 @@ def own_captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct in float32 and its tokenizer: shared, so leave both as they are."""
     return pretrained.load("smollm2")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the executables that were run, in order, noted outside of engine and statistics."""
+    names: list[str] = []
+    run = Tier.run
+
+    def noted(self: Tier) -> None:
+        names.append(self.name)
+        run(self)
+
+    monkeypatch.setattr(Tier, "run", noted)
+    return names

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from test_listener import Recorder
 from transformers import LlamaForCausalLM
@@ -32,8 +34,8 @@ VOCAB = 128
 PAD = 127
 MAX_BATCH = 4
 MAX_LEN = 128
-#: Longer than any wait that is no deadlock.
-PATIENCE = 60
+#: Longer than any wait that is no deadlock, on a machine that has much else to do too.
+PATIENCE = 300
 
 Make = Callable[..., Speculator]
 
@@ -123,7 +125,7 @@ class Bench:
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Without the id that pads."""
-    return torch.randint(PAD, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tiny.random_prompt(length, seed, vocab=PAD)
 
 
 def greedy(model: LlamaForCausalLM, prompt: list[int], new: int) -> list[int]:
@@ -133,9 +135,7 @@ def greedy(model: LlamaForCausalLM, prompt: list[int], new: int) -> list[int]:
 
 @functools.cache
 def _greedy(model: LlamaForCausalLM, version: int, prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
-    ids = torch.tensor([prompt])
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
-    return tuple(output[0, len(prompt) :].tolist())
+    return tuple(tiny.greedy(model, list(prompt), new))
 
 
 def snapshot(engine: Engine) -> tuple[Any, ...]:
@@ -182,6 +182,34 @@ class UntilClosed(Recorder):
             self.reached.set()
             while not self.engine._closed:
                 time.sleep(0.001)
+
+
+class Gate:
+    """A policy that lets no decode step begin before :meth:`open`: the others stay where they are."""
+
+    def __init__(self, draft_len: int = 3) -> None:
+        self.draft_len = draft_len
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+
+    def choose(self, live_rows: int) -> int:
+        self.reached.set()
+        assert self.opened.wait(PATIENCE)
+        return self.draft_len
+
+    def open(self) -> None:
+        self.opened.set()
+
+
+def run_async(coroutine: Awaitable[Any]) -> Any:
+    async def limited() -> Any:
+        return await asyncio.wait_for(coroutine, PATIENCE / 2)
+
+    return asyncio.run(limited())
+
+
+async def read(request: Request) -> list[int]:
+    return [token async for token in request]
 
 
 def neighbours(engine: Engine, new: int = 30) -> list[Request]:

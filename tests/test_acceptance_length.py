@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import admitted, tiny_llama
+from tiny import admitted, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
-from speccompile.lowering.tier import Tier
 from speccompile.passes.printing import load_python, to_python
 from speccompile.runtime.request import Request
 
@@ -70,24 +69,6 @@ def whole_model_drafts(model: LlamaForCausalLM) -> Speculator:
 @pytest.fixture(scope="module")
 def first_layer_drafts(model: LlamaForCausalLM) -> Speculator:
     return wrap(model, "early_exit", exit_layer=1)
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the executables that were run, in order, noted outside of engine and statistics."""
-    names: list[str] = []
-    run = Tier.run
-
-    def noted(self: Tier) -> None:
-        names.append(self.name)
-        run(self)
-
-    monkeypatch.setattr(Tier, "run", noted)
-    return names
-
-
-def random_prompt(length: int, seed: int) -> list[int]:
-    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def emitted_per_step(spec: Speculator, prompt: list[int], new: int) -> list[int]:

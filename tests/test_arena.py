@@ -60,6 +60,11 @@ def test_fill() -> None:
     assert not arena["zero"].any()
 
 
+def test_initial_values() -> None:
+    arena = Arena(layout_of(StateSpec("table", (5,), torch.int64, fill=-1, initial=(7, 8))), CPU)
+    assert arena["table"].tolist() == [7, 8, -1, -1, -1]
+
+
 def test_a_name_belongs_to_one_tensor() -> None:
     with pytest.raises(ValueError, match="'length'"):
         layout_of(*core_state(10), StateSpec("length", (N,), torch.int64))

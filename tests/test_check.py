@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
+from tiny import greedy, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -84,11 +84,6 @@ def tampered(sound: Speculator) -> Iterator[Callable[[Callable[[Tier], Callable[
 
     yield tamper
     engine.tiers, engine.prefill_tiers = before
-
-
-def greedy(model: LlamaForCausalLM, prompt: list[int], new: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    return model.generate(ids, max_new_tokens=new, do_sample=False)[0, len(prompt) :].tolist()
 
 
 def first_parting(expected: list[int], got: list[int]) -> int:

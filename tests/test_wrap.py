@@ -105,6 +105,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
         ({"policy": 3}, InvalidPolicy, ["policy=3", "no method choose"]),
         ({"backend": "tensorrt"}, UnknownBackend, ["'tensorrt'", "auto, eager, inductor"]),
         ({"acceptance": "likely"}, UnknownAcceptance, ["'likely'", "exact"]),
+        ({"acceptance": "block"}, InvalidOption, ["'block'", "mode 'ngram' has none", "acceptance='rejection'"]),
         ({"deterministic": "yes"}, InvalidOption, ["deterministic='yes'", "True, False or None"]),
         ({"tiers": (1, 3)}, InvalidTiers, ["0 is missing", "tiers=(0, 1, 3, 7)"]),
         ({"tiers": ()}, InvalidTiers, ["0 is missing"]),

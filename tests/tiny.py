@@ -63,6 +63,18 @@ def tiny_llama(
     return model.to(dtype).eval()
 
 
+def random_prompt(length: int, seed: int = 0, vocab: int = 128) -> list[int]:
+    """Ids below ``vocab``."""
+    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], new: int) -> list[int]:
+    """transformers' own text."""
+    ids = torch.tensor([prompt])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+    return output[0, len(prompt) :].tolist()
+
+
 @dataclass
 class Captured:
     """A model, what was observed of it, its step graph as captured, and an arena for it."""

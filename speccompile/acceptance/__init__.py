@@ -30,7 +30,9 @@ def choose_rule(given: str | Rule | None) -> Rule:
     if isinstance(given, Rule):
         return given
     if given == Forced.name:
-        reason = "say how many: pass speccompile.acceptance.Forced(accepted=...) or Forced(rates=...)"
+        reason = (
+            "say how many: pass speccompile.acceptance.Forced(accepted=...), Forced(rates=...) or Forced(trace=...)"
+        )
         raise InvalidOption(where="wrap", name="acceptance", value=given, reason=reason)
     if not isinstance(given, str) or given not in RULES:
         raise UnknownAcceptance(name=given, available=", ".join(RULES))

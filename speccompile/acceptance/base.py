@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from speccompile.graph_capture.state import StateSpec
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Pass
 
@@ -22,15 +23,22 @@ class Rule(ABC):
     text_invariant: ClassVar[bool]
     #: It looks at the drafter's probabilities, where the drafter has any.
     uses_draft_probs: ClassVar[bool] = False
+    #: It is another rule where the drafter has none: ``wrap`` refuses such a mode.
+    needs_draft_probs: ClassVar[bool] = False
     #: It decides nothing about tokens that are drawn: requests that sample are refused.
     greedy_only: ClassVar[bool] = False
     #: Rows get as many drafts as the tier has places, whatever the drafter proposes.
     fills_drafts: ClassVar[bool] = False
 
+    def state(self) -> list[StateSpec]:
+        """State tensors of the rule's own."""
+        return []
+
     @abstractmethod
     def passes(self, kind: Kind) -> list[Pass]:
         """Passes from the facts ``step_logits`` and ``drafts`` to the fact ``accepted``: they name ``target_tokens``
-        ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``."""
+        ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``. What has to run behind the commit
+        requires the fact ``committed``."""
 
     @abstractmethod
     def explain(self) -> str:

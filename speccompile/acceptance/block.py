@@ -11,45 +11,35 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from speccompile.acceptance.base import Rule
-from speccompile.acceptance.coins import CoinAccept, offered_mass
-from speccompile.lowering.tier import Kind
-from speccompile.passes.base import Pass
-from speccompile.passes.greedy_accept import GreedyAccept
-from speccompile.passes.sample import ProcessLogits
+from speccompile.acceptance.coins import CoinRule, offered_mass
 
 
 @dataclass(frozen=True)
-class Block(Rule):
+class Block(CoinRule):
     """Keeps the longest prefix of drafts that a coin of its own lets pass.
 
-    Accepts at least as many as ``rejection`` on average; with a drafter without probabilities exactly as many. Whether
-    a draft stays may depend on those behind it. Greedy requests are decided as by ``exact``.
+    Accepts at least as many as ``rejection`` on average. Whether a draft stays may depend on those behind it. It is
+    refused for a drafter without probabilities, where it would be ``rejection``. Greedy requests are decided as by
+    ``exact``.
     """
 
     name: ClassVar[str] = "block"
-    lossless: ClassVar[bool] = True
-    text_invariant: ClassVar[bool] = False
-    uses_draft_probs: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
 
-    def passes(self, kind: Kind) -> list[Pass]:
-        return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), CoinAccept(judge)]
+    @staticmethod
+    def judge(
+        probs: torch.Tensor,
+        drafts: torch.Tensor,
+        draft_lens: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        coins: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        heights, left = weigh(probs, drafts, draft_lens, draft_probs)
+        prefixes = torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
+        return F.pad(torch.where(coins < heights, prefixes, 0), (1, 0)).amax(1), left
 
     def explain(self) -> str:
         return "the longest prefix of drafts that p/q of the whole of it allows; the text depends on the drafts"
-
-
-def judge(
-    probs: torch.Tensor,
-    drafts: torch.Tensor,
-    draft_lens: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    coins: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :data:`speccompile.acceptance.coins.Judge` has it."""
-    heights, left = weigh(probs, drafts, draft_lens, draft_probs)
-    prefixes = torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
-    return F.pad(torch.where(coins < heights, prefixes, 0), (1, 0)).amax(1), left
 
 
 def weigh(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,15 +11,52 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from speccompile.acceptance.base import Rule
+from speccompile.errors import PassError
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.greedy_accept import drafts_of
-from speccompile.passes.sample import probabilities
+from speccompile.passes.greedy_accept import GreedyAccept, drafts_of
+from speccompile.passes.sample import ProcessLogits, probabilities
 from speccompile.sampling.noise import COINS, RESIDUAL, coins, gumbel
 
-#: (p [B, K+1, V], drafts [B, K], draft lengths [B], q [B, K, V] or None, coins [B, K]) -> accepted draft tokens [B],
-#: and for each place [B, K+1, V] what the target's own token is drawn from (not normalised) if it comes there.
+#: :meth:`CoinRule.judge`.
 Judge = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class CoinRule(Rule):
+    """Lossless by coins where tokens are drawn; greedy requests are decided as by ``exact``."""
+
+    lossless: ClassVar[bool] = True
+    text_invariant: ClassVar[bool] = False
+    uses_draft_probs: ClassVar[bool] = True
+
+    @staticmethod
+    @abstractmethod
+    def judge(
+        probs: torch.Tensor,
+        drafts: torch.Tensor,
+        draft_lens: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        coins: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a row keeps, and what is left for the target to draw from.
+
+        Args:
+            probs: p, ``[B, K+1, V]``; drafts: ``[B, K]``; draft_lens: ``[B]``.
+            draft_probs: q, ``[B, K, V]``; None is 1 at the draft.
+            coins: uniforms ``[B, K]``.
+
+        Returns:
+            Accepted draft tokens ``[B]``; and for each place, ``[B, K+1, V]``, what the target's own token is drawn
+            from (not normalised) if it comes there.
+        """
+
+    def passes(self, kind: Kind) -> list[Pass]:
+        return (
+            [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), CoinAccept(self.judge, self.needs_draft_probs)]
+        )
 
 
 @dataclass(frozen=True)
@@ -27,6 +65,7 @@ class CoinAccept(Pass):
     must not come back when that place is looked at again."""
 
     judge: Judge
+    needs_draft_probs: bool = False
 
     name: ClassVar[str] = "coin_accept"
     looks_for: ClassVar[str] = "scores and drafts"
@@ -34,6 +73,11 @@ class CoinAccept(Pass):
     provides: ClassVar[Facts] = facts("accepted")
 
     def run(self, graph: StepGraph) -> Changes:
+        if self.needs_draft_probs and drafts_of(graph) and "draft_probs" not in graph.values:
+            raise PassError(
+                "the mode says draft_probs = True, but its sampled_draft_passes left no draft_probs in the graph: name "
+                "them with graph.name_value('draft_probs', node), or take acceptance='rejection'"
+            )
         names = ("scores", "drafts", "row_draft_lens", "slots")
         state = [graph.state(name) for name in ("length", "temperature", "seed")]
         probs: list[fx.Node] = [graph.values["draft_probs"]] if "draft_probs" in graph.values else []
@@ -59,10 +103,12 @@ def decide(
     """Tokens ``[B, K+1]``, -1 where none can be chosen, and accepted draft tokens ``[B]``.
 
     Args:
-        scores: ``[B, K+1, V]``; drafts: ``[B, K]``, -1 behind a row's own; draft_lens, slots: ``[B]``.
+        scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``, -1 behind a row's own; draft_lens, slots: ``[B]``.
         length, temperature, seed: ``[N]``.
         draft_probs: q, ``[B, K, V]``; None is 1 at the draft.
     """
+    # A mode that drafts fewer than its tier has places, such as ``none``.
+    scores = scores[:, : drafts.shape[1] + 1]
     start = length[slots]
     positions = start[:, None] + torch.arange(scores.shape[1], device=scores.device)
     flips = coins(seed[slots], COINS, positions[:, : drafts.shape[1]], start)

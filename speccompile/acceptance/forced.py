@@ -1,7 +1,7 @@
 """``forced``: so many drafts are accepted, whatever they are. For benchmarks: the text is garbage.
 
 As TensorRT-LLM's ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS`` and vLLM's synthetic acceptance, but the accepted
-tokens are the draft tokens, and missing drafts are filled, so that text and KV agree.
+tokens are the draft tokens, and missing drafts are filled, so that text and KV agree; or by a recorded trace.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -17,13 +18,14 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.keep import KeepAccept
+from speccompile.acceptance.keep import keep_passes
+from speccompile.acceptance.replay import STATE, CountSteps, replayed, trace_problem, trace_state
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.state import StateSpec
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
-from speccompile.passes.sample import ProcessLogits
 from speccompile.sampling.noise import FORCED, coins
 
 VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
@@ -31,18 +33,23 @@ VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 
 @dataclass(frozen=True)
 class Forced(Rule):
-    """Accept ``accepted`` drafts in every step, or the first i of them with probability ``rates[i - 1]``.
+    """Accept ``accepted`` drafts in every step, the first i of them with probability ``rates[i - 1]``, or ``trace[j]``
+    in step j.
 
     At most as many as the tier has, and as the request has room for. The same in every run of a ``seed``.
 
     Args:
         accepted: draft tokens in the mean, at least 0: of 2.6 two, and a third one six times in ten.
         rates: vLLM's per-position rates, not increasing.
-        seed: of the coins.
+        trace: ints of at least 0, at most ``replay.CAPACITY`` (4096) of them. A request's step j is the j-th that had
+            drafts to judge, so one without (K = 0, or room for one token only) takes no entry. Behind the last entry
+            the trace starts again. An entry above what is drafted is cut to that.
+        seed: of the coins; a trace has none.
     """
 
     accepted: float | None = None
     rates: tuple[float, ...] | None = None
+    trace: Sequence[int] | None = None
     seed: int = 0
 
     name: ClassVar[str] = "forced"
@@ -52,10 +59,13 @@ class Forced(Rule):
 
     def __post_init__(self) -> None:
         def refuse(name: str, reason: str) -> None:
-            raise InvalidOption(where="acceptance 'forced'", name=name, value=getattr(self, name), reason=reason)
+            value = getattr(self, name)
+            if name == "trace" and isinstance(value, list | tuple) and len(value) > 8:
+                value = [*value[:8], ...]
+            raise InvalidOption(where="acceptance 'forced'", name=name, value=value, reason=reason)
 
-        if (self.accepted is None) == (self.rates is None):
-            refuse("accepted", "give either accepted or rates")
+        if sum(item is not None for item in (self.accepted, self.rates, self.trace)) != 1:
+            refuse("accepted", "give one of accepted, rates and trace")
         value = self.accepted
         if (value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf)) or value is True:
             refuse("accepted", "it has to be a number of at least 0")
@@ -66,6 +76,16 @@ class Forced(Rule):
                 refuse("rates", "they have to lie in 0 .. 1 and must not increase")
         if not isinstance(self.seed, int) or self.seed < 0:
             refuse("seed", "it has to be an int of at least 0")
+        if self.trace is not None:
+            if problem := trace_problem(self.trace):
+                refuse("trace", problem)
+            if self.seed:
+                refuse("seed", "a trace has no coins")
+            # What the caller does to a list of theirs is no concern of a built step.
+            object.__setattr__(self, "trace", tuple(self.trace))
+
+    def state(self) -> list[StateSpec]:
+        return [] if self.trace is None else trace_state(tuple(self.trace))
 
     def chances(self, count: int) -> list[float]:
         """Probability that at least 1, 2, ... ``count`` drafts are accepted."""
@@ -75,12 +95,18 @@ class Forced(Rule):
         return [min(1.0, max(0.0, self.accepted - place)) for place in range(count)]
 
     def passes(self, kind: Kind) -> list[Pass]:
-        judge = partial(so_many, rule=self)
-        return [*([ProcessLogits()] if kind == "sampled" else []), KeepAccept(judge, kind)]
+        if self.trace is None:
+            return keep_passes(partial(so_many, rule=self), kind)
+        return [*keep_passes(partial(replayed, period=len(self.trace)), kind, STATE), CountSteps()]
 
     def explain(self) -> str:
-        wish = f"{self.accepted:g}" if self.rates is None else f"at rates {self.rates}"
-        return f"FOR BENCHMARKS, the text is garbage: {wish} draft tokens are accepted, whatever they are"
+        if self.trace is not None:
+            wish = f"as many draft tokens as a trace of {len(self.trace)} steps has"
+        elif self.rates is not None:
+            wish = f"at rates {self.rates} draft tokens"
+        else:
+            wish = f"{self.accepted:g} draft tokens"
+        return f"FOR BENCHMARKS, the text is garbage: {wish} are accepted, whatever they are"
 
 
 def from_environment() -> Forced | None:

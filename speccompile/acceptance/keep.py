@@ -13,9 +13,10 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.greedy_accept import drafts_of, greedy_accept
-from speccompile.passes.sample import add_noise
+from speccompile.passes.sample import ProcessLogits, add_noise
 
-#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B]) -> which drafts are good enough, [B, K].
+#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts are good enough, [B, K].
+#: ``own``: of a rule that names state tensors, the rows' slots [B], and then those tensors, whole.
 Keeps = Callable[..., torch.Tensor]
 
 
@@ -24,25 +25,48 @@ class KeepAccept(Pass):
     """Accepts drafts while :attr:`keeps` says so; the token behind them is the target's own, as by ``exact``."""
 
     keeps: Keeps
-    kind: Kind
+    state: tuple[str, ...] = ()
 
     name: ClassVar[str] = "keep_accept"
     looks_for: ClassVar[str] = "logits and drafts"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
     provides: ClassVar[Facts] = facts("accepted")
 
+    #: What is judged, and whether the target's own token is drawn from it.
+    judged: ClassVar[str] = "logits"
+    draws: ClassVar[bool] = False
+
     def run(self, graph: StepGraph) -> Changes:
-        drawn = self.kind == "sampled"
-        scores = graph.values["scores" if drawn else "logits"]
+        scores = graph.values[self.judged]
         drafts, lens, slots = (graph.values[name] for name in ("drafts", "row_draft_lens", "slots"))
         text, length = graph.insert(text_of, graph.state("tokens"), graph.state("length"), slots)
-        kept = graph.insert(self.keeps, scores, drafts, text, length)
-        if drawn:
+        own = [slots, *(graph.state(name) for name in self.state)] if self.state else []
+        kept = graph.insert(self.keeps, scores, drafts, text, length, *own)
+        if self.draws:
             add_noise(graph, scores, length, graph.output)
-        target_tokens, accepted = graph.insert(keep, scores, drafts, lens, kept, forbids=drawn)
+        target_tokens, accepted = graph.insert(keep, scores, drafts, lens, kept, forbids=self.draws)
         graph.name_value("target_tokens", target_tokens)
         graph.name_value("row_accepted", accepted)
         return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+
+
+@dataclass(frozen=True)
+class KeepAcceptSampled(KeepAccept):
+    """The same over scores."""
+
+    name: ClassVar[str] = "keep_accept_sampled"
+    looks_for: ClassVar[str] = "scores and drafts"
+    requires: ClassVar[Facts] = facts("scores", "drafts")
+    # Noise is added in place.
+    invalidates: ClassVar[Facts] = facts("scores")
+
+    judged: ClassVar[str] = "scores"
+    draws: ClassVar[bool] = True
+
+
+def keep_passes(keeps: Keeps, kind: Kind, state: tuple[str, ...] = ()) -> list[Pass]:
+    """The passes of a rule that keeps what ``keeps`` says, which wants to have those state tensors."""
+    return [KeepAccept(keeps, state)] if kind == "greedy" else [ProcessLogits(), KeepAcceptSampled(keeps, state)]
 
 
 def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,16 +12,11 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from speccompile.acceptance.base import Rule
-from speccompile.acceptance.coins import CoinAccept, offered_mass
-from speccompile.lowering.tier import Kind
-from speccompile.passes.base import Pass
-from speccompile.passes.greedy_accept import GreedyAccept
-from speccompile.passes.sample import ProcessLogits
+from speccompile.acceptance.coins import CoinRule, offered_mass
 
 
 @dataclass(frozen=True)
-class Rejection(Rule):
+class Rejection(CoinRule):
     """Accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first rejection draw from max(p - q, 0).
 
     A drafter without probabilities counts as certain (q = 1 at its draft), which is lossless whatever it knew. The text
@@ -29,30 +24,23 @@ class Rejection(Rule):
     """
 
     name: ClassVar[str] = "rejection"
-    lossless: ClassVar[bool] = True
-    text_invariant: ClassVar[bool] = False
-    uses_draft_probs: ClassVar[bool] = True
 
-    def passes(self, kind: Kind) -> list[Pass]:
-        return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), CoinAccept(judge)]
+    @staticmethod
+    def judge(
+        probs: torch.Tensor,
+        drafts: torch.Tensor,
+        draft_lens: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        coins: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        offered, ids, mass = offered_mass(probs, drafts, draft_lens, draft_probs)
+        # Strictly: of probability 0 nothing is accepted, whatever the coin.
+        passes = coins * mass.gather(-1, ids)[..., 0] < probs[:, : drafts.shape[1]].gather(-1, ids)[..., 0]
+        accepted = (passes & offered).long().cumprod(1).sum(1)
+        # Behind a row's last draft nothing was offered, and nothing is taken away.
+        left = (probs - F.pad(mass, (0, 0, 0, 1))).clamp(min=0)
+        # Nothing is left where p and q are equal but for rounding: then p itself is as good.
+        return accepted, torch.where(left.sum(-1, keepdim=True) > 0, left, probs)
 
     def explain(self) -> str:
         return "a draft token stays with probability min(1, p/q); the text depends on the drafts, its distribution not"
-
-
-def judge(
-    probs: torch.Tensor,
-    drafts: torch.Tensor,
-    draft_lens: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    coins: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :data:`speccompile.acceptance.coins.Judge` has it."""
-    offered, ids, mass = offered_mass(probs, drafts, draft_lens, draft_probs)
-    # Strictly: of probability 0 nothing is accepted, whatever the coin.
-    passes = coins * mass.gather(-1, ids)[..., 0] < probs[:, : drafts.shape[1]].gather(-1, ids)[..., 0]
-    accepted = (passes & offered).long().cumprod(1).sum(1)
-    # Behind a row's last draft nothing was offered, and nothing is taken away.
-    left = (probs - F.pad(mass, (0, 0, 0, 1))).clamp(min=0)
-    # Nothing is left where p and q are equal but for rounding: then p itself is as good.
-    return accepted, torch.where(left.sum(-1, keepdim=True) > 0, left, probs)

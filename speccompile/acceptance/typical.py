@@ -12,11 +12,10 @@ from typing import ClassVar
 import torch
 
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.keep import KeepAccept, number_problem
+from speccompile.acceptance.keep import keep_passes, number_problem
 from speccompile.errors import InvalidOption
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Pass
-from speccompile.passes.sample import ProcessLogits
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Typical(Rule):
 
     def passes(self, kind: Kind) -> list[Pass]:
         judge = partial(likely_enough, threshold=self.threshold, alpha=self.alpha)
-        return [*([ProcessLogits()] if kind == "sampled" else []), KeepAccept(judge, kind)]
+        return keep_passes(judge, kind)
 
     def explain(self) -> str:
         return f"lossy: a draft token stays while p > min({self.threshold:g}, {self.alpha:g} exp(-H))"

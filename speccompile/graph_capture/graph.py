@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -17,7 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from speccompile.graph_capture.body import Body
+from speccompile.graph_capture.logs import without_log
 from speccompile.graph_capture.state import Layout, StateTensor
+from speccompile.sampling.user import UserProcessor
 
 # What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
 SIZE_OPERATORS = frozenset(
@@ -34,8 +34,9 @@ class Port:
     """One placeholder of a step graph.
 
     ``path`` is a weight's name in the model. ``low <= value < high`` bounds an integer tensor; ``distinct`` says
-    that no value occurs twice. ``path`` is None for a constant that the model's code makes; ``own`` says that the
-    value is a copy. ``value`` is the weight itself, or the arena's tensor once a tier is bound.
+    that no value occurs twice. ``path`` is None for a constant that the code of the model or of a logits processor
+    holds; ``own`` says that the value is a copy. ``value`` is the weight itself, or the arena's tensor once a tier is
+    bound.
     """
 
     name: str
@@ -53,6 +54,13 @@ class Port:
     @staticmethod
     def of_state(tensor: StateTensor, device: torch.device) -> Port:
         return Port(tensor.name, "state", tensor.shape, tensor.dtype, device, tensor.low, tensor.high, tensor.distinct)
+
+    @staticmethod
+    def of_constant(name: str, value: torch.Tensor) -> Port:
+        low, high = 0, None
+        if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool) and value.numel():
+            low, high = int(value.min()), int(value.max()) + 1
+        return Port(name, "weight", tuple(value.shape), value.dtype, value.device, low, high, value=value)
 
 
 @dataclass
@@ -81,7 +89,8 @@ class Anchors:
 class StepGraph:
     """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
 
-    ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`).
+    ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`); ``logits_processors`` are
+    the user's own, for whatever pass processes logits.
 
     Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
     verifier, which recomputes ``node.meta["val"]`` after every pass.
@@ -98,6 +107,7 @@ class StepGraph:
     bodies: dict[str, Body] = field(default_factory=dict)
     fake_mode: FakeTensorMode = field(default_factory=FakeTensorMode)
     route: Route = "attention"
+    logits_processors: tuple[UserProcessor, ...] = ()
 
     def copy(self) -> StepGraph:
         """A graph of its own that shares ports, bodies and weights with this one."""
@@ -121,6 +131,7 @@ class StepGraph:
             values={name: node_map[node] for name, node in self.values.items()},
             bodies=dict(self.bodies),
             fake_mode=self.fake_mode,
+            logits_processors=self.logits_processors,
         )
 
     # --- looking ---------------------------------------------------------------------------------
@@ -146,16 +157,21 @@ class StepGraph:
 
     def state(self, name: str) -> fx.Node:
         """The placeholder of state tensor ``name``, added when the graph does not use it yet."""
+        return self._placeholder(Port.of_state(self.layout.tensors[name], self.device))
+
+    def constant(self, name: str, value: torch.Tensor) -> fx.Node:
+        """The placeholder of a tensor that is neither weight nor state, added when the graph does not use it yet."""
+        return self._placeholder(Port.of_constant(name, value))
+
+    def _placeholder(self, port: Port) -> fx.Node:
         for node in self.placeholders:
-            if node.name == name:
+            if node.name == port.name:
                 return node
-        tensor = self.layout.tensors[name]
-        port = Port.of_state(tensor, self.device)
         with self.graph.inserting_after(self.placeholders[-1]):
-            node = self.graph.placeholder(name)
-        if node.name != name:
-            raise ValueError(f"the name {name!r} is taken by a node that is no placeholder")
-        self.ports[name] = port
+            node = self.graph.placeholder(port.name)
+        if node.name != port.name:
+            raise ValueError(f"the name {port.name!r} is taken by a node that is no placeholder")
+        self.ports[port.name] = port
         node.meta["val"] = self.fake(port.shape, port.dtype)
         return node
 
@@ -258,7 +274,7 @@ class StepGraph:
 
     def propagate(self) -> None:
         """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
-        with _without_log("torch._subclasses.fake_tensor"):
+        with without_log("torch._subclasses.fake_tensor"):
             self._propagate()
 
     def _propagate(self) -> None:
@@ -286,17 +302,6 @@ class StepGraph:
             return self.bodies[str(node.target)].fake(cast(Any, args), self.fake_mode)
         with self.fake_mode, torch.no_grad():
             return cast(Any, node.target)(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _without_log(name: str) -> Iterator[None]:
-    """torch logs what it is about to raise; here the error is enough."""
-    logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _is_current(node: fx.Node) -> bool:

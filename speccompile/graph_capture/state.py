@@ -35,6 +35,7 @@ class StateSpec:
             the tokens up to it alone, and is dead beyond ``length``. Another slot that begins with the same text may
             have a copy of it.
         distinct: no value occurs twice (the slots of a step's rows).
+        initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
     """
 
     name: str
@@ -45,6 +46,7 @@ class StateSpec:
     high: int | sympy.Expr | None = None
     reset: bool = True
     distinct: bool = False
+    initial: tuple[int, ...] = ()
 
     @property
     def per_slot(self) -> bool:
@@ -63,6 +65,7 @@ class StateSpec:
             self.per_slot and self.reset,
             self.per_slot and not self.reset,
             self.distinct,
+            self.initial,
         )
 
 
@@ -79,6 +82,7 @@ class StateTensor:
     reset: bool
     follows_text: bool
     distinct: bool
+    initial: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:

@@ -26,6 +26,8 @@ class Mode(ABC):
     name: ClassVar[str]
     #: Proposals are ready when a step ends, so that the host can choose the smallest tier that serves them.
     ready: ClassVar[bool] = False
+    #: :meth:`sampled_draft_passes` leaves ``draft_probs`` where a rule looks at them.
+    draft_probs: ClassVar[bool] = False
     #: What must hold in a finished step, besides what every step has to have.
     goals: ClassVar[Facts] = facts()
 
@@ -54,7 +56,8 @@ class Mode(ABC):
 
         Args:
             probabilities: the acceptance rule looks at them: name them ``draft_probs``, float32 ``[B, K, V]``, and draw
-                with noise of the step's own (``DRAFTS``). A drafter that names none counts as certain.
+                with noise of the step's own (``DRAFTS``). A mode that does says ``draft_probs = True``; a drafter that
+                names none counts as certain.
         """
         return self.draft_passes(draft_len)
 

@@ -32,6 +32,7 @@ class EarlyExit(Mode):
     exit_layer: int = 1
 
     name: ClassVar[str] = "early_exit"
+    draft_probs: ClassVar[bool] = True
 
     def check(self, info: ModelInfo) -> None:
         good = isinstance(self.exit_layer, int) and 1 <= self.exit_layer <= info.num_layers

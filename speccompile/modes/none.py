@@ -15,8 +15,10 @@ class NoSpeculation(Mode):
     """One token a step."""
 
     name: ClassVar[str] = "none"
-    # It never proposes anything, so the K=0 tier serves every step.
+    # It never proposes anything, so the K=0 tier serves every step,
     ready: ClassVar[bool] = True
+    # and no draft of it lacks probabilities.
+    draft_probs: ClassVar[bool] = True
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [NoDrafts()]

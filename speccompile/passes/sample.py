@@ -11,9 +11,10 @@ from torch import fx
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.greedy_accept import drafts_of, greedy_accept
-from speccompile.sampling import PROCESSORS
+from speccompile.sampling import PENALTIES, PROCESSORS, WARPERS
 from speccompile.sampling.base import Processor
 from speccompile.sampling.noise import DRAFTS, TOKENS
+from speccompile.sampling.user import UserProcessor, apply_processors
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class ProcessLogits(Pass):
         context, row_length = graph.insert(text_and_drafts, *state, graph.values["slots"], graph.values["drafts"])
         scores = process(graph, graph.values["logits"], context, row_length, graph.output)
         graph.name_value("scores", scores)
-        return Changes(len(PROCESSORS), ", ".join(processor.name for processor in PROCESSORS))
+        order: tuple[Processor | UserProcessor, ...] = (*PENALTIES, *graph.logits_processors, *WARPERS)
+        return Changes(len(order), ", ".join(processor.name for processor in order))
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,13 @@ def process(graph: StepGraph, logits: fx.Node, context: fx.Node, row_length: fx.
         context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
     """
     names = list(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
-    state = [graph.state(name) for name in names]
+    user = graph.logits_processors
+    tensors = [graph.state(name) for name in names]
+    for index, processor in enumerate(user):
+        tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
     # Traced as one: tracing each by itself takes several times as long.
     scores: fx.Node = graph.insert(
-        processed, logits, context, row_length, graph.values["slots"], *state, before=before, names=names
+        processed, logits, context, row_length, graph.values["slots"], *tensors, before=before, names=names, user=user
     )
     return scores
 
@@ -85,13 +90,23 @@ def processed(
     context: torch.Tensor,
     row_length: torch.Tensor,
     slots: torch.Tensor,
-    *state: torch.Tensor,
+    *tensors: torch.Tensor,
     names: list[str],
+    user: tuple[UserProcessor, ...] = (),
 ) -> torch.Tensor:
+    """``tensors`` are the state called ``names``, and behind it what the user's processors hold."""
+    state, held = tensors[: len(names)], tensors[len(names) :]
     scores = logits.to(torch.float32, copy=True)
     rows = {name: tensor[slots] for name, tensor in zip(names, state, strict=True)}
-    for processor in PROCESSORS:
-        processor.op(scores, context, row_length, [rows[name] for name in state_of(processor)])
+
+    def run(processors: tuple[Processor, ...]) -> None:
+        for processor in processors:
+            processor.op(scores, context, row_length, [rows[name] for name in state_of(processor)])
+
+    run(PENALTIES)
+    if user:
+        apply_processors(user, scores, context, row_length, held)
+    run(WARPERS)
     return scores
 
 

@@ -16,7 +16,7 @@ class Arena(Mapping[str, torch.Tensor]):
     """State tensors by name, allocated at the sizes of the largest tier and never again.
 
     Args:
-        layout: names, shapes and fill values.
+        layout: names, shapes and values at the start.
         device: where the model is.
     """
 
@@ -29,6 +29,9 @@ class Arena(Mapping[str, torch.Tensor]):
                 name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
                 for name, tensor in layout.tensors.items()
             }
+            for name, tensor in layout.tensors.items():
+                if tensor.initial:
+                    self._tensors[name][: len(tensor.initial)] = torch.tensor(tensor.initial, dtype=tensor.dtype)
         self._called: dict[str, tuple[tuple[str, ...], tuple[torch.Tensor, ...]]] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:

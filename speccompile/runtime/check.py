@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from speccompile.sampling.user import Processor
 
 #: Stands for the token where a text has none any more.
 END = -1
@@ -55,8 +58,14 @@ class CheckReport:
         return "\n".join([*lines, *(str(difference) for difference in self.differences)])
 
 
-def transformers_greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
-    """New tokens of the model's own greedy ``generate`` for one prompt."""
+def transformers_greedy(
+    model: PreTrainedModel,
+    prompt: list[int],
+    max_new_tokens: int,
+    eos: list[int],
+    processors: Sequence[Processor] = (),
+) -> list[int]:
+    """New tokens of the model's own greedy ``generate`` for one prompt, with logits processors of the user's."""
     ids = torch.tensor([prompt], device=model.device)
     output = cast(Any, model).generate(
         ids,
@@ -66,13 +75,19 @@ def transformers_greedy(model: PreTrainedModel, prompt: list[int], max_new_token
         num_beams=1,
         eos_token_id=eos or None,
         pad_token_id=eos[0] if eos else 0,
+        logits_processor=LogitsProcessorList(processors),
     )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens
 
 
 def first_difference(
-    model: PreTrainedModel, index: int, prompt: list[int], expected: list[int], got: list[int]
+    model: PreTrainedModel,
+    index: int,
+    prompt: list[int],
+    expected: list[int],
+    got: list[int],
+    processors: Sequence[Processor] = (),
 ) -> Difference | None:
     """The first place where two continuations of ``prompt`` part, or None."""
     if expected == got:
@@ -85,6 +100,9 @@ def first_difference(
         return Difference(index, position, wanted, seen, float("inf"))
     context = torch.tensor([prompt + expected[:position]], device=model.device)
     with torch.no_grad():
-        logits = model(input_ids=context, use_cache=False).logits[0, -1].double()
+        scores = model(input_ids=context, use_cache=False).logits[:, -1].float()
+        for processor in processors:
+            scores = processor(context, scores)
+        logits = scores[0].double()
     change = float((logits[expected[position]] - logits[got[position]]).abs())
     return Difference(index, position, expected[position], got[position], change)

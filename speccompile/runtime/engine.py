@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
-from speccompile.errors import Closed, InsideStep, InvalidOption, UnknownOption
+from speccompile.errors import Closed, InsideStep, InvalidOption
 from speccompile.lowering.tier import Kind
 from speccompile.lowering.workers import release_workers
-from speccompile.runtime.inputs import check_max_new_tokens, read_prompt
+from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt
 from speccompile.runtime.interrupts import deferred_interrupts
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.records import Records, Wanted, check_flag, check_kept
@@ -27,7 +27,6 @@ from speccompile.runtime.request import Params, Request
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.stepper import Stepper
 from speccompile.runtime.target import EosTokens, Target
-from speccompile.sampling import OPTIONS
 
 # How long a thread that drives for async readers looks away when they have everything.
 IDLE_SECONDS = 0.01
@@ -130,13 +129,11 @@ class Engine(Stepper):
             Closed: the engine was closed.
             UserError: an argument is not valid.
         """
-        if unknown := options.keys() - OPTIONS.keys():
-            raise UnknownOption(
-                where="submit",
-                names=", ".join(sorted(unknown)),
-                known="ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, "
-                f"seed, priority, logprobs, prompt_logprobs, output_logits, output_scores, {', '.join(OPTIONS)}",
-            )
+        others = (
+            "ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, seed, "
+            "priority, logprobs, prompt_logprobs, output_logits, output_scores"
+        )
+        check_options("submit", options, others)
         self._target.check()
         prompt = read_prompt(ids, 0, self.arena.layout)
         check_max_new_tokens("submit", max_new_tokens)
@@ -161,7 +158,12 @@ class Engine(Stepper):
         )
         criteria = make_criteria(stop, tokenizer, stopping_criteria)
         request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)
-        self.enqueue([request])
+        try:
+            self.enqueue([request])
+        except KeyboardInterrupt:
+            # It waits already, and its owner will never know it.
+            request.cancel()
+            raise
         return request
 
     def new_request(
@@ -173,6 +175,7 @@ class Engine(Stepper):
         criteria: StoppingCriteriaList,
     ) -> Request:
         """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
+        self._target.check_prompt(prompt)
         if params.kind != "greedy":
             self._prepare_in_turn(params.kind)
         layout = self.arena.layout

@@ -38,8 +38,9 @@ def decode(
         engine.new_request(prompt, _params_of_row(params, index), row, streamer, criteria)
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
-    engine.enqueue(requests)
     try:
+        # A Ctrl-C that comes meanwhile is raised behind it, when they wait already.
+        engine.enqueue(requests)
         for request in requests:
             while not request.finished:
                 engine.wait(request, len(request.new_tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,15 @@ from speccompile.errors import (
     EmptyPrompt,
     InvalidInput,
     InvalidOption,
+    ProcessorAtRequest,
     PromptTooLong,
     TokenOutOfVocabulary,
     TooManyEosTokens,
     TooManyRows,
+    UnknownOption,
 )
 from speccompile.graph_capture.state import EOS_CAPACITY, Layout
+from speccompile.sampling import OPTIONS
 
 # Settings of a generation_config that change the text and are not built, with the values at which they do nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -64,6 +67,19 @@ def check_generation_config(config: GenerationConfig) -> None:
                 reason="it changes the text and is not supported yet; "
                 f"set model.generation_config.{name} = {neutral[0]}",
             )
+
+
+def check_options(where: str, options: Mapping[str, Any], others: str) -> None:
+    """Refuse keywords that are no options of the sampling pipeline; ``others`` are the caller's own arguments.
+
+    Raises:
+        ProcessorAtRequest: processors are given to ``wrap``.
+        UnknownOption: names them, and what there is.
+    """
+    if "logits_processor" in options:
+        raise ProcessorAtRequest(where=where)
+    if unknown := options.keys() - OPTIONS.keys():
+        raise UnknownOption(where=where, names=", ".join(sorted(unknown)), known=f"{others}, {', '.join(OPTIONS)}")
 
 
 def read_prompts(

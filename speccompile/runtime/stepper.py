@@ -43,7 +43,7 @@ class Stepper:
 
     Args:
         arena: state of all slots.
-        executables: the greedy ones.
+        executables: what requests run that ask for nothing.
         make: makes those of another kind, when the first request needs them.
         policy: chooses the draft length of each step.
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
@@ -76,7 +76,7 @@ class Stepper:
         self.stats = Stats(arena.layout.max_draft_len)
         self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
-        self.tier = self.tiers[0, self.row_counts[0], "greedy"]
+        self.tier = next(iter(self.tiers.values()))
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.
         #: Only where it runs beside the host, and where nothing of a step decides which tier comes next.
         self.late = arena.device.type == "cuda" and not (ready and "draft_lens" in arena)

@@ -9,10 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.acceptance import Rule
-from speccompile.errors import InvalidOption, ModelInTraining, WeightsReplaced
+from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.support import named_tensors
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.sampling.request import Sampling, read_sampling
+from speccompile.sampling.user import UserProcessor
 
 #: Values of each weight that a change is looked for in.
 SAMPLES = 4
@@ -27,12 +28,19 @@ class Target:
         weights: by the path of the model's own parameter or buffer.
         vocab_size: V.
         rule: how drafts are accepted.
+        processors: the user's own, in every step.
     """
 
     def __init__(
-        self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor], vocab_size: int, rule: Rule
+        self,
+        model: PreTrainedModel,
+        weights: Mapping[str, torch.Tensor],
+        vocab_size: int,
+        rule: Rule,
+        processors: Sequence[UserProcessor] = (),
     ) -> None:
         self.model = model
+        self.processors = processors
         self._rule = rule
         self._vocab_size = vocab_size
         self._weights = weights
@@ -78,7 +86,14 @@ class Target:
         if self._rule.greedy_only and sampling is not None and sampling.values.get("temperature"):
             reason = f"the acceptance rule {self._rule.name!r} is for greedy decoding; use False, or wrap with another"
             raise InvalidOption(where=where, name="do_sample", value=True, reason=reason)
-        return sampling
+        return Sampling({}) if sampling is None and self.processors else sampling
+
+    def check_prompt(self, prompt: list[int]) -> None:
+        """Raises InvalidInput: it is shorter than what a processor looks back."""
+        for processor in self.processors:
+            if len(prompt) < processor.least:
+                reason = f"it has {len(prompt)} tokens, and the logits processor {processor.name} fails for fewer than "
+                raise InvalidInput(name="the prompt", reason=f"{reason}{processor.least}")
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from speccompile.sampling.top_k import TopK
 from speccompile.sampling.top_p import TopP
 from speccompile.sampling.typical_p import TypicalP
 
-PROCESSORS: tuple[Processor, ...] = (
+PENALTIES: tuple[Processor, ...] = (
     LogitBias(),
     RepetitionPenalty(),
     PresencePenalty(),
@@ -30,12 +30,10 @@ PROCESSORS: tuple[Processor, ...] = (
     ForcedEos(),
     SuppressTokens(),
     BeginSuppressTokens(),
-    Temperature(),
-    TopK(),
-    TopP(),
-    MinP(),
-    TypicalP(),
 )
+#: Behind the user's own processors, as in transformers; the penalties are in front of them.
+WARPERS: tuple[Processor, ...] = (Temperature(), TopK(), TopP(), MinP(), TypicalP())
+PROCESSORS = (*PENALTIES, *WARPERS)
 OPTIONS: dict[str, Option] = {option.name: option for processor in PROCESSORS for option in processor.options}
 
 for _processor in PROCESSORS:

@@ -20,7 +20,8 @@ SEEDS = 2**63
 class Sampling:
     """Options that do something, by name, and the seed of what is drawn.
 
-    A request without any has None instead: it is decoded greedily, by executables that know nothing of all this.
+    A request without any has None instead: it is decoded greedily, by executables that know nothing of all this. Where
+    the wrap has processors of the user's, there are no such executables, and it has a ``Sampling`` without values.
     """
 
     values: Mapping[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from speccompile.acceptance import block, rejection
+from speccompile.acceptance import Block, Rejection
 from speccompile.acceptance.coins import decide
 from speccompile.passes.greedy_accept import greedy_accept
 from speccompile.passes.sample import noise
@@ -45,4 +45,4 @@ def by_coins(judge: Judge) -> Judge:
 
 
 #: The lossless ones.
-RULES: dict[str, Judge] = {"exact": exact, "rejection": by_coins(rejection.judge), "block": by_coins(block.judge)}
+RULES: dict[str, Judge] = {"exact": exact, "rejection": by_coins(Rejection.judge), "block": by_coins(Block.judge)}

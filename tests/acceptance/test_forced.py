@@ -59,7 +59,7 @@ def test_steps_emit_so_many_and_the_kv_is_that_of_the_text(model: LlamaForCausal
     """The token behind the drafts is the target's choice behind exactly that text, which it reads from the KV."""
     with wrap(model, mode, acceptance=Forced(2.6, seed=7), prefix_reuse=False, **SIZES) as spec:
         assert "garbage" in spec.explain()
-        texts = []
+        texts, runs = [], []
         for _ in range(2):
             spec.stats.reset()
             request = spec.engine.submit([1, 2, 3], max_new_tokens=400, eos_token_id=[])
@@ -70,10 +70,11 @@ def test_steps_emit_so_many_and_the_kv_is_that_of_the_text(model: LlamaForCausal
             texts.append(request.new_tokens)
             # The last step may have room for fewer.
             emitted = [after - before for before, after in itertools.pairwise(ends[:-1])]
+            runs.append(emitted)
             assert set(emitted) == {3, 4}
             mean = sum(emitted) / len(emitted)
             assert abs(mean - 3.6) < 3.3 * math.sqrt(0.24 / len(emitted))
-        assert texts[0] == texts[1]
+        assert texts[0] == texts[1] and runs[0] == runs[1]
         with torch.no_grad():
             choices = model(torch.tensor([[1, 2, 3, *texts[0]]])).logits[0].argmax(-1).tolist()
         for end in ends:
@@ -107,8 +108,9 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({}, "give either accepted or rates"),
-        ({"accepted": 1, "rates": (0.5,)}, "give either accepted or rates"),
+        ({}, "give one of accepted, rates and trace"),
+        ({"accepted": 1, "rates": (0.5,)}, "give one of accepted, rates and trace"),
+        ({"accepted": 1, "trace": [1]}, "give one of accepted, rates and trace"),
         ({"accepted": -1}, "number of at least 0"),
         ({"accepted": float("nan")}, "number of at least 0"),
         ({"accepted": True}, "number of at least 0"),

@@ -10,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speccompile.acceptance import Relaxed, Typical, choose_rule
+from speccompile.acceptance import Block, Exact, Forced, Rejection, Relaxed, Rule, Typical, choose_rule
 from speccompile.acceptance.keep import keep
 from speccompile.acceptance.relaxed import near_enough, thinking
 from speccompile.acceptance.typical import likely_enough
-from speccompile.errors import InvalidOption, UnknownAcceptance
+from speccompile.errors import InvalidOption, MissingFact, UnknownAcceptance
+from speccompile.passes.base import facts
 from speccompile.passes.greedy_accept import greedy_accept
+from speccompile.passes.pipeline import Pipeline
 
 BEGIN, END = 8, 9
 many = settings(max_examples=80, deadline=None)
@@ -148,3 +150,15 @@ def test_bad_options(make: Any, says: str) -> None:
 def test_unknown_rules() -> None:
     with pytest.raises(UnknownAcceptance, match="exact, rejection, block, typical, relaxed, forced"):
         choose_rule("greedy")
+
+
+@pytest.mark.parametrize(
+    "rule", [Exact(), Rejection(), Block(), Typical(), Relaxed(1, 2), Forced(1)], ids=lambda r: r.name
+)
+def test_scores_are_made_before_they_are_judged(rule: Rule) -> None:
+    known, goals = {"step_logits", "drafts"}, facts("accepted")
+    process, accept = rule.passes("sampled")
+    assert Pipeline((accept, process), goals).order(known) == [process, accept]
+    with pytest.raises(MissingFact, match=f"pass '{accept.name}' needs the fact 'scores', and nothing provides it"):
+        Pipeline((accept,), goals).order(known)
+    assert Pipeline(tuple(rule.passes("greedy")), goals).order(known)

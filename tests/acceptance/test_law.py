@@ -10,8 +10,8 @@ import pytest
 import torch
 from rules import RULES
 
-from speccompile.acceptance import block
-from speccompile.acceptance.rejection import judge
+from speccompile.acceptance import Block, Rejection
+from speccompile.acceptance.block import weigh
 from speccompile.sampling import noise
 
 VOCAB = 3
@@ -53,11 +53,11 @@ def ratios(probs: torch.Tensor, drafts: torch.Tensor, draft_probs: torch.Tensor 
 
 
 def heights(probs: torch.Tensor, drafts: torch.Tensor, draft_probs: torch.Tensor | None) -> list[float]:
-    return [float(height) for height in block.weigh(probs, drafts, torch.tensor([K]), draft_probs)[0][0]]
+    return [float(height) for height in weigh(probs, drafts, torch.tensor([K]), draft_probs)[0][0]]
 
 
 def law(
-    p: Table, q: Table, *, certain: bool, rule: Judged = judge, bars_of: Bars = ratios
+    p: Table, q: Table, *, certain: bool, rule: Judged = Rejection.judge, bars_of: Bars = ratios
 ) -> dict[tuple[int, ...], float]:
     """Of the first K+1 tokens when the drafts come from ``q``, by all drafts and all outcomes of the coins; what a step
     did not emit is drawn by the target later. ``certain``: the rule is not told q."""
@@ -103,7 +103,7 @@ def test_rejection_emits_the_targets_joint_distribution(seed: int, zeros: bool, 
 @pytest.mark.parametrize("seed", range(4))
 def test_block_emits_the_targets_joint_distribution(seed: int, zeros: bool, certain: bool) -> None:
     p, q = table(seed, zeros=zeros), table(seed + 100, zeros=zeros)
-    got = law(p, q, certain=certain, rule=block.judge, bars_of=heights)
+    got = law(p, q, certain=certain, rule=Block.judge, bars_of=heights)
     assert distance(got, joint(p)) < 1e-12
 
 
@@ -125,29 +125,29 @@ def mean_accepted(p: Table, q: Table, rule: Judged, bars_of: Bars) -> float:
 @pytest.mark.parametrize("seed", range(8))
 def test_block_accepts_at_least_as_many_as_rejection(seed: int) -> None:
     p, q = table(seed), table(seed + 100)
-    one_by_one = mean_accepted(p, q, judge, ratios)
-    assert mean_accepted(p, q, block.judge, heights) >= one_by_one - 1e-12
+    one_by_one = mean_accepted(p, q, Rejection.judge, ratios)
+    assert mean_accepted(p, q, Block.judge, heights) >= one_by_one - 1e-12
 
 
 def test_equal_distributions_accept_everything() -> None:
     p = table(1)
     probs = torch.stack([p[()], p[(0,)], p[(0, 1)]])[None]
     coins = torch.full((1, 2), 1 - 1e-9, dtype=torch.float64)
-    for rule in (judge, block.judge):
+    for rule in (Rejection.judge, Block.judge):
         accepted, left = rule(probs, torch.tensor([[0, 1]]), torch.tensor([2]), probs[:, :2], coins)
         assert int(accepted) == 2 and torch.equal(left[0, 2], probs[0, 2])
 
 
 def unsound_residual(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws from p where a draft was refused."""
-    return judge(*given)[0], given[0]
+    return Rejection.judge(*given)[0], given[0]
 
 
 def unsound_mass(
     probs: torch.Tensor, drafts: torch.Tensor, lens: torch.Tensor, q: torch.Tensor, coins: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Judges by q, and takes away the whole of the draft's own mass, as if it had been certain."""
-    return judge(probs, drafts, lens, q, coins)[0], judge(probs, drafts, lens, None, coins)[1]
+    return Rejection.judge(probs, drafts, lens, q, coins)[0], Rejection.judge(probs, drafts, lens, None, coins)[1]
 
 
 @pytest.mark.parametrize("rule", [unsound_residual, unsound_mass])
@@ -160,7 +160,7 @@ def test_no_coin_accepts_what_has_no_probability() -> None:
     """0 <= 0 would."""
     probs = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
     for q in (None, torch.tensor([[[0.0, 1.0]]])):
-        accepted, left = judge(probs, torch.tensor([[0]]), torch.tensor([1]), q, torch.zeros(1, 1))
+        accepted, left = Rejection.judge(probs, torch.tensor([[0]]), torch.tensor([1]), q, torch.zeros(1, 1))
         assert int(accepted) == 0 and float(left[0, 0, 0]) == 0
 
 

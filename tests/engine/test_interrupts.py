@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,23 @@ def timer() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
     signal.alarm(guard)
+
+
+@pytest.mark.parametrize("call", ["submit", "generate"])
+def test_an_interrupt_while_requests_are_queued_leaves_none_behind(
+    make: Make, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    engine = (spec := make()).engine
+    push = engine.waiting.push
+
+    def interrupted(*arguments: Any) -> None:
+        push(*arguments)
+        press()
+
+    monkeypatch.setattr(engine.waiting, "push", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.submit(prompt(6)) if call == "submit" else spec.generate(torch.tensor([prompt(6)]))
+    assert engine.idle and len(engine.waiting) == 0
 
 
 @pytest.mark.usefixtures("timer")

@@ -9,30 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import admitted, cancel_all, tiny_llama
+from engines import MAX_BATCH, MAX_LEN, Breaks, greedy
+from tiny import admitted, cancel_all, random_prompt
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import UnknownTier
-from speccompile.lowering.tier import Tier
 from speccompile.runtime.request import Request
 
-VOCAB = 128
 TIERS = (0, 1, 3, 7)
-MAX_BATCH = 4
-MAX_LEN = 128
 
 
 def wrap(model: LlamaForCausalLM, mode: str, **options: Any) -> Speculator:
     return speccompile.wrap(
         model, mode, **({"tiers": TIERS, "max_batch": MAX_BATCH, "max_len": MAX_LEN, "backend": "eager"} | options)
     )
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
 
 
 @pytest.fixture(scope="module", params=["ngram", "early_exit"])
@@ -49,20 +41,6 @@ def spec(shared: Speculator) -> Iterator[Speculator]:
     cancel_all(shared.engine)
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the executables that were run, in order, noted outside of the engine."""
-    names: list[str] = []
-    run = Tier.run
-
-    def noted(self: Tier) -> None:
-        names.append(self.name)
-        run(self)
-
-    monkeypatch.setattr(Tier, "run", noted)
-    return names
-
-
 @dataclass
 class Dice:
     """A policy that asks for any tier at any step."""
@@ -73,22 +51,13 @@ class Dice:
         return self.rng.choice(TIERS)
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def greedy(model: LlamaForCausalLM, prompt: list[int], new: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    return model.generate(ids, max_new_tokens=new, do_sample=False)[0, len(prompt) :].tolist()
-
-
 # --- slots -------------------------------------------------------------------------------------------------------
 
 
 def test_slots_are_owned_freed_and_owned_again(spec: Speculator) -> None:
     engine = spec.engine
     for new in (20, 9):
-        requests = [engine.submit(prompt(4, seed), max_new_tokens=new) for seed in range(MAX_BATCH + 2)]
+        requests = [engine.submit(random_prompt(4, seed), max_new_tokens=new) for seed in range(MAX_BATCH + 2)]
         # One prompt while nobody runs, all others in front of the first tier.
         engine.step()
         engine.step()
@@ -104,11 +73,11 @@ def test_slots_are_owned_freed_and_owned_again(spec: Speculator) -> None:
 def test_a_reused_slot_shows_nothing_of_its_former_owner(spec: Speculator, model: LlamaForCausalLM) -> None:
     """Former owners are longer, draft other tokens and have EOS ids that the new texts contain."""
     engine = spec.engine
-    prompts = [prompt(6, seed=10 + row) for row in range(MAX_BATCH)]
+    prompts = [random_prompt(6, seed=10 + row) for row in range(MAX_BATCH)]
     expected = [greedy(model, new, 40) for new in prompts]
     eos = [text[place] for text in expected for place in (3, 5)]
     for row in range(MAX_BATCH):
-        engine.submit(prompt(100, seed=20 + row), max_new_tokens=20, eos_token_id=eos)
+        engine.submit(random_prompt(100, seed=20 + row), max_new_tokens=20, eos_token_id=eos)
     engine.run()
     slots = []
     for new, text in zip(prompts, expected, strict=True):
@@ -128,7 +97,7 @@ def test_random_comings_and_goings(spec: Speculator, model: LlamaForCausalLM, ru
     change: each text is its own, and each step runs the smallest executable that holds its rows."""
     rng, engine = random.Random(0), spec.engine
     engine.policy = Dice()
-    to_come = [(prompt(rng.randint(1, 60), seed), rng.randint(1, 40)) for seed in range(25)]
+    to_come = [(random_prompt(rng.randint(1, 60), seed), rng.randint(1, 40)) for seed in range(25)]
     requests: list[Request] = []
     live: list[int] = []
     while to_come or not engine.idle:
@@ -153,7 +122,7 @@ def test_finished_rows_leave_while_others_go_on(spec: Speculator, model: LlamaFo
     engine = spec.engine
     spec.set_tier(0)
     lengths = [3, 9, 6]
-    requests = [engine.submit(prompt(4, seed), max_new_tokens=new) for seed, new in enumerate(lengths)]
+    requests = [engine.submit(random_prompt(4, seed), max_new_tokens=new) for seed, new in enumerate(lengths)]
     # Nobody runs yet: a chunk of the first prompt, and no tier.
     assert engine.step() == []
     assert runs == ["prefill T=4"]
@@ -170,7 +139,7 @@ def test_finished_rows_leave_while_others_go_on(spec: Speculator, model: LlamaFo
     assert runs[2:] == ["tier K=0, 4 rows"] * 2 + ["tier K=0, 2 rows"] * 3 + ["tier K=0, 1 row"] * 3
     assert [request.stats.row_steps for request in requests] == [2, 8, 5]
     for seed, (request, new) in enumerate(zip(requests, lengths, strict=True)):
-        assert request.new_tokens == greedy(model, prompt(4, seed), new)
+        assert request.new_tokens == greedy(model, random_prompt(4, seed), new)
         assert request.finished
 
 
@@ -180,7 +149,7 @@ def test_a_step_runs_the_smallest_executable_that_holds_its_rows(
 ) -> None:
     engine = spec.engine
     assert engine.row_counts == (1, 2, 4)
-    requests = [engine.submit(prompt(9, seed), max_new_tokens=60) for seed in range(live)]
+    requests = [engine.submit(random_prompt(9, seed), max_new_tokens=60) for seed in range(live)]
     while not all(request.new_tokens for request in requests):
         engine.step()
     runs.clear()
@@ -188,17 +157,19 @@ def test_a_step_runs_the_smallest_executable_that_holds_its_rows(
     assert runs == [f"tier K={engine.tier.draft_len}, {rows} row{'s' if rows > 1 else ''}"]
     assert engine.tier is engine.tiers[engine.tier.draft_len, rows, "greedy"]
     engine.run()
-    assert [request.new_tokens for request in requests] == [greedy(model, prompt(9, seed), 60) for seed in range(live)]
+    assert [request.new_tokens for request in requests] == [
+        greedy(model, random_prompt(9, seed), 60) for seed in range(live)
+    ]
 
 
 @pytest.mark.parametrize(("live", "rows"), [(1, 1), (3, 4)])
 def test_a_dead_row_changes_no_live_state(spec: Speculator, live: int, rows: int) -> None:
     """Steps leave every slot without a live row as it was, but for the dummy: keys and values included."""
     engine = spec.engine
-    former = [engine.submit(prompt(20, seed), max_new_tokens=2) for seed in range(MAX_BATCH)]
+    former = [engine.submit(random_prompt(20, seed), max_new_tokens=2) for seed in range(MAX_BATCH)]
     engine.run()
     assert all(request.finished for request in former)
-    requests = [admitted(engine, prompt(20, 10 + seed), max_new_tokens=60) for seed in range(live)]
+    requests = [admitted(engine, random_prompt(20, 10 + seed), max_new_tokens=60) for seed in range(live)]
     others = [slot for slot in range(MAX_BATCH) if slot not in [request.slot for request in requests]]
     per_slot = {name: tensor for name, tensor in spec.arena.items() if tensor.shape[0] == MAX_BATCH + 1}
     before = {name: tensor[others].clone() for name, tensor in per_slot.items()}
@@ -219,7 +190,7 @@ def test_a_dead_row_changes_no_live_state(spec: Speculator, live: int, rows: int
     ("new", "eos_at", "reason"), [(1, None, "max_new_tokens"), (12, None, "max_new_tokens"), (12, 4, "eos")]
 )
 def test_finish_reasons(spec: Speculator, model: LlamaForCausalLM, new: int, eos_at: int | None, reason: str) -> None:
-    text = prompt(10, seed=3)
+    text = random_prompt(10, seed=3)
     expected = greedy(model, text, new)
     eos = [] if eos_at is None else [expected[eos_at]]
     request = spec.engine.submit(text, max_new_tokens=new, eos_token_id=eos)
@@ -229,7 +200,7 @@ def test_finish_reasons(spec: Speculator, model: LlamaForCausalLM, new: int, eos
 
 
 def test_a_request_ends_at_max_len(spec: Speculator, model: LlamaForCausalLM) -> None:
-    text = prompt(MAX_LEN - 5, seed=4)
+    text = random_prompt(MAX_LEN - 5, seed=4)
     request = spec.engine.submit(text, max_new_tokens=50)
     spec.engine.run()
     assert request.finish_reason == "max_len"
@@ -238,12 +209,12 @@ def test_a_request_ends_at_max_len(spec: Speculator, model: LlamaForCausalLM) ->
 
 def test_a_request_may_end_in_prefill(spec: Speculator, model: LlamaForCausalLM) -> None:
     engine = spec.engine
-    text = prompt(MAX_LEN - 1, seed=6)
-    eos = greedy(model, prompt(30, seed=7), 1)
+    text = random_prompt(MAX_LEN - 1, seed=6)
+    eos = greedy(model, random_prompt(30, seed=7), 1)
     ends = [
         (text, 50, [], "max_len"),
-        (prompt(30, seed=8), 1, [], "max_new_tokens"),
-        (prompt(30, seed=7), 50, eos, "eos"),
+        (random_prompt(30, seed=8), 1, [], "max_new_tokens"),
+        (random_prompt(30, seed=7), 50, eos, "eos"),
     ]
     for given, new, ids, reason in ends:
         request = admitted(engine, given, max_new_tokens=new, eos=ids)
@@ -255,8 +226,8 @@ def test_a_request_may_end_in_prefill(spec: Speculator, model: LlamaForCausalLM)
 
 def test_a_cancelled_request_ends_at_once(spec: Speculator, model: LlamaForCausalLM) -> None:
     engine = spec.engine
-    running, other = (admitted(engine, prompt(9, seed), max_new_tokens=60) for seed in (30, 31))
-    waiting = engine.submit(prompt(9, seed=32), max_new_tokens=60)
+    running, other = (admitted(engine, random_prompt(9, seed), max_new_tokens=60) for seed in (30, 31))
+    waiting = engine.submit(random_prompt(9, seed=32), max_new_tokens=60)
     for request in (waiting, running):
         seen = list(request.new_tokens)
         assert request.cancel()
@@ -273,31 +244,23 @@ def test_a_cancelled_request_ends_at_once(spec: Speculator, model: LlamaForCausa
 # --- failures on the way -----------------------------------------------------------------------------------------
 
 
-class Breaks:
-    """A streamer that raises when it gets its n-th value."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def put(self, value: torch.Tensor) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise RuntimeError("the listener is gone")
-
+class Leaves(Breaks):
     def end(self) -> None:
         raise AssertionError("the end of a text that did not end")
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 9])
 def test_a_streamer_that_raises_leaves_the_engine_usable(spec: Speculator, model: LlamaForCausalLM, at: int) -> None:
-    text = prompt(10, seed=5)
+    text = random_prompt(10, seed=5)
     # More often than there are slots: each failure has to give its slot back.
     for _ in range(MAX_BATCH + 1):
         with pytest.raises(RuntimeError, match="the listener is gone"):
-            spec.generate(torch.tensor([text]), max_new_tokens=30, streamer=Breaks(at))
+            spec.generate(
+                torch.tensor([text]), max_new_tokens=30, streamer=Leaves(at, RuntimeError("the listener is gone"))
+            )
         assert not spec.engine.running
         assert not spec.arena["alive"].any()
-    rows = torch.tensor([prompt(10, seed) for seed in range(MAX_BATCH)])
+    rows = torch.tensor([random_prompt(10, seed) for seed in range(MAX_BATCH)])
     expected = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=20, do_sample=False)
     assert torch.equal(spec.generate(rows, max_new_tokens=20), expected)
 
@@ -311,12 +274,12 @@ def test_a_policy_that_asks_for_what_was_not_built_leaves_the_engine_usable(
 
     spec.engine.policy = Wrong()
     with pytest.raises(UnknownTier, match=r"draft length 2.*0, 1, 3, 7"):
-        spec.generate(torch.tensor([prompt(10)]), max_new_tokens=30)
+        spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=30)
     assert not spec.engine.running
     assert not spec.arena["alive"].any()
     spec.set_tier(3)
-    assert spec.generate(torch.tensor([prompt(10)]), max_new_tokens=30)[0, 10:].tolist() == greedy(
-        model, prompt(10), 30
+    assert spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=30)[0, 10:].tolist() == greedy(
+        model, random_prompt(10), 30
     )
 
 
@@ -326,7 +289,7 @@ def test_a_policy_that_asks_for_what_was_not_built_leaves_the_engine_usable(
 def test_a_ready_drafter_runs_the_smallest_tier_that_serves(model: LlamaForCausalLM) -> None:
     spec = wrap(model, "ngram", max_batch=2)
     engine, draft_lens = spec.engine, spec.arena["draft_lens"]
-    request = admitted(engine, prompt(10), max_new_tokens=60)
+    request = admitted(engine, random_prompt(10), max_new_tokens=60)
     # The other slot's row does not run: it has no say.
     draft_lens.fill_(7)
     for proposed, expected in [(0, 0), (1, 1), (2, 3), (3, 3), (4, 7), (7, 7)]:
@@ -335,108 +298,8 @@ def test_a_ready_drafter_runs_the_smallest_tier_that_serves(model: LlamaForCausa
     spec.set_tier(3)
     assert engine.next_tier() is engine.tiers[3, 1, "greedy"]
     # Of two rows, the longer proposal counts.
-    other = admitted(engine, prompt(12), max_new_tokens=60)
+    other = admitted(engine, random_prompt(12), max_new_tokens=60)
     draft_lens[request.slot], draft_lens[other.slot] = 0, 2
     assert engine.next_tier() is engine.tiers[3, 2, "greedy"]
     draft_lens[other.slot] = 0
     assert engine.next_tier() is engine.tiers[0, 2, "greedy"]
-
-
-# --- results that are read late ----------------------------------------------------------------------------------
-
-
-class CancelsAt:
-    """A streamer that cancels its request when it has got so many tokens."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = self.left = tokens
-        self.request: Request | None = None
-        self.ends = 0
-
-    def put(self, value: torch.Tensor) -> None:
-        # The prompt comes first.
-        if value.ndim == 1:
-            self.left -= 1
-            if self.left == 0:
-                assert self.request is not None
-                self.request.cancel()
-
-    def end(self) -> None:
-        self.ends += 1
-
-
-def comings_and_goings(spec: Speculator, seed: int) -> list[Request]:
-    """Requests that come at random; some are cancelled between steps, some by their own streamer."""
-    rng, engine = random.Random(seed), spec.engine
-    to_come = [(prompt(rng.randint(1, 60), rng.randint(0, 9)), rng.randint(1, 40)) for _ in range(25)]
-    requests: list[Request] = []
-    patience: dict[Request, int] = {}
-    streamers: dict[Request, CancelsAt] = {}
-    step = 0
-    while to_come or not engine.idle:
-        # By the step, not by what has ended: that is seen later when results are read late.
-        if to_come and step % 3 == 0:
-            text, new = to_come.pop()
-            streamer = CancelsAt(rng.randint(1, 20)) if rng.random() < 0.3 else None
-            request = engine.submit(text, max_new_tokens=new, streamer=streamer)
-            if streamer is not None:
-                streamer.request, streamers[request] = request, streamer
-            elif rng.random() < 0.4:
-                patience[request] = rng.randint(0, 10)
-            requests.append(request)
-        for request, tokens in patience.items():
-            if len(request.new_tokens) >= tokens:
-                request.cancel()
-        spec.set_tier(rng.choice(list(spec.tiers)))
-        engine.step()
-        step += 1
-    for request, streamer in streamers.items():
-        assert streamer.ends == 1
-        if request.finish_reason == "cancelled":
-            assert len(request.new_tokens) == streamer.tokens
-        else:
-            assert len(request.new_tokens) < streamer.tokens
-    return requests
-
-
-@pytest.mark.parametrize("mode", ["none", "early_exit"])
-def test_texts_are_the_same_when_results_are_read_a_step_late(model: LlamaForCausalLM, mode: str) -> None:
-    tiers = (0,) if mode == "none" else TIERS
-    early, late = (wrap(model, mode, tiers=tiers) for _ in range(2))
-    assert not early.engine.late, "the host has to wait for a CPU in any case"
-    late.engine.late = True
-    for seed in range(4):
-        expected, got = (comings_and_goings(spec, seed) for spec in (early, late))
-        for one, other in zip(expected, got, strict=True):
-            assert one.prompt == other.prompt
-            assert other.error is None
-            whole = greedy(model, other.prompt, other.params.max_new_tokens)
-            if other.finish_reason == "cancelled":
-                assert one.finish_reason == "cancelled"
-                # How many tokens there were between two steps depends on when they were read.
-                assert other.new_tokens == whole[: len(other.new_tokens)]
-                assert len(other.new_tokens) < len(whole)
-            else:
-                assert other.new_tokens == one.new_tokens == whole
-                assert one.finish_reason == other.finish_reason == "max_new_tokens"
-        reasons = [request.finish_reason for request in got]
-        assert min(reasons.count("cancelled"), reasons.count("max_new_tokens")) > 3
-    for spec in (early, late):
-        assert spec.engine.capacity().free_slots == MAX_BATCH
-        assert not spec.arena["alive"].any()
-
-
-def test_a_late_result_lags_by_one_step(model: LlamaForCausalLM) -> None:
-    """What is tested above is not the same twice: a run's tokens are handed out when the next run has been launched."""
-    spec = wrap(model, "none", tiers=(0,))
-    engine = spec.engine
-    engine.late = True
-    request = admitted(engine, prompt(10), max_new_tokens=20)
-    assert len(request.new_tokens) == 1
-    for step in range(1, 8):
-        assert engine.step() == [request]
-        assert int(spec.arena["length"][request.slot]) == 10 + 1 + step
-        assert len(request.new_tokens) == step
-    engine.run()
-    assert request.new_tokens == greedy(model, prompt(10), 20)
-    assert engine.idle

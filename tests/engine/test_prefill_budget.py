@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import admitted, cancel_all, tiny_llama
-from transformers import LlamaForCausalLM
 
-import speccompile
-from speccompile import Speculator
-from speccompile.lowering.tier import Tier
 from speccompile.pipelines import PREFILL_WIDTHS, prefill_widths
 from speccompile.runtime.prefill import FIXED_TOKENS, LONGEST_WAIT, STEPS, PrefillBudget, chunk_widths, next_width
 
-VOCAB = 128
-MAX_LEN = 256
 WIDTHS = (8, 32, 128, 512)
 SOME_WIDTHS = st.sampled_from([PREFILL_WIDTHS, WIDTHS, WIDTHS[:2], WIDTHS[:1]])
 
@@ -141,14 +132,14 @@ def test_a_budget_in_tokens_by_example(tokens: int, chunks: list[list[int]]) -> 
 
 
 def test_a_measured_budget_by_example() -> None:
-    """Steps of 0.1 s: chunks may take 0.15 s in front of one."""
-    assert LONGEST_WAIT == 2.5
-    budget = measured(0.1, {8: 0.05, 32: 0.09, 128: 0.2})
+    """Steps of 0.1 s: chunks may take 0.12 s in front of one."""
+    assert LONGEST_WAIT == 2.2
+    budget = measured(0.1, {8: 0.03, 32: 0.09, 128: 0.2})
     assert between_two_steps(budget, 400) == [32, 8]
     # With longer steps there is room for more.
-    assert between_two_steps(measured(0.2, {8: 0.05, 32: 0.09, 128: 0.2}), 400) == [128, 32]
+    assert between_two_steps(measured(0.25, {8: 0.03, 32: 0.09, 128: 0.2}), 400) == [128, 32]
     # A chunk of a prompt's end is no wider than it has to be.
-    assert between_two_steps(measured(0.2, {8: 0.05, 32: 0.09, 128: 0.2}), 41) == [32, 8, 8]
+    assert between_two_steps(measured(0.25, {8: 0.03, 32: 0.09, 128: 0.2}), 41) == [32, 8, 8]
 
 
 seconds = st.floats(1e-5, 1.0)
@@ -247,162 +238,6 @@ def test_fixed_chunks_depend_on_the_prompt_alone(
         chunks.append(width)
         left -= width
     assert chunks == chunk_widths(length, fitting)
-
-
-# --- in an engine ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
-
-
-def wrap(model: LlamaForCausalLM, **options: Any) -> Speculator:
-    """Every prompt is read."""
-    return speccompile.wrap(
-        model, "none", **({"tiers": (0,), "max_batch": 3, "max_len": MAX_LEN, "backend": "eager"} | options)
-    )
-
-
-@pytest.fixture(scope="module")
-def shared(model: LlamaForCausalLM) -> Speculator:
-    return wrap(model, prefill_budget=24, prefix_reuse=False)
-
-
-@pytest.fixture
-def spec(shared: Speculator) -> Iterator[Speculator]:
-    yield shared
-    cancel_all(shared.engine)
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the executables that were run, in order, noted outside of the engine."""
-    names: list[str] = []
-    run = Tier.run
-
-    def noted(self: Tier) -> None:
-        names.append(self.name)
-        run(self)
-
-    monkeypatch.setattr(Tier, "run", noted)
-    return names
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def greedy(model: LlamaForCausalLM, prompt: list[int], new: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    return model.generate(ids, max_new_tokens=new, do_sample=False)[0, len(prompt) :].tolist()
-
-
-def names_by_step(spec: Speculator, runs: list[str]) -> list[list[str]]:
-    """What ran, step by step, until nothing is left to do."""
-    result = []
-    while not spec.engine.idle:
-        runs.clear()
-        spec.engine.step()
-        names = [name.removeprefix("prefill ").removeprefix("tier ") for name in runs]
-        result.append([name.removesuffix(", inner") for name in names])
-    return result
-
-
-def test_while_nobody_runs_a_step_reads_one_chunk_and_runs_no_tier(spec: Speculator, runs: list[str]) -> None:
-    spec.engine.submit(prompt(200), max_new_tokens=3)
-    assert names_by_step(spec, runs) == [["T=128"], ["T=64"], ["T=8"], ["K=0, 1 row"], ["K=0, 1 row"]]
-
-
-def test_a_running_request_gets_a_token_with_every_step(
-    spec: Speculator, model: LlamaForCausalLM, runs: list[str]
-) -> None:
-    running = admitted(spec.engine, prompt(5, seed=1), max_new_tokens=9)
-    late = spec.engine.submit(prompt(70, seed=2), max_new_tokens=3)
-    assert names_by_step(spec, runs) == [
-        ["T=16", "T=8", "K=0, 1 row"],
-        ["T=16", "T=8", "K=0, 1 row"],
-        ["T=16", "T=8", "K=0, 2 rows"],
-        ["K=0, 2 rows"],
-        *[["K=0, 1 row"]] * 4,
-    ]
-    for request, new in ((running, 9), (late, 3)):
-        assert request.new_tokens == greedy(model, request.prompt, new)
-        assert request.stats.prefill_tokens == len(request.prompt)
-
-
-def test_the_budget_is_shared_by_all_prompts_of_a_step(spec: Speculator, runs: list[str]) -> None:
-    admitted(spec.engine, prompt(5, seed=1), max_new_tokens=3)
-    for seed in (2, 3):
-        spec.engine.submit(prompt(16, seed), max_new_tokens=1)
-    assert names_by_step(spec, runs) == [["T=16", "T=8", "K=0, 1 row"], ["T=8", "K=0, 1 row"]]
-
-
-def test_prompts_of_generate_are_read_before_any_of_them_goes_on(spec: Speculator, runs: list[str]) -> None:
-    """Nobody watches their tokens come, and together they are done sooner."""
-    rows = torch.tensor([prompt(40, seed) for seed in (4, 5, 6)])
-    spec.generate(rows, max_new_tokens=3)
-    assert runs == ["prefill T=32, inner", "prefill T=8"] * 3 + ["tier K=0, 3 rows"] * 2
-
-
-def test_prompts_of_generate_do_not_hold_up_who_is_watched(
-    spec: Speculator, model: LlamaForCausalLM, runs: list[str]
-) -> None:
-    watched = admitted(spec.engine, prompt(5, seed=1), max_new_tokens=30)
-    runs.clear()
-    rows = torch.tensor([prompt(40, seed) for seed in (4, 5)])
-    spec.generate(rows, max_new_tokens=3)
-    assert runs[:6] == [
-        *("prefill T=16, inner", "prefill T=8, inner", "tier K=0, 1 row"),
-        *("prefill T=16", "prefill T=8, inner", "tier K=0, 2 rows"),
-    ]
-    spec.engine.run()
-    assert watched.new_tokens == greedy(model, watched.prompt, 30)
-
-
-def test_deterministic_chunks_are_the_same_alone_and_among_others(model: LlamaForCausalLM, runs: list[str]) -> None:
-    spec = wrap(model, deterministic=True)
-    assert spec.engine.prefill_budget.tokens == FIXED_TOKENS == 64
-    text = prompt(150, seed=7)
-    spec.engine.submit(text, max_new_tokens=2)
-    alone = names_by_step(spec, runs)
-    assert alone == [["T=64"], ["T=64"], ["T=32"], ["K=0, 3 rows"]]
-    others = [admitted(spec.engine, prompt(5, seed), max_new_tokens=40) for seed in (1, 2)]
-    among = spec.engine.submit(text, max_new_tokens=2)
-    step = "K=0, 3 rows"
-    assert names_by_step(spec, runs)[:3] == [["T=64", step], ["T=64", step], ["T=32", step]]
-    assert among.new_tokens == greedy(model, text, 2)
-    assert all(len(request.new_tokens) == 40 for request in others)
-
-
-def test_a_measured_budget_follows_what_is_measured(
-    model: LlamaForCausalLM, runs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = wrap(model, prefix_reuse=False)
-    engine = spec.engine
-    assert engine.prefill_budget.tokens is None
-    running = admitted(engine, prompt(5, seed=1), max_new_tokens=60)
-    for step_seconds, allowed in ((10.0, "T=128"), (1e-9, "T=4, inner")):
-        for _ in range(STEPS):
-            engine.prefill_budget.note_step(step_seconds)
-        for width in spec.prefill:
-            for _ in range(STEPS):
-                engine.prefill_budget.note_chunk(width, 0.01)
-        late = engine.submit(prompt(128, seed=int(step_seconds)), max_new_tokens=1)
-        runs.clear()
-        engine.step()
-        assert runs == [f"prefill {allowed}", "tier K=0, 1 row"]
-        late.cancel()
-    noted: list[tuple[float, ...]] = []
-    for name in ("note_step", "note_chunk"):
-        monkeypatch.setattr(engine.prefill_budget, name, lambda *measured: noted.append(measured))
-    engine.submit(prompt(4, seed=11), max_new_tokens=1)
-    engine.step()
-    (width, chunk_seconds), (step_seconds,) = noted
-    assert width == 4
-    assert min(chunk_seconds, step_seconds) > 1e-6
-    engine.run()
-    assert running.new_tokens == greedy(model, running.prompt, 60)
 
 
 def test_one_slow_run_does_not_rule_out_a_width() -> None:

@@ -1,0 +1,120 @@
+"""A guide: a finite automaton over token ids, as two tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from speccompile.errors import InvalidGuide
+
+#: No way on from here with this token.
+DEAD = -1
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """Which tokens may come, and where each of them leads. State 0 is the start.
+
+    Tokens that do the same in every state share a class, so that the table of moves stays small.
+
+    Args:
+        text: what it was made of, for people.
+        classes: int16 ``[V]``, the class of each token id; V is the tokenizer's.
+        moves: int16 ``[states, classes]``, the next state, or -1.
+        final: bool ``[states]``, where the text may end.
+    """
+
+    text: str = field(repr=False)
+    classes: torch.Tensor = field(repr=False)
+    moves: torch.Tensor = field(repr=False)
+    final: torch.Tensor = field(repr=False)
+
+    @property
+    def states(self) -> int:
+        return self.moves.shape[0]
+
+    @property
+    def table_size(self) -> int:
+        """Entries that :meth:`tables` takes in a slot."""
+        return self.states * (self.moves.shape[1] + 2)
+
+    def matches(self, ids: list[int], *, whole: bool = True) -> bool:
+        """Whether these tokens lead somewhere, and, with ``whole``, to an end."""
+        state = 0
+        for token in ids:
+            state = int(self.moves[state, int(self.classes[token])])
+            if state == DEAD:
+                return False
+        return bool(self.final[state]) or not whole
+
+    def tables(self, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Classes ``[vocab_size]`` and moves ``[states, classes + 2]`` of a request: an EOS token may come at an end,
+        where it changes nothing, and ids that the tokenizer does not know never."""
+        return _tables(self, eos, vocab_size)
+
+    @staticmethod
+    def of_transitions(
+        text: str, start: int, transitions: Mapping[int, Mapping[int, int]], final: set[int], vocab_size: int
+    ) -> Guide:
+        """From transitions ``state -> token -> state``. States that lead to no end are left out.
+
+        Raises:
+            InvalidGuide: no text of these tokens leads to an end, or there are too many states.
+        """
+        useful = _leading_to_an_end(transitions, final)
+        if start not in useful:
+            raise InvalidGuide(what=text, reason="no sequence of the tokenizer's tokens matches it")
+        numbers = {state: index for index, state in enumerate([start, *sorted(useful - {start})])}
+        if len(numbers) > np.iinfo(np.int16).max:
+            raise InvalidGuide(what=text, reason=f"its automaton has {len(numbers)} states; make it simpler")
+        rows = np.full((len(numbers), vocab_size), DEAD, dtype=np.int16)
+        for state, index in numbers.items():
+            moves = {token: numbers[to] for token, to in transitions.get(state, {}).items() if to in useful}
+            rows[index, list(moves)] = list(moves.values())
+        classes, moves_of_class = _classes(rows)
+        ends = torch.tensor([state in final for state in numbers])
+        return Guide(text, torch.from_numpy(classes), torch.from_numpy(moves_of_class), ends)
+
+
+def _leading_to_an_end(transitions: Mapping[int, Mapping[int, int]], final: set[int]) -> set[int]:
+    before: dict[int, set[int]] = {}
+    for state, moves in transitions.items():
+        for to in set(moves.values()):
+            before.setdefault(to, set()).add(state)
+    useful, border = set(final), list(final)
+    while border:
+        new = before.get(border.pop(), set()) - useful
+        useful |= new
+        border += new
+    return useful
+
+
+def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Classes ``[V]`` of equal columns of ``rows`` ``[states, V]``, and one column of each, ``[states, classes]``."""
+    # Sorting numbers is a hundred times as fast as sorting columns.
+    hashes = np.zeros(rows.shape[1], dtype=np.uint64)
+    for row in rows:
+        hashes = (hashes ^ (row.astype(np.int64) + 2).astype(np.uint64)) * _FACTOR
+        hashes ^= hashes >> np.uint64(29)
+    _, first, classes = np.unique(hashes, return_index=True, return_inverse=True)
+    if not all(np.array_equal(row[first][classes], row) for row in rows):
+        _, first, classes = np.unique(rows, axis=1, return_index=True, return_inverse=True)
+    if len(first) > np.iinfo(np.int16).max:
+        raise InvalidGuide(what="the guide", reason=f"its automaton tells {len(first)} kinds of tokens apart")
+    return classes.astype(np.int16), np.ascontiguousarray(rows[:, first])
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(guide: Guide, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    states, count = guide.moves.shape
+    ends = torch.where(guide.final, torch.arange(states), DEAD).to(torch.int16)
+    moves = torch.cat([guide.moves, ends[:, None], torch.full((states, 1), DEAD, dtype=torch.int16)], dim=1)
+    classes = F.pad(guide.classes, (0, vocab_size - len(guide.classes)), value=count + 1)
+    classes[list(eos)] = count
+    return classes, moves

@@ -1,0 +1,147 @@
+"""Logits processors of the user's own, as transformers calls them, inside the step's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from speccompile.graph_capture.logs import without_log
+from speccompile.sampling.base import context_lengths
+
+#: ``processor(input_ids [R, P] int64, scores [R, V] float32) -> scores [R, V]``, such as a transformers
+#: ``LogitsProcessor``.
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class UserProcessor:
+    """A processor that :func:`speccompile.sampling.user_check.check_processors` has let through.
+
+    Args:
+        name: of its class.
+        original: what was given to ``wrap``.
+        function: its ops, ``(input_ids [R, P], scores [R, V], *held) -> scores [R, V]``, for any R and P; it may write
+            into ``scores``.
+        held: the tensors that it holds.
+        least: tokens that a text must have before it can be called.
+    """
+
+    name: str
+    original: Processor
+    function: Callable[..., torch.Tensor] = field(repr=False)
+    held: tuple[torch.Tensor, ...] = field(default=(), repr=False)
+    least: int = 1
+
+
+def apply_processors(
+    processors: Sequence[UserProcessor],
+    scores: torch.Tensor,
+    context: torch.Tensor,
+    length: torch.Tensor,
+    held: Sequence[torch.Tensor],
+) -> None:
+    """Change ``scores`` ``[B, T, V]`` in place, by all of them in turn.
+
+    Args:
+        context, length: as :meth:`speccompile.sampling.base.Processor.apply` has them.
+        held: what the processors hold, one after another.
+    """
+    input_ids = texts_in_front(context, context_lengths(scores, length))
+    remaining = iter(held)
+    for processor in processors:
+        own = [next(remaining) for _ in processor.held]
+        result = processor.function(input_ids, scores.flatten(0, 1), *own)
+        scores.copy_(result.reshape(scores.shape))
+
+
+def texts_in_front(context: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The text in front of each place as a row of its own, ``[B * T, S]``: its last token in the last column, its first
+    one repeated in front of it, so that what occurs in the row occurs in the text.
+
+    Args:
+        context: ``[B, S]``; ends: ``[B, T]``, tokens in front of each place.
+    """
+    rows, size = context.shape
+    columns = torch.arange(size, device=context.device)
+    source = (columns - (size - ends[..., None])).clamp(min=0)
+    # Behind a row's own drafts stands -1: nobody reads what is chosen there, but it is no index.
+    return context.gather(1, source.view(rows, -1)).view(-1, size).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What tracing a processor found.
+
+    Args:
+        function, held: as :class:`UserProcessor` has them.
+        lengths: numbers that it compares the text's length with.
+        tokens: numbers in its ops and in the integer tensors it holds: ids that it may look for.
+        sought: integer tensors that it holds, their last dimension a sequence.
+    """
+
+    function: Callable[..., torch.Tensor]
+    held: tuple[torch.Tensor, ...]
+    lengths: frozenset[int]
+    tokens: frozenset[int]
+    sought: tuple[torch.Tensor, ...]
+
+
+def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -> Trace:
+    """Trace ``processor`` over fakes of ``input_ids`` ``[R, P]`` and ``scores`` ``[R, V]``, R and P symbolic.
+
+    A branch that it takes by P is taken as for the given P.
+
+    Raises:
+        DataDependentOutputException, DynamicOutputShapeException: it looks at values in Python.
+        Exception: whatever else it does to fakes.
+    """
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes)
+    dims = [DimDynamic.DUCK, DimDynamic.DUCK], [DimDynamic.DUCK, DimDynamic.STATIC]
+    fakes = [
+        mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
+        for tensor, dynamic in zip((input_ids, scores), dims, strict=True)
+    ]
+    with without_log("torch._subclasses.fake_tensor"), mode, torch.no_grad():
+        traced = make_fx(processor)(*fakes)
+    held = _held_as_inputs(traced)
+    numbers = {item for node in traced.graph.nodes for item in _numbers(node)}
+    sought = tuple(tensor for tensor in held if tensor.dtype in (torch.int32, torch.int64))
+    for tensor in sought:
+        numbers.update(tensor.unique().tolist())
+    return Trace(
+        traced,
+        held,
+        frozenset(int(number) for guard in sizes.guards for number in guard.expr.atoms() if number.is_Integer),
+        frozenset(number for number in numbers if 0 <= number < scores.shape[1]),
+        sought,
+    )
+
+
+def _held_as_inputs(traced: fx.GraphModule) -> tuple[torch.Tensor, ...]:
+    """Tensors that the code has become further inputs; returns them."""
+    graph = traced.graph
+    graph.eliminate_dead_code()
+    last = graph.find_nodes(op="placeholder")[-1]
+    inputs: dict[Any, fx.Node] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        if node.target not in inputs:
+            with graph.inserting_after(last):
+                last = inputs[node.target] = graph.placeholder(f"held_{len(inputs)}")
+        node.replace_all_uses_with(inputs[node.target])
+        graph.erase_node(node)
+    traced.recompile()
+    return tuple(getattr(traced, str(target)).detach() for target in inputs)
+
+
+def _numbers(node: fx.Node) -> list[int]:
+    flat: list[Any] = []
+    fx.node.map_aggregate((node.args, node.kwargs), flat.append)
+    return [item for item in flat if isinstance(item, int) and not isinstance(item, bool)]

@@ -1,0 +1,148 @@
+"""Rules that need the drafter's probabilities, and modes that say they have some, those from outside too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tiny import tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile import modes, wrap
+from speccompile.acceptance import RULES, Block
+from speccompile.errors import InvalidOption, PassError
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.state import K, N, StateSpec
+from speccompile.modes import registry
+from speccompile.modes.base import Mode
+from speccompile.passes.base import Changes, Pass, facts
+from speccompile.passes.drafts import set_drafts, useful_lens
+
+SIZES: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 48, "backend": "eager", "sampling": True}
+
+
+@dataclass(frozen=True)
+class DraftEvenly(Pass):
+    """Drafts that are drawn from the first four ids evenly, by dice that the test throws."""
+
+    draft_len: int
+    probabilities: bool
+
+    name: ClassVar[str] = "draft_evenly"
+    looks_for: ClassVar[str] = "a step"
+    requires: ClassVar = facts("rows")
+    provides: ClassVar = facts("drafts")
+
+    def run(self, graph: StepGraph) -> Changes:
+        state = [graph.state(name) for name in ("dice", "length", "limit")]
+        sizes = {"draft_len": self.draft_len, "vocab": graph.layout.vocab_size}
+        drafts, lens, probs = graph.insert(evenly, *state, graph.values["slots"], before=graph.anchors.start, **sizes)
+        set_drafts(graph, drafts, lens)
+        if self.probabilities:
+            graph.name_value("draft_probs", probs)
+        return Changes(1)
+
+
+def evenly(
+    dice: torch.Tensor, length: torch.Tensor, limit: torch.Tensor, slots: torch.Tensor, *, draft_len: int, vocab: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    lens = useful_lens(torch.full_like(slots, draft_len), length[slots], limit[slots])
+    offered = torch.arange(draft_len, device=slots.device) < lens[:, None]
+    even = (torch.arange(vocab, device=slots.device) < 4) / 4
+    return torch.where(offered, dice[slots, :draft_len], -1), lens, even.expand(len(slots), draft_len, vocab).clone()
+
+
+@dataclass(frozen=True)
+class Evenly(Mode):
+    name: ClassVar[str] = "evenly"
+    draft_probs: ClassVar[bool] = True
+
+    def state(self) -> list[StateSpec]:
+        return [StateSpec("dice", (N, K), torch.int64, high=4)]
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [DraftEvenly(draft_len, False)]
+
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        return [DraftEvenly(draft_len, probabilities)]
+
+    def explain(self) -> str:
+        return "one of four tokens"
+
+
+@dataclass(frozen=True)
+class Certain(Evenly):
+    """It keeps them to itself."""
+
+    name: ClassVar[str] = "certain"
+    draft_probs: ClassVar[bool] = False
+
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        return self.draft_passes(draft_len)
+
+
+@dataclass(frozen=True)
+class Forgetful(Certain):
+    """It says that it has some, and leaves none."""
+
+    name: ClassVar[str] = "forgetful"
+    draft_probs: ClassVar[bool] = True
+
+
+@pytest.fixture(autouse=True)
+def modes_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_modes", dict(registry._modes))
+    for mode in (Evenly, Certain, Forgetful):
+        speccompile.register_mode(mode.name, mode)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=16)
+
+
+def test_which_rules_need_them() -> None:
+    assert [name for name, rule in RULES.items() if rule.needs_draft_probs] == ["block"]
+    assert all(rule.uses_draft_probs for rule in RULES.values() if rule.needs_draft_probs)
+
+
+@pytest.mark.parametrize("mode", ["ngram", "certain"])
+@pytest.mark.parametrize("rule", ["block", Block()])
+def test_a_drafter_without_them_is_refused(model: LlamaForCausalLM, mode: str, rule: Any) -> None:
+    says = f"wrap: acceptance='block'.*drafter of mode '{mode}' has none; take acceptance='rejection'"
+    with pytest.raises(InvalidOption, match=says):
+        wrap(model, mode, acceptance=rule, **SIZES)
+
+
+@pytest.mark.parametrize(("mode", "tiers"), [("none", (0, 2)), (None, (0,)), ("ngram", (0,))])
+def test_what_never_drafts_lacks_nothing(model: LlamaForCausalLM, mode: str | None, tiers: tuple[int, ...]) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": True, "seed": 1}
+    texts = []
+    for rule in ("block", "rejection"):
+        with wrap(model, mode, acceptance=rule, **SIZES | {"tiers": tiers}) as spec:
+            texts.append(spec.engine.submit([1, 2, 3], **options).result().token_ids)
+    assert texts[0] == texts[1] and len(texts[0]) == 6
+
+
+@pytest.mark.parametrize("mode", ["early_exit", "evenly"])
+def test_a_drafter_with_them_is_taken(model: LlamaForCausalLM, mode: str) -> None:
+    with wrap(model, mode, acceptance="block", **SIZES) as spec:
+        spec.engine.submit([1, 2, 3], max_new_tokens=30, do_sample=True, seed=1).result()
+        assert 0 < spec.stats.accepted_tokens < spec.stats.draft_tokens
+
+
+def test_a_mode_has_to_leave_what_it_says(model: LlamaForCausalLM) -> None:
+    with pytest.raises(PassError, match="says draft_probs = True, but its sampled_draft_passes left no draft_probs"):
+        wrap(model, "forgetful", acceptance="block", **SIZES)
+
+
+def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM) -> None:
+    for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
+        with wrap(model, name, acceptance="rejection", **SIZES) as spec:
+            graph, _ = spec.pipeline(2, kind="sampled").run(spec.stages["outline"].graph)
+            drafts = graph.values["drafts"].meta["val"].shape[1]
+            says = modes.create(name, {}).draft_probs
+            assert says == (not drafts or "draft_probs" in graph.values)

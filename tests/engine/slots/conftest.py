@@ -1,0 +1,40 @@
+"""One engine over a tiny model for each test file, in which nothing is known when a test begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from known_texts import forget, wrap
+from tiny import cancel_all
+from transformers import PreTrainedModel
+
+from speccompile import Speculator
+from speccompile.runtime.arena import Arena
+
+
+@pytest.fixture(scope="module")
+def shared(model: PreTrainedModel) -> Speculator:
+    return wrap(model)
+
+
+@pytest.fixture
+def spec(shared: Speculator) -> Iterator[Speculator]:
+    """Nothing is known yet."""
+    forget(shared)
+    yield shared
+    cancel_all(shared.engine)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """KV that went from slot to slot: (source, target, tokens)."""
+    made: list[tuple[int, int, int]] = []
+    copy = Arena.copy_text_state
+
+    def noted(self: Arena, source: int, target: int, count: int) -> None:
+        made.append((source, target, count))
+        copy(self, source, target, count)
+
+    monkeypatch.setattr(Arena, "copy_text_state", noted)
+    return made

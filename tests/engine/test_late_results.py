@@ -1,0 +1,116 @@
+"""Results that are read a step late: texts are the same, whatever comes and goes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from engines import MAX_BATCH, MAX_LEN, greedy
+from tiny import admitted, random_prompt
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile import Speculator
+from speccompile.runtime.request import Request
+
+
+def wrap(model: LlamaForCausalLM, mode: str) -> Speculator:
+    tiers = (0,) if mode == "none" else (0, 1, 3, 7)
+    return speccompile.wrap(model, mode, tiers=tiers, max_batch=MAX_BATCH, max_len=MAX_LEN, backend="eager")
+
+
+class CancelsAt:
+    """A streamer that cancels its request when it has got so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = self.left = tokens
+        self.request: Request | None = None
+        self.ends = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        # The prompt comes first.
+        if value.ndim == 1:
+            self.left -= 1
+            if self.left == 0:
+                assert self.request is not None
+                self.request.cancel()
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+def comings_and_goings(spec: Speculator, seed: int) -> list[Request]:
+    """Requests that come at random; some are cancelled between steps, some by their own streamer."""
+    rng, engine = random.Random(seed), spec.engine
+    to_come = [(random_prompt(rng.randint(1, 60), rng.randint(0, 9)), rng.randint(1, 40)) for _ in range(25)]
+    requests: list[Request] = []
+    patience: dict[Request, int] = {}
+    streamers: dict[Request, CancelsAt] = {}
+    step = 0
+    while to_come or not engine.idle:
+        # By the step, not by what has ended: that is seen later when results are read late.
+        if to_come and step % 3 == 0:
+            text, new = to_come.pop()
+            streamer = CancelsAt(rng.randint(1, 20)) if rng.random() < 0.3 else None
+            request = engine.submit(text, max_new_tokens=new, streamer=streamer)
+            if streamer is not None:
+                streamer.request, streamers[request] = request, streamer
+            elif rng.random() < 0.4:
+                patience[request] = rng.randint(0, 10)
+            requests.append(request)
+        for request, tokens in patience.items():
+            if len(request.new_tokens) >= tokens:
+                request.cancel()
+        spec.set_tier(rng.choice(list(spec.tiers)))
+        engine.step()
+        step += 1
+    for request, streamer in streamers.items():
+        assert streamer.ends == 1
+        if request.finish_reason == "cancelled":
+            assert len(request.new_tokens) == streamer.tokens
+        else:
+            assert len(request.new_tokens) < streamer.tokens
+    return requests
+
+
+@pytest.mark.parametrize("mode", ["none", "early_exit"])
+def test_texts_are_the_same_when_results_are_read_a_step_late(model: LlamaForCausalLM, mode: str) -> None:
+    early, late = (wrap(model, mode) for _ in range(2))
+    assert not early.engine.late, "the host has to wait for a CPU in any case"
+    late.engine.late = True
+    for seed in range(4):
+        expected, got = (comings_and_goings(spec, seed) for spec in (early, late))
+        for one, other in zip(expected, got, strict=True):
+            assert one.prompt == other.prompt
+            assert other.error is None
+            whole = greedy(model, other.prompt, other.params.max_new_tokens)
+            if other.finish_reason == "cancelled":
+                assert one.finish_reason == "cancelled"
+                # How many tokens there were between two steps depends on when they were read.
+                assert other.new_tokens == whole[: len(other.new_tokens)]
+                assert len(other.new_tokens) < len(whole)
+            else:
+                assert other.new_tokens == one.new_tokens == whole
+                assert one.finish_reason == other.finish_reason == "max_new_tokens"
+        reasons = [request.finish_reason for request in got]
+        assert min(reasons.count("cancelled"), reasons.count("max_new_tokens")) > 3
+    for spec in (early, late):
+        assert spec.engine.capacity().free_slots == MAX_BATCH
+        assert not spec.arena["alive"].any()
+
+
+def test_a_late_result_lags_by_one_step(model: LlamaForCausalLM) -> None:
+    """What is tested above is not the same twice: a run's tokens are handed out when the next run has been launched."""
+    spec = wrap(model, "none")
+    engine = spec.engine
+    engine.late = True
+    request = admitted(engine, random_prompt(10), max_new_tokens=20)
+    assert len(request.new_tokens) == 1
+    for step in range(1, 8):
+        assert engine.step() == [request]
+        assert int(spec.arena["length"][request.slot]) == 10 + 1 + step
+        assert len(request.new_tokens) == step
+    engine.run()
+    assert request.new_tokens == greedy(model, random_prompt(10), 20)
+    assert engine.idle
