@@ -9,7 +9,7 @@ import pytest
 import torch
 from sampling_modes import Random
 from tiny import tiny_llama
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, LogitsProcessor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile import Speculator, wrap
@@ -106,6 +106,25 @@ def test_transition_scores_of_drawn_rows(model: LlamaForCausalLM, spec: Speculat
             for pair in zip(kept.indices.tolist(), kept.values.log_softmax(-1).tolist(), strict=True)
         ]
         close(got, torch.tensor([of[token] for of, token in zip(expected, text[6:].tolist(), strict=True)]))
+
+
+class Offset(LogitsProcessor):
+    """Of the user's own."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + (torch.arange(VOCAB) == (input_ids[:, -1:] + 1) % VOCAB) * 2.5
+
+
+def test_scores_are_behind_the_users_own_processors(model: LlamaForCausalLM) -> None:
+    ids, mask = ragged()
+    arguments: dict[str, Any] = {"max_new_tokens": 12, "repetition_penalty": 1.2, **EVERYTHING}
+    expected = model.generate(ids, attention_mask=mask, do_sample=False, logits_processor=[Offset()], **arguments)
+    sizes: dict[str, Any] = {"tiers": (0, 3), "max_batch": 4, "max_len": 64, "backend": "eager"}
+    with wrap(model, "early_exit", exit_layer=1, scores=True, logits_processor=Offset(), **sizes) as spec:
+        got = spec.generate(ids, mask, **arguments)
+        assert torch.equal(got.sequences, expected.sequences)
+        close(got.scores, expected.scores)
+        close(got.logits, expected.logits)
 
 
 def test_a_dict_alone_has_the_sequences_alone(model: LlamaForCausalLM, spec: Speculator) -> None:
