@@ -17,6 +17,9 @@ RESIDUAL = 2
 DRAFTS = 3
 FORCED = 4
 
+# On a CPU noise is made for the tokens alone that can come, where they are at most one of so many.
+FEW = 8
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF
 
@@ -67,10 +70,13 @@ def bits(key: torch.Tensor, count: int) -> torch.Tensor:
 
     Two rounds of Wellons' "lowbias32" around the two halves of the key.
     """
-    low = (key & _MASK32).to(torch.int32)[..., None]
-    high = _shifted(key, 32, 64).to(torch.int32)[..., None]
-    ids = torch.arange(count, dtype=torch.int32, device=key.device) * _int32(0x9E3779B9)
-    return _mix32(_mix32(ids ^ low).add_(high))
+    return bits_of(key[..., None], torch.arange(count, dtype=torch.int32, device=key.device))
+
+
+def bits_of(key: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The same for some ids alone, int32; ``key`` and ``ids`` have the shape of the result or expand to it."""
+    low, high = (key & _MASK32).to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
+    return _mix32(_mix32((ids * _int32(0x9E3779B9)) ^ low).add_(high))
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +98,11 @@ def gumbel(
     seed: torch.Tensor, stream: int, positions: torch.Tensor, count: int, start: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Standard Gumbels, float32 ``[B, T, count]``: ``argmax(log p + gumbel)`` draws from p."""
-    return uniform(bits(keys(seed, stream, positions, start), count)).neg_().log1p_().neg_().log_().neg_()
+    return _as_gumbel(bits(keys(seed, stream, positions, start), count))
+
+
+def _as_gumbel(integers: torch.Tensor) -> torch.Tensor:
+    return uniform(integers).neg_().log1p_().neg_().log_().neg_()
 
 
 def coins(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
@@ -114,8 +124,15 @@ def add_gumbel(
         temperature: float32 ``[B]``; seed: int64 ``[B]``; positions, start: as :func:`keys` has them.
     """
     draws = temperature > 0
-    if scores.device.type == "cpu" and not draws.any():
-        return
+    if scores.device.type == "cpu":
+        if not draws.any():
+            return
+        impossible = scores.isneginf()
+        if draws.all() and (impossible.numel() - impossible.sum()) * FEW <= impossible.numel():
+            row, place, token = impossible.logical_not_().nonzero(as_tuple=True)
+            key = keys(seed, stream, positions, start)[row, place]
+            scores[row, place, token] += _as_gumbel(bits_of(key, token.to(torch.int32)))
+            return
     noise = gumbel(seed, stream, positions, scores.shape[-1], start)
     scores.add_(torch.where(draws[:, None, None], noise, 0.0))
 

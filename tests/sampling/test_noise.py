@@ -136,3 +136,18 @@ def test_rows_at_temperature_0_get_no_noise() -> None:
     scores = torch.zeros(2, 3, 7)
     noise.add_gumbel(scores, torch.tensor([0.0, 0.5]), torch.tensor([1, 1]), torch.arange(3).expand(2, 3), 0)
     assert not scores[0].any() and scores[1].all()
+
+
+@pytest.mark.parametrize("start", [None, torch.tensor([3, 9])])
+@pytest.mark.parametrize("kept", [1, 40, 400])
+def test_few_possible_tokens_get_the_noise_that_they_get_among_all(kept: int, start: torch.Tensor | None) -> None:
+    """With 40 of 640 left another way is taken than with 400."""
+    seed, positions = torch.tensor([5, 6]), torch.arange(6).view(2, 3)
+    temperature, scores = torch.tensor([0.5, 1.0]), torch.randn(2, 3, 640)
+    everywhere = scores.clone()
+    noise.add_gumbel(everywhere, temperature, seed, positions, noise.TOKENS, start)
+    out = scores.argsort(-1)[..., kept:]
+    assert (kept * noise.FEW <= 640) == (kept < 400)
+    few = scores.scatter(-1, out, float("-inf"))
+    noise.add_gumbel(few, temperature, seed, positions, noise.TOKENS, start)
+    assert torch.equal(few, everywhere.scatter(-1, out, float("-inf")))

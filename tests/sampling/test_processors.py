@@ -18,6 +18,7 @@ from speccompile.passes.sample import processed, put_tokens, state_of
 from speccompile.runtime.arena import Arena
 from speccompile.sampling import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
+from speccompile.sampling.top_p import LOOKS, TopP
 
 VOCAB = 40
 MAX_LEN = 30
@@ -200,16 +201,15 @@ def test_a_row_without_options_is_left_alone_beside_others() -> None:
     assert not torch.equal(scores[1], logits[1])
 
 
-def test_a_nucleus_wider_than_the_first_look() -> None:
-    from speccompile.sampling.top_p import FIRST_LOOK, TopP
-
-    vocab = 4 * FIRST_LOOK
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_nucleus_wider_than_a_look(look: int) -> None:
+    vocab = 4 * look
     logits = 0.01 * torch.randn(1, 2, vocab)
     expected = torch.cat([hf.TopPLogitsWarper(0.9)(None, logits[:, i]) for i in range(2)])
     TopP().apply(logits, torch.zeros(1, 4), torch.tensor([1]), torch.tensor([0.9]))
     kept = (logits[0] > float("-inf")).sum(-1)
     assert torch.all((kept - (expected > float("-inf")).sum(-1)).abs() <= 1)
-    assert kept.min() > FIRST_LOOK
+    assert kept.min() > look
 
 
 @pytest.mark.parametrize(
