@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import contextlib
-import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -16,20 +12,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
-from speccompile.errors import Closed, InsideStep, InvalidOption
-from speccompile.lowering.tier import Kind
-from speccompile.lowering.workers import release_workers
+from speccompile.errors import Closed, InvalidOption
 from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt
 from speccompile.runtime.interrupts import deferred_interrupts
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.records import Records, Wanted, check_flag, check_kept
 from speccompile.runtime.request import Params, Request
 from speccompile.runtime.stats import RequestStats
-from speccompile.runtime.stepper import Stepper
 from speccompile.runtime.target import EosTokens, Target
-
-# How long a thread that drives for async readers looks away when they have everything.
-IDLE_SECONDS = 0.01
+from speccompile.runtime.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class Capacity:
     room: int
 
 
-class Engine(Stepper):
+class Engine(Turns):
     """Continuous batching over the slots of one arena. A context manager that closes itself.
 
     Whoever waits for a request steps for all of them, so that no thread has to be started; :meth:`serve` is there for
@@ -61,20 +52,6 @@ class Engine(Stepper):
     def __init__(self, target: Target, **stepper: Any) -> None:
         super().__init__(state_of_weights=target.state_of_weights, **stepper)
         self._target = target
-        self._turn_lock = threading.Lock()
-        self._turn_owner: int | None = None
-        # Guards what follows, and tells waiting threads that a turn has ended.
-        self._changed = threading.Condition()
-        self._begun = 0
-        self._turns = 0
-        self._waiting_threads = 0
-        # Threads that do nothing but step: while there are any, nobody else takes turns to get what he waits for.
-        self._servers: set[int] = set()
-        self._closed = False
-        self._async_readers: dict[asyncio.Event, tuple[asyncio.AbstractEventLoop, Request, int]] = {}
-        self._async_driver: threading.Thread | None = None
-        # Requests that ended outside of a step and still have a slot, a row or a listener.
-        self._ended: deque[Request] = deque()
         _open_engines.add(self)
 
     # --- requests ------------------------------------------------------------------------------------
@@ -122,7 +99,9 @@ class Engine(Stepper):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
                 ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens``, ``forced_eos_token_id``,
-                ``suppress_tokens``, ``begin_suppress_tokens``. What is not given is what the generation_config says.
+                ``suppress_tokens``, ``begin_suppress_tokens``, ``guide`` (of :mod:`speccompile.guides`),
+                ``prefix_allowed_tokens_fn`` (asked on the host, and without drafts). What is not given is what the
+                generation_config says.
 
         Raises:
             QueueFull: as many requests wait as may.
@@ -184,15 +163,6 @@ class Engine(Stepper):
         stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
         return Request(self, prompt, params, listener, stats, Records(params.wanted, self.arena))
 
-    def _prepare_in_turn(self, kind: Kind) -> None:
-        """The first request of a kind waits until its executables are there; so does a step that another thread does
-        meanwhile."""
-        if self._turn_owner == threading.get_ident():
-            self.prepare(kind)
-            return
-        with self._own_turn():
-            self.prepare(kind)
-
     def enqueue(self, requests: list[Request]) -> None:
         """Queue all of them, or none.
 
@@ -209,197 +179,6 @@ class Engine(Stepper):
         """What there is room for now; another thread may change it at once."""
         free, waiting = self.slots.free, len(self.waiting)
         return Capacity(self.arena.layout.max_batch, free, waiting, max(0, self.waiting.limit + free - waiting))
-
-    # --- stepping ------------------------------------------------------------------------------------
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits, nothing runs, and no step is on."""
-        begun = self._begun
-        if self._turn_lock.locked():
-            return False
-        # A turn that begins meanwhile may have a request in its hands, no longer in the queue and not yet in a slot.
-        return super().idle and not self._turn_lock.locked() and begun == self._begun
-
-    def step(self) -> list[Request]:
-        """One step: read waiting prompts within the budget, then run one tier over all rows; returns the requests that
-        had a row.
-
-        Raises:
-            Closed, InsideStep.
-        """
-        if self._closed:
-            raise Closed()
-        self._refuse_callback("step()")
-        with self._own_turn():
-            return self._step()
-
-    def run(self) -> None:
-        """Step until nothing waits and nothing runs."""
-        while not self.idle and not self._closed:
-            self._turn(lambda: self.idle or self._closed)
-
-    def serve(self) -> None:
-        """Step until :meth:`close`, and sleep while there is nothing to do: for a thread of its own."""
-        self._refuse_callback("serve()")
-        with self._serving():
-            while not self._closed:
-                self._turn()
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or not self.idle)
-
-    @contextlib.contextmanager
-    def _serving(self) -> Iterator[None]:
-        me = threading.get_ident()
-        self._servers.add(me)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._servers.discard(me)
-                # Whoever waits has to step for himself now.
-                self._turns += 1
-                self._changed.notify_all()
-
-    def _turn(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
-        """Take a turn, or wait until another thread's turn has ended or ``done``, what the caller wants, is true."""
-        self._refuse_callback("waiting for a request")
-        turns = self._turns
-        mine = not self._servers or threading.get_ident() in self._servers
-        if mine:
-            with self._own_turn(blocking=False) as own:
-                if own:
-                    self._step()
-                    return
-        with self._changed:
-            self._waiting_threads += mine
-            try:
-                # The turn that did it may have ended before ``turns`` was read, and be the last for long.
-                self._changed.wait_for(lambda: self._turns != turns or done(), timeout)
-            finally:
-                self._waiting_threads -= mine
-
-    def _refuse_callback(self, what: str) -> None:
-        if self._turn_owner == threading.get_ident():
-            raise InsideStep(what=what)
-
-    def _step(self) -> list[Request]:
-        return [] if self._closed else self.run_step()
-
-    @contextlib.contextmanager
-    def _own_turn(self, *, blocking: bool = True) -> Iterator[bool]:
-        """Have the turn, and clean up before and behind; without ``blocking`` False if another thread has it."""
-        with deferred_interrupts():
-            if not self._turn_lock.acquire(blocking):
-                yield False
-                return
-            self._begun += 1
-            self._turn_owner = threading.get_ident()
-            try:
-                self._retire_ended()
-                yield True
-                self._retire_ended()
-            finally:
-                interrupt, self._interrupt = self._interrupt, None
-                if self.arena.device.type == "cpu" and (self._waiting_threads or super().idle):
-                    # The next turn may be another thread's.
-                    release_workers()
-                self._turn_owner = None
-                self._turn_lock.release()
-                with self._changed:
-                    self._turns += 1
-                    self._changed.notify_all()
-                    self._wake_async_readers()
-                self._tidy()
-            if interrupt is not None:
-                raise interrupt
-
-    def _tidy(self) -> None:
-        """Clean up behind requests that ended outside of a step: now, or at the end of the turn that is on."""
-        if self._ended:
-            with self._own_turn(blocking=False):
-                pass
-
-    def _wake_async_readers(self) -> None:
-        for woken, (loop, request, seen) in list(self._async_readers.items()):
-            if request.finished or len(request.new_tokens) > seen:
-                try:
-                    loop.call_soon_threadsafe(woken.set)
-                except RuntimeError:
-                    # Its loop was closed under it: nobody reads on.
-                    del self._async_readers[woken]
-                    if request.end("cancelled"):
-                        self._ended.append(request)
-
-    def _retire_ended(self) -> None:
-        while True:
-            if self._closed:
-                left = [*self.waiting.drain(), *self.running]
-                self._ended.extend(request for request in left if request.end("cancelled"))
-            if not self._ended:
-                return
-            self._retire([self._ended.popleft()])
-
-    # --- waiting (what Request asks for) -------------------------------------------------------------
-
-    def ended(self, request: Request) -> None:
-        self.waiting.remove(request)
-        self._ended.append(request)
-        self._tidy()
-
-    def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
-        def done() -> bool:
-            return request.finished or len(request.new_tokens) > seen
-
-        if not done():
-            self._turn(done, timeout)
-
-    async def wait_async(self, request: Request, seen: int) -> None:
-        self._refuse_callback("waiting for a request")
-        woken = asyncio.Event()
-        try:
-            with self._changed:
-                # Looked at under the lock under which readers are woken: no token can come in between unseen.
-                if request.finished or len(request.new_tokens) > seen:
-                    return
-                self._async_readers[woken] = (asyncio.get_running_loop(), request, seen)
-                self._ensure_driver()
-            await woken.wait()
-        finally:
-            with self._changed:
-                self._async_readers.pop(woken, None)
-
-    def _ensure_driver(self) -> None:
-        if self._async_driver is None and self._async_readers and not self._closed:
-            driver = threading.Thread(target=self._drive, name="speccompile-driver", daemon=True)
-            driver.start()
-            self._async_driver = driver
-
-    def _drive(self) -> None:
-        """Step for async readers, as long as there are any."""
-        try:
-            with self._serving():
-                while self._async_readers and not self._closed:
-                    if self.idle:
-                        with self._changed:
-                            self._changed.wait(IDLE_SECONDS)
-                    self._turn()
-        finally:
-            # A reader may have come meanwhile, or somebody's callback asked this thread to exit.
-            with self._changed:
-                self._async_driver = None
-                self._ensure_driver()
-
-    # --- the end -------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Cancel whatever waits or runs, and take no more requests."""
-        with self._changed:
-            self._closed = True
-        if self._turn_owner == threading.get_ident():
-            return  # In a callback: the turn that is on cleans up when it ends.
-        with self._own_turn():
-            pass
 
     def __enter__(self) -> Engine:
         return self
