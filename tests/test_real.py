@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import speccompile
+from benchmarks import guided
 from speccompile.cli.models import encode, max_len_for
 from speccompile.cli.prompts import BUILT_IN
 
@@ -54,3 +55,16 @@ def test_one_body_serves_all_layers_and_weights_are_shared(spec: speccompile.Spe
             if tier.graph.ports[name].role == "weight" and not name.endswith("inv_freq")
         ]
         assert {tensor.data_ptr() for tensor in weights} <= owned
+
+
+@pytest.mark.real
+def test_random_schemas_are_followed_and_drafts_change_nothing(smollm2: Smol) -> None:
+    model, tokenizer = smollm2
+    jobs = guided.make_jobs(tokenizer, 20, seed=1)
+    with speccompile.wrap(model, "ngram", tiers=(0, 7), max_batch=4, max_len=guided.MAX_LEN, sampling=True) as drafting:
+        drafted, plain = (guided.decode(drafting, jobs, draft_len) for draft_len in (7, 0))
+        assert drafting.stats.accepted_tokens > 0
+    for job, request in zip(jobs, drafted.requests, strict=True):
+        assert guided.problem(tokenizer, job, request) is None
+    assert drafted.texts == plain.texts
+    assert 0 < drafted.cut < drafted.drafted

@@ -134,13 +134,17 @@ def near_enough_in_trtllm(
 
 
 def first(scores: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Which drafts are the target's own choice, ``[B, K]``."""
-    return drafts == scores[:, : drafts.shape[1]].argmax(-1)
+    """Which drafts are the target's own choice, ``[B, K]``; none where everything is forbidden."""
+    greatest = scores[:, : drafts.shape[1]].max(-1)
+    return (drafts == greatest.indices) & (greatest.values != float("-inf"))
 
 
 def near_first(scores: torch.Tensor, drafts: torch.Tensor, top_k: int, delta: float | torch.Tensor) -> torch.Tensor:
-    """Which drafts are among the ``top_k``, and at most ``delta`` (``[B, 1, 1]``) below the greatest probability."""
-    probs = scores[:, : drafts.shape[1]].float().softmax(-1)
+    """Which drafts are among the ``top_k``, and at most ``delta`` (``[B, 1, 1]``) below the greatest probability; never
+    what is forbidden (-inf), however wide ``delta`` is."""
+    judged = scores[:, : drafts.shape[1]].float()
+    probs = judged.softmax(-1)
     greatest = probs.topk(min(top_k, probs.shape[-1]), dim=-1)
-    near = greatest.values >= greatest.values[..., :1] - delta
+    allowed = judged.gather(-1, greatest.indices) != float("-inf")
+    near = (greatest.values >= greatest.values[..., :1] - delta) & allowed
     return ((greatest.indices == drafts[..., None]) & near).any(-1)

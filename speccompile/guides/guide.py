@@ -48,6 +48,8 @@ class Guide:
         """Whether these tokens lead somewhere, and, with ``whole``, to an end."""
         state = 0
         for token in ids:
+            if not 0 <= token < len(self.classes):
+                return False
             state = int(self.moves[state, int(self.classes[token])])
             if state == DEAD:
                 return False
@@ -55,7 +57,11 @@ class Guide:
 
     def tables(self, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Classes ``[vocab_size]`` and moves ``[states, classes + 2]`` of a request: an EOS token may come at an end,
-        where it changes nothing, and ids that the tokenizer does not know never."""
+        where it changes nothing, and ids that the tokenizer does not know never.
+
+        Raises:
+            InvalidGuide: EOS tokens end a text wherever they come, and without them as text nothing matches.
+        """
         return _tables(self, eos, vocab_size)
 
     @staticmethod
@@ -105,7 +111,8 @@ def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     _, first, classes = np.unique(hashes, return_index=True, return_inverse=True)
     if not all(np.array_equal(row[first][classes], row) for row in rows):
         _, first, classes = np.unique(rows, axis=1, return_index=True, return_inverse=True)
-    if len(first) > np.iinfo(np.int16).max:
+    # Two more are added for each request.
+    if len(first) > np.iinfo(np.int16).max - 1:
         raise InvalidGuide(what="the guide", reason=f"its automaton tells {len(first)} kinds of tokens apart")
     return classes.astype(np.int16), np.ascontiguousarray(rows[:, first])
 
@@ -114,7 +121,23 @@ def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _tables(guide: Guide, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     states, count = guide.moves.shape
     ends = torch.where(guide.final, torch.arange(states), DEAD).to(torch.int16)
-    moves = torch.cat([guide.moves, ends[:, None], torch.full((states, 1), DEAD, dtype=torch.int16)], dim=1)
+    moves = torch.cat([_without(guide, eos), ends[:, None], torch.full((states, 1), DEAD, dtype=torch.int16)], dim=1)
     classes = F.pad(guide.classes, (0, vocab_size - len(guide.classes)), value=count + 1)
     classes[list(eos)] = count
     return classes, moves
+
+
+def _without(guide: Guide, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Moves ``[states, classes]`` that lead to an end without these tokens."""
+    used = torch.ones(len(guide.classes), dtype=torch.bool)
+    used[[token for token in tokens if token < len(used)]] = False
+    moves = guide.moves.clone()
+    moves[:, torch.bincount(guide.classes[used].long(), minlength=moves.shape[1]) == 0] = DEAD
+    if torch.equal(moves, guide.moves):
+        return moves
+    transitions = {state: dict(enumerate(row)) for state, row in enumerate(moves.tolist())}
+    ends = _leading_to_an_end(transitions, set(guide.final.nonzero()[:, 0].tolist()))
+    if 0 not in ends:
+        raise InvalidGuide(what=guide.text, reason=f"it needs the EOS tokens {list(tokens)} as text")
+    useful = torch.tensor([state in ends for state in range(guide.states)])
+    return torch.where((moves >= 0) & useful[moves.long()], moves, DEAD)

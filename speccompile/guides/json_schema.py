@@ -1,45 +1,68 @@
-"""Guides from JSON schemas, by way of outlines-core, which makes a regular expression of them.
+"""Guides from JSON schemas, by way of a regular expression.
 
-outlines-core passes over keywords that it does not know. Here they are refused, so that a text which follows the guide
-is valid by the schema, always.
+Keywords that it does not know are refused, not passed over, so that a text which follows the guide is valid by the
+schema, always. Not every valid text follows it: properties come in the order of the schema, and a string that
+has a ``pattern`` matches it as a whole.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser  # type: ignore[attr-defined]
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidGuide
 from speccompile.guides.guide import Guide
-from speccompile.guides.regex import outlines_core, regex_guide
+from speccompile.guides.regex import END, byte_index, guide_of, without_anchors
 
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"$schema", "$id", "$comment", "$defs", "definitions"}
 )
-FORMATS = ("date", "time", "date-time", "uuid", "uri", "email")
+_PARTS = ("Integer", "Fraction", "Exponent")
 KEYWORDS: Mapping[str, frozenset[str]] = {
     "null": frozenset(),
     "boolean": frozenset(),
     "integer": frozenset({"minDigits", "maxDigits"}),
-    "number": frozenset(f"{end}Digits{part}" for end in ("min", "max") for part in ("Integer", "Fraction", "Exponent")),
+    "number": frozenset(f"{end}Digits{part}" for end in ("min", "max") for part in _PARTS),
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    "object": frozenset({"properties", "required", "additionalProperties", "minProperties", "maxProperties"}),
+    "object": frozenset({"properties", "required", "additionalProperties"}),
 }
+# 29 February is left out.
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"[12][0-9]{{3}}-{_DAY}"
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR})"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,}"
+_PATH = "[A-Za-z0-9._~!$&'()*+,;=:@-]*"
+#: RFC 3339, 4122, 3986 and 5321; a part of what those allow.
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "uri": rf"https?://{_HOST}(?::[0-9]{{1,4}})?(?:/{_PATH})*(?:\?{_PATH})?(?:#{_PATH})?",
+    "email": rf"[A-Za-z0-9_%+-]+(?:\.[A-Za-z0-9_%+-]+)*@{_HOST}",
+}
+_CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
+_SPACE = " ?"
+_COMMA = f"{_SPACE},{_SPACE}"
 
 
 def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """Texts that are JSON and valid by ``schema``, with at most one space where JSON allows any.
 
     Args:
-        schema: as a dict, as JSON text, or a class with ``model_json_schema`` (pydantic's).
+        schema: as a dict, as JSON text, or a class with ``model_json_schema`` (pydantic's). Integers may have
+            ``minDigits`` and ``maxDigits``, and numbers ``minDigitsInteger``, ``maxDigitsFraction`` and so on (as in
+            outlines), so that their texts come to an end.
         tokenizer: of the model, a fast one.
 
     Raises:
@@ -48,12 +71,7 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
     """
     schema = _as_dict(schema)
     text = json.dumps(schema)
-    _check(schema, "the schema", lambda reason: InvalidGuide(what=text, reason=reason))
-    try:
-        pattern = outlines_core().json_schema.build_regex_from_schema(text)
-    except ValueError as error:
-        raise InvalidGuide(what=text, reason=str(error).strip()) from error
-    return regex_guide(pattern, tokenizer)
+    return guide_of(_Reader(schema, text).regex(schema, "the schema", ()), text, tokenizer)
 
 
 def _as_dict(schema: Any) -> dict[str, Any]:
@@ -69,106 +87,225 @@ def _as_dict(schema: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _check(schema: Any, where: str, error: Callable[[str], InvalidGuide]) -> None:
-    """Raises what ``error`` makes of the reason why ``schema`` cannot be followed exactly."""
-    if not isinstance(schema, Mapping) or not (given := schema.keys() - ANNOTATIONS):
-        raise error(f"{where} allows anything; say what type it has")
-    for name in ("$defs", "definitions"):
-        for key, value in schema.get(name, {}).items():
-            _check(value, f"{where}, {name}.{key}", error)
-    if given == {"$ref"}:
-        return
-    if given == {"anyOf"} or (given == {"allOf"} and len(schema["allOf"]) == 1):
-        (name,) = given
-        for index, value in enumerate(schema[name]):
-            _check(value, f"{where}, {name}[{index}]", error)
-        return
-    if given in ({"const"}, {"enum"}, {"const", "type"}, {"enum", "type"}):
-        return
-    kind = schema.get("type")
-    if isinstance(kind, list) and given == {"type"}:
-        for name in kind:
-            _check({"type": name}, where, error)
-        return
-    if not isinstance(kind, str) or kind not in KEYWORDS:
-        names = ", ".join(sorted(given - {"type"})) or f"type {kind!r}"
-        advice = "; write anyOf, if no text fits two of them" if "oneOf" in given else ""
-        raise error(f"{where}: {names} cannot be followed{advice}")
-    if unknown := given - KEYWORDS[kind] - {"type"}:
-        known = ", ".join(sorted(KEYWORDS[kind])) or "nothing"
-        raise error(f"{where}: {', '.join(sorted(unknown))} cannot be followed; beside type {kind!r} it knows {known}")
-    {"string": _check_string, "array": _check_array, "object": _check_object}.get(kind, _nothing)(schema, where, error)
+class _Reader:
+    """Turns a schema into a regular expression, or says why it cannot."""
 
+    def __init__(self, root: Mapping[str, Any], text: str) -> None:
+        self._root, self._text = root, text
 
-def _nothing(schema: Mapping[str, Any], where: str, error: Callable[[str], InvalidGuide]) -> None:
-    pass
+    def _refuse(self, where: str, reason: str) -> NoReturn:
+        raise InvalidGuide(what=self._text, reason=f"{where}{reason}")
 
+    def regex(self, schema: Any, where: str, inside: tuple[str, ...]) -> str:
+        """Args:
+        inside: the references that led here.
+        """
+        if not isinstance(schema, Mapping) or not (given := schema.keys() - ANNOTATIONS):
+            self._refuse(where, " allows anything; say what type it has")
+        if given == {"$ref"}:
+            return self._reference(schema["$ref"], where, inside)
+        if given == {"anyOf"} or given == {"allOf"}:
+            (name,) = given
+            parts = self._list(schema[name], f"{where}: {name}")
+            if name == "allOf" and len(parts) > 1:
+                self._refuse(where, ": allOf of more than one schema cannot be followed")
+            return _any_of([self.regex(part, f"{where}, {name}[{i}]", inside) for i, part in enumerate(parts)])
+        if given <= {"const", "type"} and "const" in given:
+            return self._constants([schema["const"]], schema, where)
+        if given <= {"enum", "type"} and "enum" in given:
+            return self._constants(self._list(schema["enum"], f"{where}: enum"), schema, where)
+        kind = schema.get("type")
+        if isinstance(kind, list) and given == {"type"}:
+            parts = self._list(kind, f"{where}: type")
+            return _any_of([self.regex({"type": name}, where, inside) for name in parts])
+        if not isinstance(kind, str) or kind not in KEYWORDS:
+            names = ", ".join(sorted(given - {"type"})) or f"type {kind!r}"
+            advice = "; write anyOf, if no text fits two of them" if "oneOf" in given else ""
+            self._refuse(where, f": {names} cannot be followed{advice}")
+        if unknown := given - KEYWORDS[kind] - {"type"}:
+            known = ", ".join(sorted(KEYWORDS[kind])) or "nothing"
+            names = ", ".join(sorted(unknown))
+            self._refuse(where, f": {names} cannot be followed; beside type {kind!r} it knows {known}")
+        makers: dict[str, Callable[[Mapping[str, Any], str, tuple[str, ...]], str]] = {
+            "null": lambda *_: "null",
+            "boolean": lambda *_: "(?:true|false)",
+            "integer": self._integer,
+            "number": self._number,
+            "string": self._string,
+            "array": self._array,
+            "object": self._object,
+        }
+        return makers[kind](schema, where, inside)
 
-def _check_string(schema: Mapping[str, Any], where: str, error: Callable[[str], InvalidGuide]) -> None:
-    kinds = [name for name in ("pattern", "format") if name in schema]
-    if {"minLength", "maxLength"} & schema.keys():
-        kinds.append("minLength or maxLength")
-    if len(kinds) > 1:
-        raise error(f"{where}: {' and '.join(kinds)} cannot be followed together")
-    if "format" in schema and schema["format"] not in FORMATS:
-        raise error(f"{where}: format {schema['format']!r} is not known; these are: {', '.join(FORMATS)}")
-    if "pattern" in schema:
+    def _list(self, value: Any, where: str) -> Sequence[Any]:
+        if not isinstance(value, list | tuple) or not value:
+            self._refuse(where, " has to be a list that is not empty")
+        return value
+
+    def _reference(self, name: Any, where: str, inside: tuple[str, ...]) -> str:
+        place = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", name) if isinstance(name, str) else None
+        target = None
+        if place:
+            target = self._root.get(place[1], {}).get(place[2].replace("~1", "/").replace("~0", "~"))
+        if target is None:
+            self._refuse(where, f": $ref {name!r} leads nowhere; it has to be #/$defs/NAME or #/definitions/NAME")
+        if name in inside:
+            self._refuse(where, f": {name} contains itself, and a finite automaton cannot follow that")
+        return self.regex(target, f"{where}, {name}", (*inside, name))
+
+    def _constants(self, values: Sequence[Any], schema: Mapping[str, Any], where: str) -> str:
+        kinds = schema.get("type", [])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        for value in values:
+            if kinds and not any(_is_of(value, kind) for kind in kinds):
+                self._refuse(where, f": {value!r} is not of type {schema['type']!r}")
         try:
-            parsed = _parser.parse(schema["pattern"])
-        except (re.error, TypeError) as problem:
-            raise error(f"{where}: its pattern is not valid: {problem}") from problem
-        if _may_leave_the_string(parsed):
-            raise error(
-                f"{where}: its pattern may match what JSON has to escape (a quote, a backslash, a control character): "
+            return _any_of([_constant(value) for value in values])
+        except (TypeError, ValueError) as error:
+            self._refuse(where, f": a value is no JSON ({error})")
+
+    def _bounds(self, schema: Mapping[str, Any], names: tuple[str, str], where: str, least: int) -> tuple[int, Any]:
+        """The smallest and the largest number; None if there is no largest."""
+        for name in names:
+            value = schema.get(name)
+            if name in schema and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                self._refuse(where, f": {name} has to be an int of at least {least}")
+        low, high = schema.get(names[0], least), schema.get(names[1])
+        if high is not None and high < low:
+            self._refuse(where, f": {names[1]} is smaller than {names[0]}")
+        return low, high
+
+    def _digits(self, schema: Mapping[str, Any], part: str, where: str, before: int = 0) -> str:
+        """How many digits there are behind the first ``before`` ones."""
+        low, high = self._bounds(schema, (f"minDigits{part}", f"maxDigits{part}"), where, 1)
+        return _times(low - before, None if high is None else high - before)
+
+    def _integer(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...], part: str = "") -> str:
+        more = self._digits(schema, part, where, 1)
+        # Zero has one digit.
+        return f"-?[1-9][0-9]{more}" if schema.get(f"minDigits{part}", 1) > 1 else f"-?(?:0|[1-9][0-9]{more})"
+
+    def _number(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> str:
+        fraction = rf"\.[0-9]{self._digits(schema, 'Fraction', where)}"
+        exponent = f"[eE][+-][0-9]{self._digits(schema, 'Exponent', where)}"
+        return f"{self._integer(schema, where, inside, 'Integer')}(?:{fraction})?(?:{exponent})?"
+
+    def _string(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> str:
+        kinds = [name for name in ("pattern", "format") if name in schema]
+        if {"minLength", "maxLength"} & schema.keys():
+            kinds.append("minLength or maxLength")
+        if len(kinds) > 1:
+            self._refuse(where, f": {' and '.join(kinds)} cannot be followed together")
+        if "format" in schema:
+            if schema["format"] not in FORMATS:
+                self._refuse(where, f": format {schema['format']!r} is not known; these are: {', '.join(FORMATS)}")
+            return f'"(?:{FORMATS[schema["format"]]})"'
+        if "pattern" in schema:
+            return f'"(?:{self._pattern(schema["pattern"], where)})"'
+        return f'"{_CHARACTER}{_times(*self._bounds(schema, ("minLength", "maxLength"), where, 0))}"'
+
+    def _pattern(self, pattern: Any, where: str) -> str:
+        if not isinstance(pattern, str):
+            self._refuse(where, ": its pattern has to be a text")
+        byte_index(without_anchors(pattern), self._text)
+        pattern = without_anchors(pattern)
+        if _may_leave_the_string(pattern, self._text):
+            reason = (
+                ": its pattern may match what JSON has to escape (a quote, a backslash, a control character): "
                 "write out the characters that may come, such as [a-z ]"
             )
+            self._refuse(where, reason)
+        return pattern
+
+    def _array(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> str:
+        if ("items" in schema) == ("prefixItems" in schema):
+            self._refuse(where, ": say either items or prefixItems")
+        low, high = self._bounds(schema, ("minItems", "maxItems"), where, 0)
+        if "prefixItems" in schema:
+            if {"minItems", "maxItems"} & schema.keys():
+                reason = ": prefixItems has as many items as it names; minItems and maxItems cannot be followed"
+                self._refuse(where, reason)
+            parts = self._list(schema["prefixItems"], f"{where}: prefixItems")
+            items = _COMMA.join(self.regex(part, f"{where}, {i}", inside) for i, part in enumerate(parts))
+            return rf"\[{_SPACE}{items}{_SPACE}\]"
+        item = self.regex(schema["items"], f"{where}, items", inside)
+        return rf"\[{_SPACE}{_separated(item, low, high)}{_SPACE}\]"
+
+    def _object(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> str:
+        others, required = schema.get("additionalProperties"), schema.get("required", [])
+        properties = schema.get("properties", {})
+        if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
+            self._refuse(where, ": properties have to be an object, and required a list")
+        if unknown := sorted(set(required) - properties.keys()):
+            self._refuse(where, f": {', '.join(unknown)} is required and not among its properties")
+        if "properties" not in schema:
+            if not isinstance(others, Mapping):
+                self._refuse(where, ": say its properties, or the schema of all of them (additionalProperties)")
+            value = self.regex(others, f"{where}, additionalProperties", inside)
+            members = _separated(f'"{_CHARACTER}*"{_SPACE}:{_SPACE}{value}', 0, None)
+        elif others not in (None, False, True):
+            self._refuse(where, ": beside properties, schemas of others cannot be followed")
+        else:
+            pairs = [
+                (f"{_constant(name)}{_SPACE}:{_SPACE}{self.regex(value, f'{where}, {name}', inside)}", name in required)
+                for name, value in properties.items()
+            ]
+            members = _members(pairs)
+        return rf"\{{{_SPACE}{members}{_SPACE}\}}"
 
 
-def _may_leave_the_string(parsed: Any) -> bool:
-    """Whether a parsed pattern matches any character that stands for itself outside of a JSON string only."""
-    for op, value in parsed:
-        if op in (sre.ANY, sre.NOT_LITERAL) or (op is sre.LITERAL and _needs_escape(value)):
-            return True
-        if op is sre.IN and any(
-            kind is sre.NEGATE
-            or (kind is sre.LITERAL and _needs_escape(item))
-            or (kind is sre.RANGE and any(_needs_escape(code) for code in range(item[0], min(item[1], 0x9F) + 1)))
-            or (kind is sre.CATEGORY and item not in (sre.CATEGORY_DIGIT, sre.CATEGORY_WORD))
-            for kind, item in value
-        ):
-            return True
-        parts = value if isinstance(value, tuple | list) else (value,)
-        for part in parts:
-            inner = part if isinstance(part, list) else [part]
-            if any(isinstance(item, _parser.SubPattern) and _may_leave_the_string(item) for item in inner):
-                return True
-    return False
+def _any_of(parts: Sequence[str]) -> str:
+    return f"(?:{'|'.join(parts)})"
 
 
-def _needs_escape(code: int) -> bool:
-    return code in (ord('"'), ord("\\")) or code < 0x20 or 0x7F <= code <= 0x9F
+def _times(low: int, high: int | None) -> str:
+    return f"{{{low},{'' if high is None else high}}}"
 
 
-def _check_array(schema: Mapping[str, Any], where: str, error: Callable[[str], InvalidGuide]) -> None:
-    if ("items" in schema) == ("prefixItems" in schema):
-        raise error(f"{where}: say either items or prefixItems")
-    if "prefixItems" in schema and {"minItems", "maxItems"} & schema.keys():
-        raise error(f"{where}: prefixItems has as many items as it names; minItems and maxItems cannot be followed")
-    items = {"items": schema["items"]} if "items" in schema else dict(enumerate(schema["prefixItems"]))
-    for name, value in items.items():
-        _check(value, f"{where}, {name}", error)
+def _separated(item: str, low: int, high: int | None) -> str:
+    """From ``low`` to ``high`` of ``item``."""
+    if high == 0:
+        return ""
+    more = _times(max(low - 1, 0), None if high is None else high - 1)
+    return f"(?:{item}(?:{_COMMA}{item}){more}){'' if low else '?'}"
 
 
-def _check_object(schema: Mapping[str, Any], where: str, error: Callable[[str], InvalidGuide]) -> None:
-    others = schema.get("additionalProperties")
-    if "properties" in schema:
-        if {"minProperties", "maxProperties"} & schema.keys() or others not in (None, False, True):
-            raise error(f"{where}: beside properties, numbers or schemas of others cannot be followed")
-        for name, value in schema["properties"].items():
-            _check(value, f"{where}, {name}", error)
-    elif not isinstance(others, Mapping):
-        raise error(f"{where}: say its properties, or the schema of all of them (additionalProperties)")
-    else:
-        _check(others, f"{where}, additionalProperties", error)
-    if unknown := set(schema.get("required", ())) - schema.get("properties", {}).keys():
-        raise error(f"{where}: {', '.join(sorted(unknown))} is required and not among its properties")
+def _members(pairs: Sequence[tuple[str, bool]]) -> str:
+    """Pairs in their order; those that are not required may be missing."""
+    behind_another, first = "", ""
+    for pair, required in reversed(pairs):
+        first = f"{pair}{behind_another}" if required else f"(?:{pair}{behind_another}|{first})"
+        behind_another = f"{_COMMA}{pair}{behind_another}" if required else f"(?:{_COMMA}{pair})?{behind_another}"
+    return f"(?:{first})"
+
+
+def _constant(value: Any) -> str:
+    """One JSON value."""
+    if isinstance(value, Mapping):
+        pairs = [f"{_constant(str(name))}{_SPACE}:{_SPACE}{_constant(item)}" for name, item in value.items()]
+        return rf"\{{{_SPACE}{_COMMA.join(pairs)}{_SPACE}\}}"
+    if isinstance(value, list | tuple):
+        return rf"\[{_SPACE}{_COMMA.join(map(_constant, value))}{_SPACE}\]"
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """Whether a value is of a type, as JSON Schema has it."""
+    if kind in ("integer", "number"):
+        whole = isinstance(value, int) or (isinstance(value, float) and (kind == "number" or value.is_integer()))
+        return whole and not isinstance(value, bool)
+    types: dict[str, Any] = {
+        "null": type(None),
+        "boolean": bool,
+        "string": str,
+        "array": (list, tuple),
+        "object": Mapping,
+    }
+    return isinstance(value, types.get(kind, ()))
+
+
+def _may_leave_the_string(pattern: str, text: str) -> bool:
+    """Whether it matches any text with a character that JSON has to escape."""
+    escaped = {*range(0x20), ord('"'), ord("\\")}
+    return any(escaped & moves.keys() for moves in byte_index(f"(?:{pattern}){END}", text).get_transitions().values())

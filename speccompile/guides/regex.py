@@ -10,33 +10,78 @@ from speccompile.errors import InvalidGuide
 from speccompile.guides.guide import Guide
 from speccompile.guides.token_bytes import token_bytes
 
+# Comes behind every text. outlines-core looks for the first match, as a search does, so that of `a|ab` it would know
+# `a` alone; with an end to reach it has to follow both.
+END = "\U0010ffff"
+
 
 def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """Texts that match ``pattern`` as a whole.
 
     Args:
-        pattern: in the syntax of Rust's ``regex``: no look-around, no back-references.
+        pattern: in the syntax of Rust's ``regex``: no look-around, no back-references. ``^`` in front and ``$`` at the
+            end are allowed, and mean nothing here.
         tokenizer: of the model, a fast one.
 
     Raises:
         InvalidGuide: the pattern is not valid, or no text matches it.
         InvalidInput: the tokenizer does not tell the bytes of its tokens.
     """
-    core = outlines_core()
     if not isinstance(pattern, str) or not pattern:
         raise InvalidGuide(what=repr(pattern), reason="a pattern is a text that is not empty")
-    by_bytes = token_bytes(tokenizer)
-    # outlines-core wants an EOS token; which ones a request has is known when it comes.
-    eos = len(tokenizer)
+    # Inside of a group, what is no pattern by itself may look like one.
+    byte_index(without_anchors(pattern), pattern)
+    return guide_of(without_anchors(pattern), pattern, tokenizer)
+
+
+def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
+    """The guide of a valid ``pattern``, which was made of ``text``."""
+    core, by_bytes = outlines_core(), token_bytes(tokenizer)
+    size = 1 + max(tokenizer.get_vocab().values())
+    # It also wants an EOS token; which ones a request has is known when it comes.
+    end, eos = size, size + 1
+    vocabulary = core.Vocabulary(eos, {**by_bytes, END.encode(): [*by_bytes.get(END.encode(), []), end]})
     try:
-        index = core.Index(pattern, core.Vocabulary(eos, by_bytes))
+        index = core.Index(f"(?:{pattern}){END}", vocabulary)
     except ValueError as error:
-        raise InvalidGuide(what=pattern, reason=str(error).strip()) from error
-    transitions = {
-        state: {token: to for token, to in moves.items() if token != eos}
-        for state, moves in index.get_transitions().items()
-    }
-    return Guide.of_transitions(pattern, index.get_initial_state(), transitions, index.get_final_states(), eos)
+        raise InvalidGuide(what=text, reason=_reason(error)) from error
+    ended = index.get_final_states()
+    transitions, final = {}, set()
+    for state, moves in index.get_transitions().items():
+        if moves.get(end) in ended:
+            final.add(state)
+        transitions[state] = {token: to for token, to in moves.items() if token < size}
+    return Guide.of_transitions(text, index.get_initial_state(), transitions, final, size)
+
+
+def byte_index(pattern: str, text: str) -> Any:
+    """outlines-core's automaton over bytes.
+
+    Raises:
+        InvalidGuide: it cannot make one; ``text`` is what the error calls the pattern.
+    """
+    core = outlines_core()
+    try:
+        return core.Index(pattern, core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
+    except ValueError as error:
+        raise InvalidGuide(what=text, reason=_reason(error)) from error
+
+
+def without_anchors(pattern: str) -> str:
+    """A text that matches as a whole begins and ends where it does."""
+    pattern = pattern.removeprefix("^")
+    body = pattern.removesuffix("$")
+    escaped = (len(body) - len(body.rstrip("\\"))) % 2
+    return pattern if escaped else body
+
+
+def _reason(error: ValueError) -> str:
+    said = str(error).strip().rstrip(".")
+    if "universal start state" in said:
+        return "it looks around (^, $ or \\b inside of it), and a guide cannot"
+    if "Failed to build DFA" in said:
+        return f"it is not in the syntax of Rust's regex, or looks around or back, and a guide cannot ({said})"
+    return f"no sequence of the tokenizer's tokens matches it ({said})"
 
 
 def outlines_core() -> Any:

@@ -14,10 +14,13 @@ from speccompile.errors import InvalidInput
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
+# What they do to a token by itself is known; Fuse and Strip see to the text as a whole.
+_KNOWN = frozenset({"ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse", "Strip"})
+_UNICODE_BYTES = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
-    """Token ids by what they stand for; special tokens stand for nothing.
+    """Token ids by what they stand for inside of a text; special tokens stand for nothing.
 
     Raises:
         InvalidInput: it is no fast tokenizer, or decodes in a way that is not known here.
@@ -26,34 +29,42 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
     if backend is None:
         raise InvalidInput(name="tokenizer", reason="guides need a fast tokenizer (transformers' use_fast=True)")
     state = json.loads(backend.to_str())
-    kinds = {item["type"] for item in _decoders(state["decoder"])}
-    added = {item["id"]: item for item in state["added_tokens"]}
-    unicode_bytes = {char: byte for byte, char in bytes_to_unicode().items()}
-
-    def stands_for(token: str) -> bytes:
-        if "ByteLevel" in kinds:
-            return bytes(unicode_bytes[char] for char in token)
-        if "ByteFallback" in kinds and (byte := _BYTE.fullmatch(token)):
-            return bytes([int(byte[1], 16)])
-        return token.replace(_SPACE, " ").encode()
-
-    if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
+    decoders = list(_decoders(state["decoder"]))
+    kinds = {item["type"] for item in decoders}
+    if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"} or not all(_is_known(item) for item in decoders):
         reason = f"the bytes of its tokens are not known: its decoders are {sorted(kinds) or 'none'}"
         raise InvalidInput(name="tokenizer", reason=reason)
+    special = {item["id"] for item in state["added_tokens"] if item["special"]}
     result: dict[bytes, list[int]] = {}
     for token, index in tokenizer.get_vocab().items():
-        if index in added:
-            text = b"" if added[index]["special"] else added[index]["content"].encode()
-        else:
-            text = stands_for(token)
+        text = b"" if index in special else _stands_for(token, kinds)
         if text:
             result.setdefault(text, []).append(index)
     return result
 
 
+def _stands_for(token: str, kinds: set[str]) -> bytes:
+    """As the library's own decoders have it, for added tokens too."""
+    if "ByteLevel" in kinds:
+        known = all(char in _UNICODE_BYTES for char in token)
+        return bytes(_UNICODE_BYTES[char] for char in token) if known else token.encode()
+    if "ByteFallback" in kinds and (byte := _BYTE.fullmatch(token)):
+        return bytes([int(byte[1], 16)])
+    return (token.replace(_SPACE, " ") if kinds & {"Metaspace", "Replace"} else token).encode()
+
+
 def _decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Those that do something, in order."""
     if decoder is None:
         return
-    yield decoder
-    for item in decoder.get("decoders", []):
-        yield from _decoders(item)
+    if decoder["type"] == "Sequence":
+        for item in decoder["decoders"]:
+            yield from _decoders(item)
+    else:
+        yield decoder
+
+
+def _is_known(decoder: dict[str, Any]) -> bool:
+    if decoder["type"] == "Replace":
+        return bool(decoder["pattern"] == {"String": _SPACE} and decoder["content"] == " ")
+    return decoder["type"] in _KNOWN and decoder.get("replacement", _SPACE) == _SPACE

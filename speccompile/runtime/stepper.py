@@ -122,7 +122,7 @@ class Stepper:
         live = len(self._rows)
         draft_len = self.policy.choose(live)
         check_tier(draft_len, self.draft_lens)
-        if self._stuck or any(request.asks for request in self._rows):
+        if self._stuck or any(request.asks is not None for request in self._rows):
             draft_len = 0
         elif self.ready:
             proposed = self._longest_proposal()
@@ -164,7 +164,7 @@ class Stepper:
 
     def _ready_rows(self) -> list[Request]:
         """The rows, when those that ask the host what may come next have been answered."""
-        asking = [request for request in self._rows if request.asks]
+        asking = [request for request in self._rows if request.asks is not None]
         while asking and self._flights:
             self._collect(self._flights.popleft())
         for request in asking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from speccompile.errors import InvalidInput
@@ -45,7 +46,12 @@ def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) 
         InvalidInput: it returned what are no token ids, or none at all.
     """
     returned = function(row, torch.tensor(text))
-    ids = returned.tolist() if isinstance(returned, torch.Tensor) else list(returned)
+    if not isinstance(returned, Iterable):
+        raise InvalidInput(
+            name="prefix_allowed_tokens_fn", reason=f"it has to return a list of token ids, not {returned!r}"
+        )
+    ids = returned.tolist() if isinstance(returned, torch.Tensor | np.ndarray) else list(returned)
+    ids = ids if isinstance(ids, list) else [ids]
     if not ids:
         raise InvalidInput(
             name="prefix_allowed_tokens_fn", reason="it returned no token; one at least has to be allowed"

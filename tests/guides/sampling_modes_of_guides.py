@@ -1,0 +1,38 @@
+"""A drafter and a policy that know nothing of guides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.modes.base import ReadyMode
+
+
+@dataclass(frozen=True)
+class Random(ReadyMode):
+    """Drafts tokens below 120, often letters, that follow from the place alone, as many as that says too."""
+
+    name: ClassVar[str] = "random_drafts"
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        places = length[:, None] + torch.arange(draft_len, device=length.device)
+        return (places * 7919 + 13) * (places + 5) % 4 + 65, length % (draft_len + 1)
+
+    def explain(self) -> str:
+        return "drafts that have nothing to do with the text"
+
+
+class Dice:
+    """Another tier at every step."""
+
+    def __init__(self, seed: int, draft_lens: Sequence[int]) -> None:
+        self._rng, self._draft_lens = random.Random(seed), draft_lens
+
+    def choose(self, live_rows: int) -> int:
+        return self._rng.choice(self._draft_lens)

@@ -1,0 +1,157 @@
+"""Guides of regular expressions, against Python's ``re``; and what the tokens of a tokenizer stand for."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders
+from tokenizers_for_guides import EOS, byte_level, common, sentencepiece_like, ways, word_level
+from transformers import PreTrainedTokenizerFast
+
+from speccompile.errors import InvalidGuide, InvalidInput
+from speccompile.guides import Guide, regex_guide
+from speccompile.guides.token_bytes import token_bytes
+
+PATTERNS = [
+    "a|ab", "ab|a", "(a|ab)(c|bc)?", "a*", "a*?b?", "(?:ab)+", "[^a]{1,3}", "é+a?", "[é-ü]b|\U0001f600{1,2}", ".{2}",
+    r"a\.b", "|a", "(a|b)*abb", "^ab$", "a?b?c?", "(?i)é", "1(0|00)?", " ?a ?", r"a\\$", "é|éa|éab",
+]  # fmt: skip
+TOKENIZERS = {
+    "bytes": byte_level("ab", "abc", "bb", "éa", "a" * 3, "a.", "\U0001f600é", "00"),
+    "pieces": sentencepiece_like("a", "b", "ab", "\u2581a", "é", "\u2581", "bb", "abb", "éa", "1", "\U0001f600"),
+}
+
+
+def spell(rng: random.Random, text: str, by_bytes: dict[bytes, list[int]]) -> list[int]:
+    """Some tokens that make up ``text``."""
+    data, ids = text.encode(), []
+    while data:
+        fitting = [piece for piece in by_bytes if data.startswith(piece)]
+        piece = rng.choice(fitting)
+        ids.append(rng.choice(by_bytes[piece]))
+        data = data[len(piece) :]
+    return ids
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_guide_matches_what_re_matches(pattern: str, tokenizer: str) -> None:
+    guide, by_bytes = regex_guide(pattern, TOKENIZERS[tokenizer]), token_bytes(TOKENIZERS[tokenizer])
+    rng, matching = random.Random(1), 0
+    for _ in range(400):
+        text = "".join(rng.choice("aabbcé1 0.\U0001f600\\") for _ in range(rng.randrange(5)))
+        expected = re.fullmatch(pattern, text) is not None
+        assert guide.matches(spell(rng, text, by_bytes)) == expected, (pattern, text)
+        matching += expected
+    assert matching or pattern == "(a|b)*abb"
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_way_through_a_guide_is_a_text_that_re_matches(pattern: str, tokenizer: str) -> None:
+    guide = regex_guide(pattern, TOKENIZERS[tokenizer])
+    pieces = {token: piece for piece, ids in token_bytes(TOKENIZERS[tokenizer]).items() for token in ids}
+    rng = random.Random(2)
+    for _ in range(60):
+        ids = walk(guide, rng)
+        assert EOS not in ids
+        assert re.fullmatch(pattern, b"".join(pieces[token] for token in ids).decode()), ids
+        assert all(guide.matches(ids[:count], whole=False) for count in range(len(ids)))
+
+
+def walk(guide: Guide, rng: random.Random) -> list[int]:
+    state, ids = 0, []
+    while True:
+        on = ways(guide, state)
+        if guide.final[state] and (not on or rng.random() < 0.3):
+            return ids
+        ids.append(rng.choice(on))
+        state = int(guide.moves[state, int(guide.classes[ids[-1]])])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("", "a pattern is a text that is not empty"),
+        (None, "a pattern is a text that is not empty"),
+        ("[", "it is not in the syntax of Rust's regex"),
+        ("a)(b", "it is not in the syntax of Rust's regex"),
+        ("(?=a)b", "looks around or back"),
+        (r"(a)\1", "looks around or back"),
+        ("a(^b)", "no sequence of the tokenizer's tokens matches it"),
+        (r"[^\s\S]", "no sequence of the tokenizer's tokens matches it"),
+        ("a[b&&c]", "no sequence of the tokenizer's tokens matches it"),
+    ],
+)
+def test_bad_patterns_say_what_is_wrong(pattern: Any, message: str) -> None:
+    with pytest.raises(InvalidGuide, match=re.escape(message)):
+        regex_guide(pattern, common())
+
+
+def test_a_text_that_the_tokenizer_cannot_write() -> None:
+    few = word_level(decoders.Metaspace(), ("a", "\u2581b"))
+    assert regex_guide("a b|b", few).matches([1, 2])
+    with pytest.raises(InvalidGuide, match="no sequence of the tokenizer's tokens matches it"):
+        regex_guide("b", few)
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=6))
+def test_bytes_of_tokens_are_what_decode_makes_of_them(text: str) -> None:
+    for tokenizer in TOKENIZERS.values():
+        ids = spell(random.Random(len(text)), text, token_bytes(tokenizer))
+        # Behind another token, since a text's first space is taken off by some.
+        (start,) = token_bytes(tokenizer)[b"a"][:1]
+        assert tokenizer.decode([start, *ids], clean_up_tokenization_spaces=False) == "a" + text
+
+
+def test_special_tokens_stand_for_nothing_and_other_added_ones_for_what_they_decode_to() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("\n\n", special=False), AddedToken("<|x|>", special=True)])
+    first = len(tokenizer) - 2
+    by_bytes = token_bytes(tokenizer)
+    assert by_bytes[b"\n\n"] == [first] and tokenizer.decode([first]) == "\n\n"
+    assert {EOS, first + 1}.isdisjoint(token for ids in by_bytes.values() for token in ids)
+
+
+def test_ids_with_gaps() -> None:
+    tokenizer = word_level(decoders.Metaspace(), ())
+    tokenizer = tokenizer_with({"</s>": 0, "a": 1, "b": 90})
+    guide = regex_guide("ab+", tokenizer)
+    assert len(tokenizer) == 3 and len(guide.classes) == 91
+    assert guide.matches([1, 90, 90]) and not guide.matches([1, 2])
+
+
+def tokenizer_with(vocab: dict[str, int]) -> PreTrainedTokenizerFast:
+    tokenizer = word_level(decoders.Metaspace(), ())
+    from tokenizers import models
+
+    tokenizer.backend_tokenizer.model = models.WordLevel(vocab=vocab, unk_token="</s>")
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("decoder", "seen"),
+    [
+        (None, "none"),
+        (decoders.WordPiece(), "['WordPiece']"),
+        (decoders.Sequence([decoders.WordPiece(), decoders.ByteFallback()]), "['ByteFallback', 'WordPiece']"),
+        (decoders.Sequence([decoders.Replace("_", " "), decoders.ByteFallback()]), "['ByteFallback', 'Replace']"),
+        (decoders.Metaspace("_"), "['Metaspace']"),
+    ],
+)
+def test_tokenizers_that_do_not_tell_their_bytes(decoder: Any, seen: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(f"its decoders are {seen}")):
+        regex_guide("a", word_level(decoder))
+
+
+def test_slow_tokenizers() -> None:
+    with pytest.raises(InvalidInput, match="guides need a fast tokenizer"):
+        token_bytes(object())  # type: ignore[arg-type]

@@ -1,0 +1,332 @@
+"""Guides in whole steps of tiny models: the same text in every mode and tier, and never a token too many."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from sampling_modes_of_guides import Dice, Random
+from tiny import tiny_llama
+from tokenizers_for_guides import EOS, common
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, acceptance, wrap
+from speccompile.acceptance.relaxed import first, near_first
+from speccompile.errors import InvalidGuide, InvalidOption, RequestFailed, UndecidedLogits
+from speccompile.guides import Guide, json_schema_guide, regex_guide
+from speccompile.modes import registry
+from speccompile.modes.base import ReadyMode
+
+#: More than the tokenizer has.
+VOCAB = 300
+NEW = 40
+MODES: dict[str, dict[str, Any]] = {"none": {}, "ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
+TIERS = (0, 1, 3, 7)
+Request = dict[str, Any]
+
+
+@cache
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=VOCAB)
+
+
+@cache
+def guides() -> dict[str, Guide]:
+    tokenizer = common()
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "maxLength": 3},
+            "b": {"type": "array", "items": {"type": "integer", "maxDigits": 2}, "maxItems": 3},
+            "c": {"enum": ["abc", "cba"]},
+        },
+        "required": ["a", "b", "c"],
+    }
+    return {
+        "schema": json_schema_guide(schema, tokenizer),
+        "free": regex_guide("(ab|ba|c|é){3,}", tokenizer),
+        "short": regex_guide("abc|(abc){2}", tokenizer),
+        "one": regex_guide("aaaaaaaaaaaaaaaaaaaaaaaaaaaa", tokenizer),
+        "tiny": regex_guide("a?", tokenizer),
+    }
+
+
+def wrapped(mode: str, **options: Any) -> Speculator:
+    sizes: dict[str, Any] = {"tiers": TIERS, "max_batch": 3, "max_len": 96, "backend": "eager"}
+    return wrap(model(), mode, **(sizes | MODES.get(mode, {}) | options))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drafters() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_modes", dict(registry._modes) | {"random_drafts": Random, "told": Told})
+        yield
+
+
+@pytest.fixture(scope="module")
+def specs(drafters: None) -> dict[str, Speculator]:
+    return {mode: wrapped(mode, **({"tiers": (0,)} if mode == "none" else {})) for mode in MODES}
+
+
+def prompts(count: int, longest: int = 30) -> list[list[int]]:
+    rng = random.Random(count)
+    return [[rng.randrange(1, 12) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
+
+
+def requests(seed: int, *, guided: bool = True) -> list[Request]:
+    """Guided and not, greedy and drawn, of ragged prompts."""
+    rng, made = random.Random(seed), []
+    names = itertools.cycle([*guides(), None, "schema"])
+    for prompt in prompts(7):
+        name = next(names)
+        request: Request = {"ids": prompt, "max_new_tokens": NEW, "eos_token_id": [EOS]}
+        if rng.random() < 0.5:
+            request |= {"do_sample": True, "seed": rng.randrange(99), "temperature": rng.choice([0.7, 2.0]), "top_k": 0}
+        if name is not None and guided:
+            request["guide"] = guides()[name]
+        made.append(request)
+    return made
+
+
+def run(spec: Speculator, asked: list[Request]) -> list[list[int]]:
+    submitted = [spec.engine.submit(**request) for request in asked]
+    return [request.result().token_ids for request in submitted]
+
+
+def assert_follows(text: list[int], guide: Guide) -> None:
+    if text and text[-1] == EOS:
+        assert guide.matches(text[:-1])
+    else:
+        assert len(text) == NEW and guide.matches(text, whole=False)
+
+
+def plain_loop(prompt: list[int], guide: Guide, new: int = NEW) -> list[int]:
+    """transformers' forward, every token asked for by itself, the greatest that is allowed."""
+    text: list[int] = []
+    while len(text) < new and EOS not in text:
+        with torch.no_grad():
+            logits = model()(torch.tensor([prompt + text])).logits[0, -1]
+        allowed = [token for token in range(VOCAB) if token != EOS and guide.matches([*text, token], whole=False)]
+        allowed += [EOS] if guide.matches(text) else []
+        text.append(max(allowed, key=lambda token: float(logits[token])))
+    return text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_greedy_texts_are_those_of_a_plain_loop(specs: dict[str, Speculator], mode: str) -> None:
+    asked = [
+        {"ids": prompt, "max_new_tokens": NEW, "eos_token_id": [EOS], "guide": guide}
+        for prompt, guide in zip(prompts(5), guides().values(), strict=True)
+    ]
+    expected = [plain_loop(request["ids"], request["guide"]) for request in asked]
+    for draft_len in specs[mode].engine.draft_lens:
+        specs[mode].set_tier(draft_len)
+        assert run(specs[mode], asked) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_texts_at_every_tier_and_in_every_neighbourhood(
+    specs: dict[str, Speculator], mode: str, seed: int
+) -> None:
+    asked = requests(seed)
+    specs["none"].set_tier(0)
+    expected = [run(specs["none"], [request])[0] for request in asked]
+    for request, text in zip(asked, expected, strict=True):
+        if "guide" in request:
+            assert_follows(text, request["guide"])
+    spec = specs[mode]
+    for policy in (*spec.engine.draft_lens, Dice(seed, spec.engine.draft_lens)):
+        if isinstance(policy, int):
+            spec.set_tier(policy)
+        else:
+            spec.engine.policy = policy
+        assert run(spec, asked) == expected
+        assert run(spec, asked[::-1]) == expected[::-1], "in other slots, by other neighbours"
+    assert run(spec, requests(seed, guided=False)) == run(specs["none"], requests(seed, guided=False))
+
+
+def test_drafts_are_accepted_and_rejected(specs: dict[str, Speculator]) -> None:
+    """Or the test above would say nothing."""
+    for mode in ("ngram", "early_exit", "random_drafts"):
+        specs[mode].set_tier(7)
+        specs[mode].stats.reset()
+        run(specs[mode], [request for request in requests(1) if "guide" in request])
+        stats = specs[mode].stats
+        assert 0 < stats.accepted_tokens < stats.draft_tokens, mode
+
+
+def test_a_slot_forgets_its_guide(specs: dict[str, Speculator]) -> None:
+    spec, prompt = specs["ngram"], [5, 6, 7, 5, 6, 7]
+    spec.set_tier(7)
+    free = {"ids": prompt, "max_new_tokens": 20, "do_sample": True, "seed": 3, "eos_token_id": []}
+    before = run(spec, [free] * 3)
+    run(spec, [{"ids": prompt, "max_new_tokens": 5, "eos_token_id": [EOS], "guide": guides()["free"]}] * 3)
+    assert (spec.arena["guide_state"] == -1).all()
+    assert run(spec, [free] * 3) == before
+
+
+def test_copies_of_a_prefix_and_prompts_of_several_chunks() -> None:
+    prompt, guide = [random.Random(3).randrange(1, VOCAB) for _ in range(41)], guides()["schema"]
+    expected = plain_loop(prompt, guide, 20)
+    asked = {"ids": prompt, "max_new_tokens": 20, "eos_token_id": [EOS], "guide": guide}
+    for options in ({"prefill_budget": 4}, {}):
+        with wrapped("ngram", tiers=(0, 3), **options) as spec:
+            texts = [spec.engine.submit(**asked) for _ in range(4)]
+            assert [request.result().token_ids for request in texts] == [expected] * 4
+            assert texts[-1].stats.reused_tokens == 40
+    ids = torch.tensor([prompt])
+    with wrapped("early_exit", tiers=(0, 3)) as spec:
+        rows = spec.generate(ids, max_new_tokens=20, eos_token_id=[EOS], num_return_sequences=3, guide=guide)
+        assert [row[41 : 41 + len(expected)] for row in rows.tolist()] == [expected] * 3
+
+
+@pytest.mark.parametrize("mode", ["ngram", "early_exit", "random_drafts"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical", "relaxed"])
+def test_no_rule_emits_what_is_not_allowed(mode: str, rule: str) -> None:
+    if rule == "block" and mode != "early_exit":
+        return
+    made: Any = {
+        "typical": acceptance.Typical(threshold=0.01, alpha=0.01),
+        "relaxed": acceptance.Relaxed(begin=5, end=299, top_k=32, delta=0.9),
+    }.get(rule, rule)
+    asked = [request for seed in (1, 2) for request in requests(seed) if "guide" in request]
+    if rule == "relaxed":
+        asked = [request for request in asked if "seed" not in request]
+    with wrapped(mode, tiers=(0, 3, 7), acceptance=made) as spec:
+        spec.set_tier(7)
+        for request, text in zip(asked, run(spec, asked), strict=True):
+            assert_follows(text, request["guide"])
+
+
+def test_relaxed_keeps_nothing_that_is_forbidden() -> None:
+    """Not even where ``delta`` is wider than the greatest probability, or where there is nothing else."""
+    scores = torch.full((1, 3, 4), float("-inf"))
+    scores[0, 0, :2] = 0.0
+    drafts = torch.tensor([[3, 0]])
+    assert near_first(scores, drafts, top_k=4, delta=1.0).tolist() == [[False, False]]
+    assert near_first(scores, torch.tensor([[1, 0]]), top_k=4, delta=1.0).tolist() == [[True, False]]
+    assert first(scores, drafts).tolist() == [[False, False]]
+
+
+@pytest.mark.parametrize("mode", ["ngram", "early_exit"])
+def test_a_forced_text_that_leaves_its_guide_goes_on_freely(mode: str) -> None:
+    with wrapped(mode, tiers=(0, 3), acceptance=acceptance.Forced(3)) as spec:
+        free = [{"ids": [5, 6, 7, 8, 5, 6], "max_new_tokens": NEW, "eos_token_id": [299], "guide": guides()["one"]}]
+        request = spec.engine.submit(**free[0])
+        text = request.result().token_ids
+        assert request.finish_reason == "max_new_tokens" and len(text) == NEW
+        assert guides()["one"].matches(text[:1], whole=False), "nothing is drafted in front of the first token"
+        assert not guides()["one"].matches(text, whole=False)
+
+
+# --- drafts that are cut -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told(ReadyMode):
+    """Always drafts token ``PLAN[0]``, ``PLAN[1]``, ..."""
+
+    name: ClassVar[str] = "told"
+    plan: tuple[int, ...] = ()
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        offsets = torch.arange(draft_len, device=length.device)
+        drafts = torch.zeros_like(offsets)
+        for index, token in enumerate(self.plan):
+            drafts = torch.where(offsets == index, token, drafts)
+        return drafts.expand(length.shape[0], -1).contiguous(), torch.full_like(length, len(self.plan))
+
+    def explain(self) -> str:
+        return "what it was told"
+
+
+def test_drafts_end_in_front_of_what_is_not_allowed() -> None:
+    """And the step is as wide as what is left of them."""
+    a, b = common().convert_tokens_to_ids(["a", "b"])
+    asked: Request = {"ids": [9, 9], "max_new_tokens": 12, "eos_token_id": [EOS]}
+    with wrapped("told", plan=(a, a, b, a, a, a, a)) as spec:
+        spec.set_tier(7)
+        guided = spec.engine.submit(**asked, guide=regex_guide("[a]{20}", common_letters()))
+        spec.engine.step()
+        assert spec.arena["draft_lens"][guided.slot] == 2
+        spec.engine.step()
+        assert spec.engine.tier.draft_len == 3, "the smallest that holds two"
+        assert guided.stats.accepted_tokens == 2
+        free = spec.engine.submit(**asked)
+        while not free.new_tokens:
+            spec.engine.step()
+        assert spec.arena["draft_lens"][free.slot] == 7 and spec.arena["draft_lens"][guided.slot] == 2
+        spec.engine.run()
+        assert guided.new_tokens == [a] * 12
+
+
+@cache
+def common_letters() -> Any:
+    from tokenizers_for_guides import byte_level
+
+    return byte_level()
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+def test_wrong_guides(specs: dict[str, Speculator]) -> None:
+    engine = specs["ngram"].engine
+    for wrong in ("a+", {"type": "null"}, [guides()["one"]], 5):
+        with pytest.raises(InvalidOption, match="it has to be a Guide"):
+            engine.submit([1], eos_token_id=[EOS], guide=wrong)
+    with pytest.raises(InvalidOption, match="this request has none: pass eos_token_id"):
+        engine.submit([1], eos_token_id=[], guide=guides()["one"])
+    large = Guide.of_transitions("x", 0, {0: {VOCAB: 0}}, {0}, VOCAB + 1)
+    with pytest.raises(InvalidOption, match="its tokenizer has 301 tokens, and the model 300"):
+        engine.submit([1], eos_token_id=[EOS], guide=large)
+    states = 3000
+    moves = {state: {state % 280 + 1: (state + 1) % states} for state in range(states)}
+    wide = Guide.of_transitions("x", 0, moves, {0}, VOCAB)
+    assert wide.table_size > 2**18
+    with pytest.raises(InvalidOption, match="and a slot has room for 262144; make it simpler"):
+        engine.submit([1], eos_token_id=[EOS], guide=wide)
+    a = common().convert_tokens_to_ids("a")
+    needs = Guide.of_transitions("aa", 0, {0: {a: 1}, 1: {a: 2}}, {2}, VOCAB)
+    with pytest.raises(InvalidGuide, match="it needs the EOS tokens"):
+        engine.submit([1], eos_token_id=[a], guide=needs)
+    assert engine.idle
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_guide_that_may_not_end_ends_its_request_alone(specs: dict[str, Speculator], mode: str) -> None:
+    spec, prompt = specs[mode], [5, 6, 5, 6, 5]
+    free: Request = {"ids": prompt, "max_new_tokens": 20, "do_sample": True, "seed": 2, "eos_token_id": []}
+    expected = run(specs["none"], [free])[0]
+    for draft_len in spec.engine.draft_lens:
+        spec.set_tier(draft_len)
+        other = spec.engine.submit(**free)
+        stuck = spec.engine.submit(prompt, eos_token_id=[EOS], min_new_tokens=10, guide=guides()["short"])
+        with pytest.raises(RequestFailed, match="forbid every token") as caught:
+            stuck.result()
+        assert isinstance(caught.value.__cause__, UndecidedLogits)
+        assert guides()["short"].matches(stuck.new_tokens)
+        assert other.result().token_ids == expected
+
+
+def test_several_eos_tokens(specs: dict[str, Speculator]) -> None:
+    """One of them beyond the tokenizer, one an ordinary token of it."""
+    ordinary, spec = common().convert_tokens_to_ids("c"), specs["random_drafts"]
+    for draft_len in TIERS:
+        spec.set_tier(draft_len)
+        for eos in ([VOCAB - 1], [EOS, VOCAB - 1], [ordinary]):
+            guide = regex_guide("(ab|b|bc){2,4}", common())
+            bias = {token: 50.0 for token in eos}
+            request = spec.engine.submit([3, 4], eos_token_id=eos, max_new_tokens=NEW, guide=guide, logit_bias=bias)
+            text = request.result().token_ids
+            assert request.finish_reason == "eos" and text[-1] in eos
+            assert guide.matches(text[:-1]) and not set(text[:-1]) & set(eos)

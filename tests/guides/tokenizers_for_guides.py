@@ -1,0 +1,62 @@
+"""Tokenizers of a few tokens, for the tests of guides."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from speccompile.guides.guide import DEAD, Guide
+
+EOS = 0
+
+
+def fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+def byte_level(*longer: str) -> PreTrainedTokenizerFast:
+    """All bytes, and some tokens of several."""
+    unicode_of = bytes_to_unicode()
+    words = ["".join(unicode_of[byte] for byte in text.encode()) for text in longer]
+    vocab = {"</s>": EOS}
+    for word in [*unicode_of.values(), *words]:
+        vocab.setdefault(word, len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return fast(tokenizer)
+
+
+def sentencepiece_like(*pieces: str) -> PreTrainedTokenizerFast:
+    """Pieces with U+2581 for a space, and bytes to fall back on."""
+    vocab = {"</s>": EOS, "<unk>": 1}
+    for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), *pieces]:
+        vocab.setdefault(piece, len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<unk>", special=True)])
+    return fast(tokenizer)
+
+
+def word_level(decoder: object | None, words: tuple[str, ...] = ("a", "b")) -> PreTrainedTokenizerFast:
+    vocab = {"</s>": EOS} | {word: index + 1 for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="</s>"))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return fast(tokenizer)
+
+
+@cache
+def common() -> PreTrainedTokenizerFast:
+    """With pieces of JSON: 284 tokens."""
+    pieces = ['{"', '":', '": ', ', "', '"}', "true", "false", "null", "ab", "abc", "bc", "12", "123", " é", "éa"]
+    return byte_level(*pieces, "a,b", '","', "[[", "]]", "\U0001f600", "é", "cba", "}}", "a" * 7, '{"a', "  ", "10")
+
+
+def ways(guide: Guide, state: int) -> list[int]:
+    """Tokens that lead on."""
+    return (guide.moves[state, guide.classes.long()] != DEAD).nonzero()[:, 0].tolist()
