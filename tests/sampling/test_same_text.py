@@ -69,6 +69,17 @@ def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
         assert spec.engine.submit(**asked[alone]).result().token_ids == expected[alone]
 
 
+def test_plain_decoding_draws_the_same(specs: dict[str, Speculator], model: LlamaForCausalLM) -> None:
+    """Mode ``none`` has tiers, and no proposals."""
+    request: dict[str, Any] = {"ids": [1, 2, 3, 1, 2], "do_sample": True, "seed": 6, "max_new_tokens": 24}
+    specs["ngram"].set_tier(3)
+    expected = specs["ngram"].engine.submit(**request).result().token_ids
+    with wrap(model, "none", tiers=(0, 1, 3), max_batch=3, max_len=128, backend="eager") as spec:
+        for draft_len in (0, 3):
+            spec.set_tier(draft_len)
+            assert spec.engine.submit(**request).result().token_ids == expected
+
+
 def test_drafts_are_accepted_and_rejected(specs: dict[str, Speculator]) -> None:
     """Or the test above would say nothing."""
     for mode, spec in specs.items():
