@@ -103,7 +103,7 @@ class BuildConfig:
     @property
     def cuts_drafts(self) -> bool:
         """Proposals wait in state for the next step, so that what a guide does not allow can be left out."""
-        return self.mode.ready and self.max_draft_len > 0 and not self.rule.fills_drafts
+        return "proposed" in self.mode.goals and self.max_draft_len > 0 and not self.rule.fills_drafts
 
     def goals(self, kind: ChunkKind) -> Facts:
         """Facts that hold in a finished step or prompt chunk."""

@@ -161,6 +161,7 @@ def make_plan(
     info = inspect_model(model)
     check_rotary(model, max_len)
     chosen_mode.check(info)
+    rule.check(info)
     chosen_backend = choose_backend(backend, info.device)
     config = BuildConfig(
         mode=chosen_mode,

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 
-from benchmarks import isolated
+from benchmarks import isolated, sampled_exactness
 from benchmarks.compare import LOOKUP, compare, make_variants, parse_variants
 from benchmarks.machine import cpu_name
 from benchmarks.prompts import choose_prompts, spread
@@ -18,6 +19,7 @@ from speccompile.cli.measure import TRANSFORMERS, Clock, Run, Summary, Variant, 
 from speccompile.cli.models import encode, max_len_for, tiny_model, tiny_tokenizer
 from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
 from speccompile.errors import InvalidInput, InvalidOption
+from speccompile.runtime.policy import Fixed
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write a haiku.", "Now another."]}
 HUMAN_EVAL = {"task_id": "HumanEval/0", "prompt": "def one():\n", "entry_point": "one"}
@@ -175,6 +177,38 @@ def test_clock_counts_passes_behind_the_prompt() -> None:
     make_variants(model, None, [])[0].generate(ids, 5, clock)  # type: ignore[arg-type]
     assert (clock.passes, clock.emitted) == (4, 4)
     assert 0 < clock.first_seconds < clock.seconds
+
+
+def drawn(modes: list[str]) -> int:
+    """The exit code of the benchmark of drawn texts on a tiny model."""
+    with pytest.raises(typer.Exit) as ended:
+        sampled_exactness.main(model="tiny", count=3, new_tokens=12, mode=modes, tiers="0,2", backend="eager")
+    return ended.value.exit_code
+
+
+def test_sampled_exactness(capsys: pytest.CaptureFixture[str]) -> None:
+    assert drawn(["ngram", "early_exit"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "3 requests, 36 tokens of plain decoding"
+    runs = ["K=0, together", "K=2, together", "K at random, together", "K at random, alone"]
+    told = [line.partition(": ") for line in lines[1:]]
+    assert [what for what, _, _ in told] == [f"{mode}, {run}" for mode in ("ngram", "early_exit") for run in runs]
+    assert all(figures.startswith("3 of 3 texts equal, acceptance length ") for _, _, figures in told)
+    assert told[0][2].endswith(" 1.00") and not told[5][2].endswith(" 1.00"), "early exit drafts something that stays"
+
+
+def test_a_drawn_text_that_differs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = sampled_exactness.texts
+
+    def wrong(spec, policy, asked, *, alone):  # type: ignore[no-untyped-def]
+        got = texts(spec, policy, asked, alone=alone)
+        got[1][-1] += policy == Fixed(2)
+        return got
+
+    monkeypatch.setattr(sampled_exactness, "texts", wrong)
+    assert drawn(["none"]) == 1
+    out = capsys.readouterr().out
+    assert "none, K=2, together: 2 of 3 texts equal" in out and "none, K=0, together: 3 of 3 texts equal" in out
 
 
 def test_cpu_name(tmp_path: Path) -> None:

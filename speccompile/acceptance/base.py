@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from speccompile.graph_capture.state import StateSpec
+from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Pass
 
@@ -29,6 +30,13 @@ class Rule(ABC):
     greedy_only: ClassVar[bool] = False
     #: Rows get as many drafts as the tier has places, whatever the drafter proposes.
     fills_drafts: ClassVar[bool] = False
+
+    def check(self, info: ModelInfo) -> None:  # noqa: B027  most rules fit every model
+        """Refuse options that do not fit the target model.
+
+        Raises:
+            InvalidOption: with what would fit.
+        """
 
     def state(self) -> list[StateSpec]:
         """State tensors of the rule's own."""

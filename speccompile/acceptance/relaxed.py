@@ -14,6 +14,7 @@ import torch
 from speccompile.acceptance.base import Rule
 from speccompile.acceptance.keep import keep_passes, number_problem
 from speccompile.errors import InvalidOption
+from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Pass
 
@@ -69,6 +70,12 @@ class Relaxed(Rule):
             refuse("delta", problem)
         if not isinstance(self.trtllm_compat, bool):
             refuse("trtllm_compat", "use True or False")
+
+    def check(self, info: ModelInfo) -> None:
+        for name in ("begin", "end"):
+            if getattr(self, name) >= info.vocab_size:
+                reason = f"it is no token id of the target (0 .. {info.vocab_size - 1}), so it never comes"
+                raise InvalidOption(where="acceptance 'relaxed'", name=name, value=getattr(self, name), reason=reason)
 
     def passes(self, kind: Kind) -> list[Pass]:
         options: dict[str, Any] = {"begin": self.begin, "end": self.end, "top_k": self.top_k, "delta": self.delta}
@@ -140,11 +147,9 @@ def first(scores: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
 
 
 def near_first(scores: torch.Tensor, drafts: torch.Tensor, top_k: int, delta: float | torch.Tensor) -> torch.Tensor:
-    """Which drafts are among the ``top_k``, and at most ``delta`` (``[B, 1, 1]``) below the greatest probability; never
-    what is forbidden (-inf), however wide ``delta`` is."""
-    judged = scores[:, : drafts.shape[1]].float()
-    probs = judged.softmax(-1)
+    """Which drafts are among the ``top_k``, and at most ``delta`` (``[B, 1, 1]``) below the greatest probability. What
+    has none, such as a forbidden token, is not near, however wide ``delta`` is."""
+    probs = scores[:, : drafts.shape[1]].float().softmax(-1)
     greatest = probs.topk(min(top_k, probs.shape[-1]), dim=-1)
-    allowed = judged.gather(-1, greatest.indices) != float("-inf")
-    near = (greatest.values >= greatest.values[..., :1] - delta) & allowed
+    near = (greatest.values >= greatest.values[..., :1] - delta) & (greatest.values > 0)
     return ((greatest.indices == drafts[..., None]) & near).any(-1)

@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
-from speccompile.acceptance import Block, Rejection
+from speccompile.acceptance import Block, Forced, Rejection
 from speccompile.acceptance.coins import decide
+from speccompile.acceptance.forced import so_many
 from speccompile.acceptance.keep import Keeps, keep
 from speccompile.acceptance.relaxed import near_enough
 from speccompile.acceptance.typical import likely_enough
@@ -76,3 +77,6 @@ LOSSY: dict[str, Judge] = {
     "typical": by_keeping(partial(likely_enough, threshold=0.3, alpha=0.09)),
     "relaxed": by_keeping(partial(near_enough, begin=0, end=1, top_k=10, delta=0.6)),
 }
+
+#: What it keeps need not even be possible.
+FORCED: Judge = by_keeping(partial(so_many, rule=Forced(1.5)))

@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import RULES
+from rules import FORCED, LOSSY, RULES
 
 from speccompile import acceptance
+
+ALL = RULES | LOSSY | {"forced": FORCED}
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Case:
 
     def run(self, rule: str) -> tuple[torch.Tensor, torch.Tensor]:
         given_tensors = (self.scores, self.drafts, self.lens, self.length, self.temperature, self.seed)
-        return RULES[rule](*given_tensors, self.draft_probs)
+        return ALL[rule](*given_tensors, self.draft_probs)
 
     def rows(self, index: torch.Tensor) -> Case:
         probs = None if self.draft_probs is None else self.draft_probs[index]
@@ -56,11 +58,13 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(scores, drafts, lens, length, temperature, seed, probs)
 
 
-each_rule = pytest.mark.parametrize("rule", list(RULES))
+each_rule = pytest.mark.parametrize("rule", list(ALL))
+each_lossless_rule = pytest.mark.parametrize("rule", list(RULES))
 many = settings(max_examples=80, deadline=None)
 
 
 def test_every_rule_is_here() -> None:
+    assert ALL.keys() == acceptance.RULES.keys()
     assert RULES.keys() == {name for name, rule in acceptance.RULES.items() if rule.lossless}
 
 
@@ -68,16 +72,17 @@ def test_every_rule_is_here() -> None:
 @given(case=cases())
 @many
 def test_counts_drafts_and_support(rule: str, case: Case) -> None:
-    """U1: 0 <= a <= K_b. U2: accepted tokens are the drafts. U4: what is emitted has a probability, accepted or not."""
+    """U1: 0 <= a <= K_b. U2: accepted tokens are the drafts. U4: what is emitted has a probability, accepted or not
+    (but for ``forced``, where that holds of the last one)."""
     tokens, accepted = case.run(rule)
     assert tokens.dtype == accepted.dtype == torch.int64 and tokens.shape == case.scores.shape[:2]
     for row in range(len(tokens)):
         a = int(accepted[row])
         assert 0 <= a <= int(case.lens[row])
         assert tokens[row, :a].tolist() == case.drafts[row, :a].tolist()
-        assert 0 <= int(tokens[row, a]) < case.scores.shape[-1]
+        assert ((tokens[row, : a + 1] >= 0) & (tokens[row, : a + 1] < case.scores.shape[-1])).all()
         emitted = case.scores[row, torch.arange(a + 1), tokens[row, : a + 1]]
-        assert (emitted > float("-inf")).all()
+        assert (emitted[a if rule == "forced" else 0 :] > float("-inf")).all()
 
 
 @each_rule
@@ -93,7 +98,7 @@ def test_rows_know_nothing_of_each_other(rule: str, case: Case, data: st.DataObj
     assert torch.equal(alone[0], tokens[order[0]]) and alone_accepted[0] == accepted[order[0]]
 
 
-@pytest.mark.parametrize("rule", ["exact", "rejection"])
+@pytest.mark.parametrize("rule", [name for name in ALL if name != "block"])
 @given(case=cases(), data=st.data())
 @many
 def test_what_comes_later_changes_nothing(rule: str, case: Case, data: st.DataObject) -> None:
@@ -134,7 +139,7 @@ def test_a_wider_step_decides_the_same(rule: str, case: Case) -> None:
         assert torch.equal(wide[row, : a + 1], tokens[row, : a + 1])
 
 
-@each_rule
+@each_lossless_rule
 @given(case=cases())
 @many
 def test_rows_at_temperature_0_are_greedy(rule: str, case: Case) -> None:

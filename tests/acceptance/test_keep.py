@@ -73,7 +73,11 @@ def test_typical_keeps_more_at_lower_bars(
     assert_sound(step, tokens, accepted)
     assert (typical(step, threshold * less, alpha)[1] >= accepted).all()
     assert (typical(step, threshold, alpha * less)[1] >= accepted).all()
-    # Whatever is more likely than the threshold is kept, and at 0 everything that has a probability.
+    # D4: whatever is more likely than the threshold is kept, and at 0 everything that has a probability.
+    scores, drafts, lens = step
+    likely = scores[:, : drafts.shape[1]].softmax(-1).gather(-1, drafts.clamp(min=0)[..., None])[..., 0] > threshold
+    sure = (likely & (torch.arange(drafts.shape[1]) < lens[:, None])).long().cumprod(1).sum(1)
+    assert (accepted >= sure).all()
     assert (typical(step, 0.0, 0.0)[1] == step[2]).all()
 
 

@@ -133,6 +133,22 @@ def model() -> LlamaForCausalLM:
     return tiny_llama(vocab=VOCAB)
 
 
+@pytest.mark.parametrize(("begin", "end", "name"), [(VOCAB, END, "begin"), (BEGIN, VOCAB + 5, "end")])
+def test_tokens_that_never_come(model: LlamaForCausalLM, begin: int, end: int, name: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"{name}={max(begin, end)} .* no token id of the target \(0 \.\. 9\)"):
+        wrap(model, "none", tiers=(0,), max_len=16, backend="eager", acceptance=Relaxed(begin, end))
+
+
+def test_what_is_forbidden_is_not_near() -> None:
+    """Fewer tokens are possible than may be kept, and none of them is sure."""
+    scores = torch.full((VOCAB,), float("-inf"))
+    scores[:3] = 0.0
+    for compat in (False, True):
+        assert [kept(scores, draft, [BEGIN], [], compat=compat, top_k=VOCAB, delta=1.0) for draft in (0, 2, 3)] == [
+            True, True, False
+        ]  # fmt: skip
+
+
 PROMPTS = [
     [1, BEGIN, 2], [3, 4, 5], [BEGIN, 1, END, 6], [END, 2, 7], [2, 3, BEGIN], [6, END, BEGIN, 1], [5, 5, 1],
     [1, END, 4], [BEGIN, 1, END, 6],

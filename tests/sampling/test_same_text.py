@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampling_modes import Dice, Random
-from test_processors import options_of
+from test_processors import CHOICES, options_of
 from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -36,19 +36,13 @@ def specs(model: LlamaForCausalLM) -> Iterator[dict[str, Speculator]]:
         yield {mode: wrap(model, mode, sampling=True, **sizes, **options) for mode, options in MODES.items()}
 
 
-NAMES = [
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens", "bad_words_ids", "suppress_tokens",
-]  # fmt: skip
-
-
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
     specs: dict[str, Speculator], data: st.DataObject
 ) -> None:
     prompts = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=40), min_size=3, max_size=3))
-    options = [data.draw(options_of(NAMES)) for _ in prompts]
+    options = [data.draw(options_of(list(CHOICES))) for _ in prompts]
     seeds = [data.draw(st.integers(0, 2**63 - 1)) for _ in prompts]
     asked = [
         {"ids": ids, "do_sample": True, "seed": seed, "max_new_tokens": 24, "eos_token_id": [7]} | extra
@@ -67,6 +61,17 @@ def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
             assert [request.result().token_ids for request in together] == expected
         alone = data.draw(st.integers(0, 2))
         assert spec.engine.submit(**asked[alone]).result().token_ids == expected[alone]
+
+
+def test_plain_decoding_draws_the_same(specs: dict[str, Speculator], model: LlamaForCausalLM) -> None:
+    """Mode ``none`` has tiers, and no proposals."""
+    request: dict[str, Any] = {"ids": [1, 2, 3, 1, 2], "do_sample": True, "seed": 6, "max_new_tokens": 24}
+    specs["ngram"].set_tier(3)
+    expected = specs["ngram"].engine.submit(**request).result().token_ids
+    with wrap(model, "none", tiers=(0, 1, 3), max_batch=3, max_len=128, backend="eager") as spec:
+        for draft_len in (0, 3):
+            spec.set_tier(draft_len)
+            assert spec.engine.submit(**request).result().token_ids == expected
 
 
 def test_drafts_are_accepted_and_rejected(specs: dict[str, Speculator]) -> None:
