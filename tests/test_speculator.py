@@ -33,7 +33,7 @@ def test_the_fingerprint_is_whole_from_the_start(model: LlamaForCausalLM) -> Non
     assert spec.arena.fingerprint() == before
     assert {entry[0] for entry in before} == {
         "arena",
-        *(tier.name for tier in [*spec.engine.tiers.values(), *spec.prefill.values()]),
+        *(tier.name for tier in [*spec.engine.tiers.values(), *spec.engine.prefill_tiers.values()]),
     }
 
 
