@@ -122,7 +122,10 @@ class Engine(Stepper):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
                 ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens``, ``forced_eos_token_id``,
-                ``suppress_tokens``, ``begin_suppress_tokens``. What is not given is what the generation_config says.
+                ``suppress_tokens``, ``begin_suppress_tokens``, ``guide``, ``prefix_allowed_tokens_fn``. What is not
+                given is what the generation_config says. A slot has room for 256 ids of ``logit_bias``, 256 of
+                ``suppress_tokens``, 64 of ``begin_suppress_tokens``, 64 bad words of up to 8 tokens, and n-grams of up
+                to 16 tokens; more is refused.
 
         Raises:
             QueueFull: as many requests wait as may.

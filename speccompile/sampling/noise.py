@@ -17,6 +17,9 @@ RESIDUAL = 2
 DRAFTS = 3
 FORCED = 4
 
+#: A seed is one of so many, from 0 on.
+SEEDS = 2**63
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF
 
