@@ -25,6 +25,10 @@ class UserError(SpecCompileError, ValueError):
     """The caller asked for something that cannot be had; the arguments have to change."""
 
 
+#: Of a value that a message shows: a list of hundreds of token ids would hide the reason behind it.
+LONGEST_VALUE = 200
+
+
 # --- arguments of wrap -------------------------------------------------------------------------
 
 
@@ -44,7 +48,13 @@ class UnknownOption(UserError):
 
 
 class InvalidOption(UserError):
-    template = "{where}: {name}={value!r} is not valid: {reason}."
+    template = "{where}: {name}={shown} is not valid: {reason}."
+
+    def __init__(self, message: str | None = None, *, value: Any = None, **fields: Any) -> None:
+        shown = repr(value)
+        if len(shown) > LONGEST_VALUE:
+            shown = f"{shown[:LONGEST_VALUE]}..."
+        super().__init__(message, value=value, shown=shown, **fields)
 
 
 class InvalidTiers(UserError):

@@ -55,8 +55,8 @@ def built() -> Iterator[Built]:
         yield Built(model, spec, compiled)
 
 
-def wrapped(model: LlamaForCausalLM, mode: str) -> Speculator:
-    return speccompile.wrap(model, mode, tiers=(0, 1, 3), max_batch=2, max_len=36, backend="inductor")
+def wrapped(model: LlamaForCausalLM, mode: str, backend: str = "inductor", **options: Any) -> Speculator:
+    return speccompile.wrap(model, mode, tiers=(0, 1, 3), max_batch=2, max_len=36, backend=backend, **options)
 
 
 def arguments(body: Body, rows: int, width: int) -> list[torch.Tensor]:
@@ -104,6 +104,46 @@ def test_a_second_wrap_compiles_nothing(built: Built) -> None:
     # Another mode, and even another model: the artifact takes weights and state as arguments.
     with wrapped(built.model, "ngram"), wrapped(tiny_llama(seed=7), "none"):
         assert len(built.compiled) == 1
+
+
+@pytest.mark.parametrize("mode", ["ngram", "early_exit"])
+def test_drawn_and_scored_steps(built: Built, mode: str) -> None:
+    """They run the very artifact of the greedy ones, and draw what the eager backend draws."""
+    prompt = [5, 3, 9, 5, 3, 9, 5, 3]
+    options: list[dict[str, Any]] = [
+        {"do_sample": True, "seed": 3, "temperature": 0.4, "top_k": 5},
+        {"do_sample": True, "seed": 4, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
+        {"frequency_penalty": 0.7, "no_repeat_ngram_size": 3, "suppress_tokens": [3]},
+        # Of two tokens, so that n-grams find something.
+        {"do_sample": True, "seed": 5, "logit_bias": {5: 20.0, 9: 20.0}},
+    ]
+    kept = {"logprobs": True, "prompt_logprobs": True, "output_logits": True, "output_scores": True}
+    asked = [{"max_new_tokens": 20, **given, **wish} for given in options for wish in ({}, kept)]
+    with (
+        wrapped(built.model, mode, sampling=True, scores=True) as spec,
+        wrapped(built.model, mode, "eager", sampling=True, scores=True) as eager,
+    ):
+        accepted = 0
+        for draft_len in (3, 0, 1):
+            results = []
+            for each in (spec, eager):
+                each.set_tier(draft_len)
+                requests = [each.engine.submit(prompt, **request) for request in asked]
+                results.append([request.result() for request in requests])
+            for got, expected in zip(*results, strict=True):
+                assert got.token_ids == expected.token_ids
+                for name in ("logprobs", "logits", "scores"):
+                    torch.testing.assert_close(getattr(got, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
+                if got.prompt_logprobs is not None and expected.prompt_logprobs is not None:
+                    assert got.prompt_logprobs[1:] == pytest.approx(expected.prompt_logprobs[1:], abs=1e-4)
+            accepted += spec.stats.accepted_tokens
+        assert accepted > 0, "or no draft was ever judged"
+        artifact = inductor.compiled_bodies(built.graph)["decoder_layer"]
+        tiers = [*spec.engine.tiers.values(), *spec.engine.prefill_tiers.values()]
+        kinds = {tier.key.sampling for tier in spec.engine.tiers.values()}
+        assert kinds == {"greedy", "sampled", "scored"}
+        assert all(tier.executable.__globals__["decoder_layer"] is artifact for tier in tiers)
+    assert len(built.compiled) == 1
 
 
 @pytest.mark.parametrize(("rows", "width"), SHAPES)

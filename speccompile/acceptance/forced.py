@@ -26,7 +26,7 @@ from speccompile.graph_capture.state import StateSpec
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
-from speccompile.sampling.noise import FORCED, coins
+from speccompile.sampling.noise import FORCED, SEEDS, coins
 
 VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 
@@ -70,12 +70,11 @@ class Forced(Rule):
         if (value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf)) or value is True:
             refuse("accepted", "it has to be a number of at least 0")
         if self.rates is not None:
-            rates = (1.0, *self.rates)
-            falling = all(a >= b >= 0 for a, b in itertools.pairwise(rates))
-            if not self.rates or not falling:
-                refuse("rates", "they have to lie in 0 .. 1 and must not increase")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            refuse("seed", "it has to be an int of at least 0")
+            listed = isinstance(self.rates, list | tuple) and all(isinstance(rate, int | float) for rate in self.rates)
+            if not listed or not self.rates or not all(a >= b >= 0 for a, b in itertools.pairwise((1.0, *self.rates))):
+                refuse("rates", "they have to be a list of numbers in 0 .. 1 that must not increase")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < SEEDS:
+            refuse("seed", f"it has to be an int in 0 .. {SEEDS - 1}")
         if self.trace is not None:
             if problem := trace_problem(self.trace):
                 refuse("trace", problem)
@@ -113,11 +112,13 @@ def from_environment() -> Forced | None:
     """What TensorRT-LLM's variable asks for; None if it is not set or 0.
 
     Raises:
-        InvalidOption: it is no number.
+        InvalidOption: it is no number, or one below 0.
     """
     text = os.environ.get(VARIABLE, "").strip()
     try:
         value = float(text or 0)
+        if not 0 <= value < math.inf:
+            raise ValueError
     except ValueError:
         reason = "it has to be a number of draft tokens, 0 for none"
         raise InvalidOption(where="the environment", name=VARIABLE, value=text, reason=reason) from None

@@ -102,6 +102,8 @@ class Engine(Turns):
                 ``suppress_tokens``, ``begin_suppress_tokens``, ``guide`` (of :mod:`speccompile.guides`),
                 ``prefix_allowed_tokens_fn`` (asked on the host, and without drafts). What is not given is what the
                 generation_config says.
+                A slot has room for 256 ids of ``logit_bias``, 256 of ``suppress_tokens``, 64 of
+                ``begin_suppress_tokens``, 64 bad words of up to 8 tokens, and n-grams of up to 16 tokens; more is refused.
 
         Raises:
             QueueFull: as many requests wait as may.

@@ -11,6 +11,11 @@ import torch
 
 from speccompile.graph_capture.state import StateSpec
 
+#: Numbers that divide or multiply scores: beyond these, float32 scores could overflow.
+SMALLEST, GREATEST = 1e-6, 1e6
+#: Of whole numbers without a bound of their own, such as would not fit into int64 when others are added.
+MOST = 2**31 - 1
+
 SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, int drafted, Tensor[] state) -> ()"
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
@@ -134,11 +139,11 @@ def number(low: float, high: float = float("inf"), *, above: bool = False) -> Ca
     return problem
 
 
-def whole(low: int, high: int | None = None) -> Callable[[Any, int], str | None]:
+def whole(low: int, high: int = MOST) -> Callable[[Any, int], str | None]:
     def problem(value: Any, vocab: int) -> str | None:
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return None
-        return f"it has to be an int of at least {low}" + ("" if high is None else f" and at most {high}")
+        return f"it has to be an int of at least {low} and at most {high}"
 
     return problem
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, ClassVar
 
 import torch
 
 from speccompile.graph_capture.state import N, StateSpec
-from speccompile.sampling.base import Option, Processor, context_lengths, forbid, token_ids, token_problem
+from speccompile.sampling.base import GREATEST, Option, Processor, context_lengths, forbid, token_ids, token_problem
 
 BIAS_CAPACITY = 256
 SUPPRESS_CAPACITY = 256
@@ -23,8 +24,8 @@ def _bias_problem(value: Any, vocab: int) -> str | None:
     for token, bias in value.items():
         if wrong := token_problem(token, vocab):
             return wrong
-        if not isinstance(bias, int | float) or isinstance(bias, bool) or bias != bias or bias == float("inf"):
-            return f"the bias {bias!r} of token {token} is no number (or -inf)"
+        if not isinstance(bias, int | float) or isinstance(bias, bool) or not (abs(bias) <= GREATEST or bias == -inf):
+            return f"the bias {bias!r} of token {token} is no number of at most {GREATEST:g} (or -inf)"
     return None
 
 

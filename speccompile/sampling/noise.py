@@ -19,6 +19,8 @@ FORCED = 4
 
 # On a CPU noise is made for the tokens alone that can come, where they are at most one of so many.
 FEW = 8
+#: A seed is one of so many, from 0 on.
+SEEDS = 2**63
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF

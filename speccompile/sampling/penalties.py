@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph_capture.state import N, StateSpec
-from speccompile.sampling.base import Option, Processor, context_lengths, number
+from speccompile.sampling.base import GREATEST, SMALLEST, Option, Processor, context_lengths, number
 
 
 class RepetitionPenalty(Processor):
@@ -16,7 +16,7 @@ class RepetitionPenalty(Processor):
     divided by the penalty and a negative one multiplied."""
 
     name = "repetition_penalty"
-    options: ClassVar = (Option("repetition_penalty", number(0, above=True), neutral=1.0),)
+    options: ClassVar = (Option("repetition_penalty", number(SMALLEST, GREATEST), neutral=1.0),)
     state: ClassVar = (StateSpec("repetition_penalty", (N,), torch.float32, fill=1),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:

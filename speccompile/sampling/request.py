@@ -13,8 +13,7 @@ from speccompile.errors import InvalidOption
 from speccompile.runtime.arena import Arena
 from speccompile.sampling import OPTIONS, PROCESSORS
 from speccompile.sampling.allowed import AllowedTokensFunction
-
-SEEDS = 2**63
+from speccompile.sampling.noise import SEEDS
 
 
 @dataclass(frozen=True)

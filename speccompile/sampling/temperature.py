@@ -8,14 +8,21 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph_capture.state import N, StateSpec
-from speccompile.sampling.base import Option, Processor, number
+from speccompile.sampling.base import GREATEST, SMALLEST, Option, Processor, number
+
+
+def _problem(value: Any, vocab: int) -> str | None:
+    problem = number(0, GREATEST)(value, vocab)
+    if problem is None and 0 < value < SMALLEST:
+        return f"below {SMALLEST:g} scores could overflow; take 0, which chooses the greatest"
+    return problem
 
 
 class Temperature(Processor):
     """transformers' ``TemperatureLogitsWarper``. A slot at 0 draws nothing and is left as it is."""
 
     name = "temperature"
-    options: ClassVar = (Option("temperature", number(0), default=1.0, draws=True),)
+    options: ClassVar = (Option("temperature", _problem, default=1.0, draws=True),)
     state: ClassVar = (StateSpec("temperature", (N,), torch.float32),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:

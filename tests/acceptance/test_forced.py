@@ -100,9 +100,10 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, text)
         assert choose_rule(None) == rule
         assert choose_rule("exact") == Exact(), "what is asked for wins"
-    monkeypatch.setenv(VARIABLE, "two")
-    with pytest.raises(InvalidOption, match=f"{VARIABLE}='two'"):
-        choose_rule(None)
+    for text in ("two", "-1", "nan", "inf"):
+        monkeypatch.setenv(VARIABLE, text)
+        with pytest.raises(InvalidOption, match=f"{VARIABLE}='{text}'"):
+            choose_rule(None)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,11 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"rates": ()}, "must not increase"),
         ({"rates": (0.5, 0.6)}, "must not increase"),
         ({"rates": (1.5,)}, "must not increase"),
+        ({"rates": ["a"]}, "list of numbers"),
+        ({"rates": 0.5}, "list of numbers"),
         ({"accepted": 1, "seed": -1}, "seed=-1"),
+        ({"accepted": 1, "seed": 2**63}, r"int in 0 \.\. 9223372036854775807"),
+        ({"accepted": 1, "seed": True}, "seed=True"),
     ],
 )
 def test_bad_options(arguments: dict[str, Any], says: str) -> None:
