@@ -103,7 +103,8 @@ class Engine(Turns):
                 ``prefix_allowed_tokens_fn`` (asked on the host, and without drafts). What is not given is what the
                 generation_config says.
                 A slot has room for 256 ids of ``logit_bias``, 256 of ``suppress_tokens``, 64 of
-                ``begin_suppress_tokens``, 64 bad words of up to 8 tokens, and n-grams of up to 16 tokens; more is refused.
+                ``begin_suppress_tokens``, 64 bad words of up to 8 tokens, and n-grams of up to 16 tokens; more is
+                refused.
 
         Raises:
             QueueFull: as many requests wait as may.
