@@ -298,8 +298,11 @@ class Stepper:
         arena["prefill_slot"][0] = request.slot
         arena["prefill_start"][0] = request.cached
         started = time.perf_counter()
-        self.prefill_tiers[width, self._kind_of_chunk(request, is_last)].run()
-        self.prefill_budget.note_chunk(width, time.perf_counter() - started)
+        kind = self._kind_of_chunk(request, is_last)
+        self.prefill_tiers[width, kind].run()
+        if kind != "prompt_scored":
+            # Those run the lm_head over all places, and say nothing of others.
+            self.prefill_budget.note_chunk(width, time.perf_counter() - started)
         self.stats.count_prefill(count)
         request.stats.prefill_tokens += count
         if request.params.wanted.prompt_logprobs:
