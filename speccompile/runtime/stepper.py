@@ -274,6 +274,9 @@ class Stepper:
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
         """Read a chunk of a request's prompt and return its width: 0 if there was nothing to read, None if there was no
         room for it before the next decode step. What fails here is that request's own failure."""
+        if request.finished:
+            # Cancelled by what it asked: it lets go of its slot when the turn ends.
+            return None
         try:
             left = len(request.prompt) - request.cached
             if request.stats.reused_tokens and left == 1:

@@ -127,7 +127,7 @@ FAULTS: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda *_: [], InvalidInput, "it returned no token; one at least has to be allowed"),
     (lambda *_: None, InvalidInput, "it has to return a list of token ids, not None"),
     (lambda *_: 5, InvalidInput, "it has to return a list of token ids, not 5"),
-    (lambda *_: [1, VOCAB], InvalidInput, "it returned what are no token ids: 128 is no token id (0 .. 127)"),
+    (lambda *_: [1, VOCAB], InvalidInput, "it returned what is no token id: 128 is no token id (0 .. 127)"),
     (lambda *_: [-1], InvalidInput, "-1 is no token id (0 .. 127)"),
     (lambda *_: [1.5], InvalidInput, "1.5 is no token id"),
     (lambda *_: torch.tensor([[1]]), InvalidInput, "[1] is no token id"),

@@ -43,12 +43,12 @@ def spell(rng: random.Random, text: str, by_bytes: dict[bytes, list[int]]) -> li
 def test_a_guide_matches_what_re_matches(pattern: str, tokenizer: str) -> None:
     guide, by_bytes = regex_guide(pattern, TOKENIZERS[tokenizer]), token_bytes(TOKENIZERS[tokenizer])
     rng, matching = random.Random(1), 0
-    for _ in range(400):
-        text = "".join(rng.choice("aabbcé1 0.\U0001f600\\") for _ in range(rng.randrange(5)))
+    texts = ["".join(rng.choice("aabbcé1 0.\U0001f600\\") for _ in range(rng.randrange(5))) for _ in range(400)]
+    for text in [*texts, "a.b", "a\\", "aababb"]:
         expected = re.fullmatch(pattern, text) is not None
         assert guide.matches(spell(rng, text, by_bytes)) == expected, (pattern, text)
         matching += expected
-    assert matching or pattern == "(a|b)*abb"
+    assert matching
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
