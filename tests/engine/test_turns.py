@@ -175,7 +175,7 @@ def test_serving_sleeps_until_somebody_comes(engine: Engine, model: LlamaForCaus
 def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Threads that let go of their workers, in that order."""
     idents: list[int] = []
-    monkeypatch.setattr("speccompile.runtime.engine.release_workers", lambda: idents.append(threading.get_ident()))
+    monkeypatch.setattr("speccompile.runtime.turns.release_workers", lambda: idents.append(threading.get_ident()))
     return idents
 
 
