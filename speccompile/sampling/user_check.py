@@ -203,10 +203,10 @@ class _Check:
         return torch.randint(self.vocab, (rows, length), generator=self.generator).to(self.device)
 
     def _scores(self, rows: int) -> torch.Tensor:
-        """Some are forbidden already, as by another processor, but for the first row."""
+        """In some rows some are forbidden already, as by another processor."""
         scores = 3 * torch.randn(rows, self.vocab, generator=self.generator)
         forbidden = torch.rand(rows, self.vocab, generator=self.generator) < 0.2
-        forbidden[0] = False
+        forbidden &= torch.rand(rows, 1, generator=self.generator) < 0.5
         return scores.masked_fill(forbidden, float("-inf")).to(self.device)
 
 

@@ -366,8 +366,8 @@ def mixes_texts(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores + input_ids[:, -1].max()
 
 
-def first_token(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    return scores + input_ids[:, 0, None] + input_ids.shape[1] / 1000
+def uses_length(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return scores + input_ids.shape[1] / 1000
 
 
 def long_texts(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -399,7 +399,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "ngrams": (hf.NoRepeatNGramLogitsProcessor(2), "a text of 1 token changes", "give no_repeat_ngram_size"),
     "words": (hf.NoBadWordsLogitsProcessor([[5, 5, 7]]), "a text of 1 token changes", "give bad_words_ids"),
     "long word": (hf.NoBadWordsLogitsProcessor([[8, 8, 9, 10, 11, 12]]), "a text of 4 tokens", "give bad_words_ids"),
-    "first token": (first_token, "it depends on padding", NO_LENGTHS),
+    "length": (uses_length, "it depends on padding", NO_LENGTHS),
     "counts tokens": (CountsTokens(), "it depends on padding", NO_LENGTHS),
     "one length": (long_texts, "its result for a text of 51 tokens changes when the text is padded to 64", NO_LENGTHS),
     "counts calls": (CountsCalls(), "called twice with the same tensors it returns different ones", AS_OPS),
