@@ -31,7 +31,7 @@ def model() -> LlamaForCausalLM:
 @cache
 def spec_of(mode: str) -> Speculator:
     tiers = (0,) if mode == "none" else (0, 1, 3)
-    return wrap(model(), mode, tiers=tiers, max_batch=3, max_len=64, backend="eager", **MODES[mode])
+    return wrap(model(), mode, tiers=tiers, max_batch=8, max_len=64, backend="eager", **MODES[mode])
 
 
 def near(row: int, text: torch.Tensor) -> list[int]:
