@@ -70,7 +70,7 @@ def wrap(
             no backend offers yet.
         max_waiting: most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: most prompt tokens that ``spec.engine`` reads between two decode steps. None measures what they
-            cost, and keeps a step with its prompts within 2.2 usual steps.
+            cost, and keeps a step with its prompts within 2 usual steps.
         prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
             ``deterministic=True`` never does.
         sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other

@@ -240,7 +240,7 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
     assert "(0, 3), each for 1, 2 rows" in text["tiers"]
     assert f"prefill chunks of {prefill_widths(64)}" in text["tiers"]
     assert "2 slots, at most 1024 waiting" in text["engine"]
-    assert "as many as keep a step within 2.2 usual ones" in text["engine"]
+    assert "as many as keep a step within 2 usual ones" in text["engine"]
     assert "prefix reuse on" in text["engine"]
     assert "results are read when a step ends" in text["engine"]
     assert text["policy"] == str(spec.policy)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 # A decode step and the prompt chunks in front of it may take so many times a usual step: what a running request waits
 # for its next token, at most. The promise is 3; a chunk behind a long text costs more than the measured one.
-LONGEST_WAIT = 2.2
+LONGEST_WAIT = 2.0
 # Newest measurements that an estimate is made of.
 STEPS = 32
 CHUNKS = 5
