@@ -86,8 +86,13 @@ class Slots:
             if self._weights.get(slot) == weights
         }
         lengths = {slot: length for slot, length in lengths.items() if length}
-        # A free slot wins a tie: its KV need not be copied.
-        source = max(lengths, key=lambda slot: (lengths[slot], slot in self._free), default=-1)
+
+        def preference(slot: int) -> tuple[int, bool, bool]:
+            # Of equals, a free slot: its KV need not be copied. Of these, one that holds no more: nothing is given up.
+            free = slot in self._free
+            return lengths[slot], free and len(self._free[slot]) == lengths[slot], free
+
+        source = max(lengths, key=preference, default=-1)
         return source, lengths.get(source, 0)
 
     def _choose(self, source: int, shared: int) -> int:

@@ -34,6 +34,17 @@ def small_arena() -> Arena:
     return Arena(layout, torch.device("cpu"))
 
 
+def request_of(text: list[int], arena: Arena) -> Request:
+    return Request(
+        Idle(),
+        text,
+        Params(max_new_tokens=4, eos=()),
+        Listener(torch.tensor([text]), 4, None, make_criteria(None, None, None)),
+        RequestStats(1),
+        Records(Wanted(), arena),
+    )
+
+
 def kv_of(text: list[int]) -> list[list[int]]:
     """Stands in for KV: it depends on the place and on all tokens up to it."""
     return [[place, hash(tuple(text[: place + 1]))] for place in range(len(text))]
@@ -65,14 +76,7 @@ def test_a_slot_holds_the_longest_known_beginning_and_nothing_wrong(data: st.Dat
             known = [(texts, free_slot) for free_slot, texts in free.items()]
             known += [((born[r], (r.prompt + r.new_tokens)[: r.cached]), r.slot) for r in running]
             most = max((shared_beginning(text[:-1], held) for (of, held), _ in known if of == weights[0]), default=0)
-            request = Request(
-                Idle(),
-                text,
-                Params(max_new_tokens=4, eos=()),
-                Listener(torch.tensor([text]), 4, None, make_criteria(None, None, None)),
-                RequestStats(1),
-                Records(Wanted(), arena),
-            )
+            request = request_of(text, arena)
             slots.take(request)
             assert request.cached == request.stats.reused_tokens == most
             assert arena["kv"][request.slot, :most].tolist() == kv_of(text[:most])
@@ -108,20 +112,31 @@ def test_a_slot_holds_the_longest_known_beginning_and_nothing_wrong(data: st.Dat
         assert slots.owned == running or sorted(map(id, slots.owned)) == sorted(map(id, running))
 
 
+def test_of_two_that_know_as_much_the_one_that_ends_there_goes_on() -> None:
+    """It gives up nothing and needs no copy, also where a longer one became free before it."""
+    arena = small_arena()
+    slots = Slots(arena, lambda: 0, reuse=True, clear=False)
+    owned = []
+    for cached in (2, 1):
+        request = request_of([0, 0], arena)
+        slots.take(request)
+        request.cached = cached
+        request.end("eos", None)
+        slots.give_back(request)
+        owned.append(request.slot)
+    assert owned[0] != owned[1]
+    request = request_of([0, 0], arena)
+    slots.take(request)
+    assert (request.slot, request.cached) == (owned[1], 1)
+
+
 def test_reset_keeps_kv_and_clearing_takes_what_is_behind_the_text() -> None:
     """A new owner that reads dead places finds none of a former one's."""
     for clear in (False, True):
         arena = small_arena()
         slots = Slots(arena, lambda: 0, reuse=True, clear=clear)
         arena["kv"].fill_(7)
-        request = Request(
-            Idle(),
-            [1, 2, 3],
-            Params(max_new_tokens=4, eos=()),
-            Listener(torch.tensor([[1, 2, 3]]), 4, None, make_criteria(None, None, None)),
-            RequestStats(1),
-            Records(Wanted(), arena),
-        )
+        request = request_of([1, 2, 3], arena)
         slots.take(request)
         assert bool(arena["kv"][request.slot].any()) is not clear
         assert (arena["kv"][[slot for slot in range(4) if slot != request.slot]] == 7).all()
