@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, CaptureMismatch, PassError, UnsupportedModel
+from speccompile.errors import CaptureError, CaptureMismatch, DeterministicUnavailable, PassError, UnsupportedModel
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import check_capture
@@ -21,7 +22,9 @@ from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Eager
-from speccompile.lowering.determinism import prove_deterministic
+from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
+from speccompile.lowering.kernels import STOCK
 from speccompile.lowering.tier import ChunkKind, Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.lowering.workers import release_workers
 from speccompile.passes.pipeline import Stage, Stages
@@ -44,13 +47,18 @@ class Build:
     """Everything that a wrap made, and the seconds it took.
 
     Args:
+        config: what was asked for, as it could be had.
+        weights: the model's own, by path.
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
     """
 
+    config: BuildConfig
     info: ModelInfo
     observed: Observation
     arena: Arena
+    weights: Mapping[str, torch.Tensor]
+    packs: WeightPacks
     executables: Executables
     make: Callable[[Kind], Executables]
     capture_difference: float
@@ -90,12 +98,14 @@ def build_stages(
         arena = Arena(plan_layout(info, config, observed.kv), info.device)
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
+    config = replace(config, route=observed.route)
+    packs = WeightPacks()
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
-        _, model_stages = model_pipeline(config, observed.route).run(captured, first)
+        _, model_stages = model_pipeline(config, packs).run(captured, first)
         tiers, prefill = _stages_of_kind(config, model_stages, config.kind if kind is None else kind)
-    return BuiltStages(observed, arena, model_stages, tiers, prefill, from_store=known is not None)
+    return BuiltStages(config, observed, arena, packs, model_stages, tiers, prefill, from_store=known is not None)
 
 
 def _stages_of_kind(
@@ -123,8 +133,10 @@ def _stages_of_kind(
 class BuiltStages:
     """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk."""
 
+    config: BuildConfig
     observed: Observation
     arena: Arena
+    packs: WeightPacks
     model: Stages
     tiers: dict[TierName, Stages]
     prefill: dict[PrefillName, Stages]
@@ -139,13 +151,21 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
     """
     clock = _Clock()
     stages, lowered, difference = _checked_stages(model, info, config, clock)
-    arena = stages.arena
+    if stages.config.keeps_bits:
+        try:
+            _prove(stages, lowered, clock)
+        except DeterministicUnavailable:
+            if stages.config.one_shape:
+                raise
+            # Some op between ours does not keep the order of sums.
+            kernels = STOCK if config.deterministic else config.kernels
+            config = replace(config, kernels=kernels, deterministic=config.deterministic or False)
+            stages, lowered, difference = _checked_stages(model, info, config, clock)
+            if stages.config.keeps_bits:
+                _prove(stages, lowered, clock)
+    config, arena = stages.config, stages.arena
     with clock.time("binding"):
         executables = _executables(config, arena, stages.tiers, stages.prefill)
-    if config.deterministic:
-        with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
-            flat = stages.model["choose_linear"].graph
-            prove_deterministic(stages.model.last.graph, flat, lowered, arena, config.width(0, config.max_batch))
     if info.device.type == "cpu":
         # Another thread may run the steps.
         release_workers()
@@ -154,7 +174,37 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         with task(f"build the {kind} steps"):
             return _executables(config, arena, *_stages_of_kind(config, stages.model, kind))
 
-    return Build(info, stages.observed, arena, executables, make, difference, clock.seconds)
+    return Build(
+        config,
+        info,
+        stages.observed,
+        arena,
+        _weights(stages.model["capture"].graph),
+        stages.packs,
+        executables,
+        make,
+        difference,
+        clock.seconds,
+    )
+
+
+def _weights(captured: StepGraph) -> dict[str, torch.Tensor]:
+    ports = captured.ports.values()
+    return {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
+
+
+def _prove(stages: BuiltStages, lowered: Callable[..., Any], clock: _Clock) -> None:
+    config = stages.config
+    with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
+        prove_deterministic(
+            stages.model.last.graph,
+            stages.model["choose_linear"].graph,
+            lowered,
+            stages.arena,
+            everywhere(config.max_batch, config.max_width)
+            if config.one_shape
+            else corners(config.max_batch, config.max_width),
+        )
 
 
 def _checked_stages(

@@ -13,13 +13,6 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     info, layout = build.info, build.arena.layout
     largest = build.largest
     bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in largest.graph.bodies.values())
-    shape = [config.max_batch, config.width(0, config.max_batch)]
-    deterministic = (
-        f"yes: every tier runs {shape}, attention in blocks; proved at build"
-        if config.deterministic
-        else "no: logits may differ in the last bits between tiers (deterministic=True prevents it, at the cost of "
-        "running every tier at the widest one's shape)"
-    )
     drafts = (
         "ready when a step ends: the smallest tier that serves them runs next"
         if config.mode.ready
@@ -35,9 +28,9 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "policy": str(engine.policy),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         **_processors(config),
-        "deterministic": deterministic,
+        "deterministic": _deterministic(config),
         "backend": f"{config.backend.name}: {config.backend.reason}",
-        "kernels": f"linears {config.linears.reason}; {_attention(build)}",
+        "kernels": f"linears and attention: {config.kernels.reason}; {_kernels(build)}",
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
@@ -68,7 +61,19 @@ def _engine(engine: Engine) -> str:
     )
 
 
-def _attention(build: Build) -> str:
+def _deterministic(config: BuildConfig) -> str:
+    if config.one_shape:
+        return f"yes: every tier runs {[config.max_batch, config.width(0)]}, attention in blocks; proved at build"
+    if config.keeps_bits:
+        return "yes: no kernel's order of sums depends on what else is computed; proved at build"
+    return (
+        "no: logits may differ in the last bits between tiers (deterministic=True prevents it, at the cost of "
+        "running every tier at the widest one's shape)"
+    )
+
+
+def _kernels(build: Build) -> str:
     if build.observed.route == "attention":
-        return "attention by SDPA, row by row over live keys"
+        packed = f"{len(build.packs)} weights packed, {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
+        return packed or "attention by SDPA, row by row over live keys"
     return f"the model's own attention, over a copy of each row's whole cache ({build.observed.reason})"

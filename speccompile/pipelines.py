@@ -12,14 +12,15 @@ from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, recorded_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend
-from speccompile.lowering.linears import STOCK, LinearChoice
+from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.lowering.tier import ChunkKind, Kind
 from speccompile.modes.base import Mode
 from speccompile.passes.advance_guide import AdvanceGuide, CutDrafts
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.bound_positions import BoundPositions
 from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
-from speccompile.passes.choose_linear import ChooseLinear
+from speccompile.passes.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import NoDrafts
 from speccompile.passes.last_logits import LastLogits
@@ -38,15 +39,19 @@ PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """What ``wrap`` was asked for, checked."""
+    """What ``wrap`` was asked for, checked, and by which means it can be had.
+
+    ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed.
+    """
 
     mode: Mode
     tiers: tuple[int, ...]
     max_batch: int
     max_len: int
     backend: Backend
-    deterministic: bool
-    linears: LinearChoice = STOCK
+    deterministic: bool | None
+    kernels: Kernels = STOCK
+    route: Route | None = None
     rule: Rule = field(default_factory=Exact)
     logits_processors: tuple[UserProcessor, ...] = ()
     scores: bool = False
@@ -57,21 +62,32 @@ class BuildConfig:
         return "sampled" if self.logits_processors else "greedy"
 
     @property
+    def row_fixed(self) -> bool:
+        """All kernels keep a row's order of sums, whatever is computed beside it."""
+        return self.kernels.native and self.route == "attention"
+
+    @property
+    def one_shape(self) -> bool:
+        """All tiers run one shape, which makes up for kernels that do not."""
+        return self.deterministic is True and not self.row_fixed
+
+    @property
+    def keeps_bits(self) -> bool:
+        """A context's logits are the same in every bit, wherever they are computed."""
+        return self.one_shape or (self.row_fixed and self.deterministic is not False)
+
+    @property
     def max_draft_len(self) -> int:
         return max(self.tiers)
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """Row counts of the executables: a step runs the smallest that holds its live rows; with ``deterministic``
-        all run one shape."""
-        return (self.max_batch,) if self.deterministic else row_counts(self.max_batch)
+        """Row counts of the executables: a step runs the smallest that holds its live rows."""
+        return (self.max_batch,) if self.one_shape else row_counts(self.max_batch)
 
-    def width(self, draft_len: int, rows: int) -> int:
-        """What the target computes in a step of a tier, at least K+1; with ``deterministic`` all run one shape."""
-        width = self.max_draft_len + 1 if self.deterministic else draft_len + 1
-        # One column would make a weight-stationary linear a matrix-vector product, which is slower than two.
-        alone = self.linears.weight_stationary and rows * width == 1
-        return 2 if alone else width
+    def width(self, draft_len: int) -> int:
+        """Verify width T of a tier."""
+        return (self.max_draft_len if self.one_shape else draft_len) + 1
 
     def draft_passes(self, draft_len: int, kind: Kind) -> list[Pass]:
         """What the mode puts into a tier."""
@@ -116,17 +132,17 @@ class BuildConfig:
 
     @property
     def max_width(self) -> int:
-        return max(self.width(draft_len, rows) for draft_len in self.tiers for rows in self.row_counts)
+        return self.max_draft_len + 1
 
 
-def model_pipeline(config: BuildConfig, route: Route) -> Pipeline:
+def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
     """Passes over the captured model alone; all tiers start from what they leave."""
-    passes = (
-        BoundPositions(),
-        ChooseAttention(config.deterministic) if route == "attention" else KeepAttention(),
-        ChooseLinear(config.linears.weight_stationary),
-        OutlineLayers(),
-    )
+    attention: Pass = KeepAttention()
+    if config.route == "attention":
+        stock = ChooseAttention("attention_fixed_order" if config.one_shape else "attention")
+        attention = ChooseAttention("native_attention") if config.kernels.native else stock
+    linears = PackLinears(packs) if config.kernels.native else KeepLinears()
+    passes = (BoundPositions(), attention, linears, OutlineLayers())
     return Pipeline(passes, facts("outlined"), "the captured model")
 
 
@@ -147,7 +163,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
     passes: list[Pass] = [
         BindRows(rows),
         *config.draft_passes(draft_len, kind),
-        VerifyInputs(draft_len, config.width(draft_len, rows)),
+        VerifyInputs(draft_len, config.width(draft_len)),
         *config.choice_passes(kind),
         Commit(),
     ]

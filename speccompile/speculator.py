@@ -17,7 +17,7 @@ from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.tier import Kind, Tier
 from speccompile.passes.pipeline import Pipeline, Stages
-from speccompile.pipelines import BuildConfig, prefill_pipeline, tier_pipeline
+from speccompile.pipelines import prefill_pipeline, tier_pipeline
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.check import CheckReport, first_difference, transformers_greedy
 from speccompile.runtime.engine import Engine
@@ -36,15 +36,12 @@ from speccompile.runtime.target import EosTokens, Target
 class Speculator:
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
-    def __init__(
-        self, model: PreTrainedModel, config: BuildConfig, build: Build, policy: Policy, options: EngineOptions
-    ) -> None:
-        self._config = config
+    def __init__(self, model: PreTrainedModel, build: Build, policy: Policy, options: EngineOptions) -> None:
+        config = self._config = build.config
         self._build: Build | None = build
-        ports = build.largest.graph.ports.values()
-        weights = {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
-        processors = config.logits_processors
-        self._target: Target | None = Target(model, weights, build.info.vocab_size, config.rule, processors)
+        self._target: Target | None = Target(
+            model, build.weights, build.packs, build.info.vocab_size, config.rule, config.logits_processors
+        )
         self._engine: Engine | None = Engine(
             self._target,
             arena=build.arena,
@@ -53,8 +50,8 @@ class Speculator:
             policy=policy,
             ready=config.mode.ready and not config.rule.fills_drafts,
             options=options,
-            deterministic=config.deterministic,
-            reads_dead_places=config.deterministic or build.observed.route == "eager",
+            one_shape=config.one_shape,
+            reads_dead_places=config.one_shape or config.route == "eager",
         )
 
     # --- decoding --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
 from speccompile.modes.base import Mode
-from speccompile.pipelines import BuildConfig, row_counts
+from speccompile.pipelines import BuildConfig
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, parse_policy
@@ -108,7 +108,7 @@ def wrap(
     )
     if not isinstance(sampling, bool):
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
-    spec = Speculator(model, plan.config, build(model, plan.info, plan.config), plan.policy, plan.engine)
+    spec = Speculator(model, build(model, plan.info, plan.config), plan.policy, plan.engine)
     if sampling:
         spec.engine.prepare("sampled")
     return spec
@@ -169,13 +169,10 @@ def make_plan(
         max_batch=max_batch,
         max_len=max_len,
         backend=chosen_backend,
-        # Stock linears and SDPA are not row-invariant across widths, so it is never free yet.
-        deterministic=bool(deterministic),
+        deterministic=deterministic,
         rule=rule,
         scores=scores,
-        linears=chosen_backend.choose_linears(
-            model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
-        ),
+        kernels=chosen_backend.choose_kernels(info),
     )
     processors = check_processors(
         logits_processor,

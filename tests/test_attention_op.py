@@ -14,11 +14,16 @@ from transformers import masking_utils
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
+import speccompile.lowering.ops.native  # noqa: F401  defines an op
+from speccompile.lowering.cpu.library import load_cpu_ops
 from speccompile.lowering.ops.attention import BLOCK, reference
+
+assert load_cpu_ops() is None
 
 OPS = {
     "attention": torch.ops.speccompile.attention,
     "attention_fixed_order": torch.ops.speccompile.attention_fixed_order,
+    "native_attention": torch.ops.speccompile.native_attention,
 }
 # Half a unit in the last place of the result's dtype, times a few for the softmax in between.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

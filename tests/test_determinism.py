@@ -13,7 +13,7 @@ import speccompile
 from speccompile.errors import DeterministicUnavailable
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.backends import Eager
-from speccompile.lowering.determinism import prove_deterministic
+from speccompile.lowering.determinism import everywhere, prove_deterministic
 from speccompile.speculator import Speculator
 
 Run = Callable[..., Any]
@@ -40,7 +40,7 @@ def step(graph: StepGraph) -> Run:
 
 
 def prove(spec: Speculator, graph: StepGraph, lowered: Run) -> None:
-    prove_deterministic(graph, spec.stages["choose_linear"].graph, lowered, spec.arena, WIDTH)
+    prove_deterministic(graph, spec.stages["choose_linear"].graph, lowered, spec.arena, everywhere(2, WIDTH))
 
 
 def placement(graph: StepGraph, inputs: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
@@ -128,7 +128,7 @@ def test_the_op_is_named(spec: Speculator, dim: int) -> None:
     activation.replace_all_uses_with(tilted, delete_user_cb=lambda user: user in readers)
     (culprit,) = flat.graph.find_nodes(op="call_function", target=torch.ops.aten.cumsum.default)
     with pytest.raises(DeterministicUnavailable) as caught:
-        prove_deterministic(flat, flat, Eager("uneven").lower(flat, "uneven"), spec.arena, WIDTH)
+        prove_deterministic(flat, flat, Eager("uneven").lower(flat, "uneven"), spec.arena, everywhere(2, WIDTH))
     assert caught.value.fields["op"] == f"{culprit.target} ({culprit.name})"
 
 

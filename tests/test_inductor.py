@@ -179,8 +179,8 @@ def test_a_step_writes_the_arena_itself(built: Built) -> None:
     assert {name: tensor.data_ptr() for name, tensor in arena.items()} == addresses
 
 
-def test_weights_are_read_where_they_are() -> None:
-    """Nothing was folded into the artifact: a weight changed in the model is changed in the tiers."""
+def test_weights_are_read_and_not_folded_in() -> None:
+    """A weight changed in the model is changed in the tiers."""
     model = tiny_llama(seed=3)
     spec = wrapped(model, "none")
     prompt = torch.tensor([[4, 5, 6]])
@@ -195,9 +195,6 @@ def test_weights_are_read_where_they_are() -> None:
         model.model.layers[1].mlp.down_proj.weight.mul_(-3)
     after, expected = texts()
     assert after == expected != before
-    own = {tensor.data_ptr() for tensor in model.parameters()}
-    for tier in spec.engine.tiers.values():
-        assert own <= {tensor.data_ptr() for tensor in tier.arguments}
 
 
 # --- what is compiled again, and what fails ------------------------------------------------------

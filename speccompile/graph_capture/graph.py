@@ -163,6 +163,15 @@ class StepGraph:
         """The placeholder of a tensor that is neither weight nor state, added when the graph does not use it yet."""
         return self._placeholder(Port.of_constant(name, value))
 
+    def weight(self, port: Port) -> fx.Node:
+        """The placeholder of a weight in another form than the model's, added when the graph does not use it yet."""
+        return self._placeholder(port)
+
+    def drop_placeholder(self, node: fx.Node) -> None:
+        """Nothing reads it any more."""
+        del self.ports[node.name]
+        self.graph.erase_node(node)
+
     def _placeholder(self, port: Port) -> fx.Node:
         for node in self.placeholders:
             if node.name == port.name:

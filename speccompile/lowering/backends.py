@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from speccompile.errors import UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.inductor import compiled_bodies
-from speccompile.lowering.linears import STOCK, LinearChoice, choose_linears
+from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.passes.printing import load_python, to_python
 
 
@@ -26,8 +26,8 @@ class Backend(Protocol):
     @property
     def reason(self) -> str: ...
 
-    def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
-        """The form of the linears for steps of so many rows (B * T)."""
+    def choose_kernels(self, info: ModelInfo) -> Kernels:
+        """What linears and attention run on."""
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]: ...
 
@@ -39,7 +39,7 @@ class Eager:
     reason: str
     name: str = "eager"
 
-    def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
+    def choose_kernels(self, info: ModelInfo) -> Kernels:
         return STOCK
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
@@ -57,8 +57,8 @@ class Inductor:
     reason: str
     name: str = "inductor"
 
-    def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
-        return choose_linears(model, widths)
+    def choose_kernels(self, info: ModelInfo) -> Kernels:
+        return choose_kernels(info)
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
         namespace = load_python(to_python(graph, title), f"<{title}>")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
+import speccompile.lowering.ops.native  # noqa: F401  defines an op
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 
 @dataclass(frozen=True)
 class ChooseAttention(Pass):
-    """``fixed_order`` takes the kernel whose result for a query does not depend on where in a step it stands."""
+    """``attention`` is torch's own, row by row; ``attention_fixed_order`` the same for tiers of one shape;
+    ``native_attention`` ours. Of the last two, a query's result does not depend on where in a step it stands."""
 
-    fixed_order: bool = False
+    kernel: Literal["attention", "attention_fixed_order", "native_attention"] = "attention"
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "speccompile::attention"
@@ -24,7 +26,7 @@ class ChooseAttention(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         ops = torch.ops.speccompile
-        kernel = ops.attention_fixed_order.default if self.fixed_order else ops.attention.default
+        kernel = getattr(ops, self.kernel).default
         found = graph.graph.find_nodes(op="call_function", target=ops.attention.default)
         for node in found:
             node.target = kernel

@@ -49,7 +49,7 @@ class Stepper:
         policy: chooses the draft length of each step.
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
         options: of the engine.
-        deterministic: a text must not depend, in any bit, on its neighbours or on what ran before.
+        one_shape: all steps and chunks run one shape, so that a text depends in no bit on what else ran.
         reads_dead_places: attention also reads places of a slot that its text has not reached, and hides them.
         state_of_weights: differs from before when the weights were changed.
     """
@@ -63,7 +63,7 @@ class Stepper:
         *,
         ready: bool,
         options: EngineOptions,
-        deterministic: bool,
+        one_shape: bool,
         reads_dead_places: bool,
         state_of_weights: Callable[[], Hashable],
     ) -> None:
@@ -82,10 +82,10 @@ class Stepper:
         #: Only where it runs beside the host, and where nothing of a step decides which tier comes next.
         self.late = arena.device.type == "cuda" and not (ready and "draft_lens" in arena)
         self.prefill_budget = PrefillBudget(
-            sorted({width for width, _ in self.prefill_tiers}), options.prefill_budget, fixed=deterministic
+            sorted({width for width, _ in self.prefill_tiers}), options.prefill_budget, fixed=one_shape
         )
         # KV of a decode step and of a prompt chunk differ in their last bits.
-        self.prefix_reuse = options.prefix_reuse and not deterministic
+        self.prefix_reuse = options.prefix_reuse and not one_shape
         self.slots = Slots(arena, state_of_weights, reuse=self.prefix_reuse, clear=reads_dead_places)
         self.waiting = WaitingQueue(options.max_waiting)
         self._reads_dead_places = reads_dead_places

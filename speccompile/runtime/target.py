@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from speccompile.acceptance import Rule
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.support import named_tensors
+from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.user import UserProcessor
@@ -26,6 +27,7 @@ class Target:
 
     Args:
         weights: by the path of the model's own parameter or buffer.
+        packs: copies of some of them, that the executables read in their place.
         vocab_size: V.
         rule: how drafts are accepted.
         processors: the user's own, in every step.
@@ -35,6 +37,7 @@ class Target:
         self,
         model: PreTrainedModel,
         weights: Mapping[str, torch.Tensor],
+        packs: WeightPacks,
         vocab_size: int,
         rule: Rule,
         processors: Sequence[UserProcessor] = (),
@@ -45,7 +48,9 @@ class Target:
         self._vocab_size = vocab_size
         self._weights = weights
         samples = [_sample(weight.detach()) for weight in weights.values() if _has_plain_storage(weight.detach())]
+        self._packs = packs
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
+        self._packed_state = self._read_state()
 
     def check(self) -> None:
         """Asked before every request.
@@ -57,6 +62,7 @@ class Target:
         if self.model.training:
             raise ModelInTraining(model=type(self.model).__name__)
         check_generation_config(self.model.generation_config)
+        self.state_of_weights()
         now = named_tensors(self.model)
         for path, weight in self._weights.items():
             if path not in now or now[path].data_ptr() != weight.data_ptr():
@@ -66,8 +72,15 @@ class Target:
         """Differs from before when weights were changed in place, so that KV from before is no longer theirs.
 
         Counts torch's own marks of a change, and looks at some values of each weight, since a change through ``.data``
-        (as a merge of adapters does) leaves no mark.
+        (as a merge of adapters does) leaves no mark. Packed copies follow.
         """
+        state = self._read_state()
+        if state != self._packed_state:
+            self._packs.refresh()
+            self._packed_state = state
+        return state
+
+    def _read_state(self) -> tuple[object, ...]:
         marks = sum(0 if weight.is_inference() else weight._version for weight in self._weights.values())
         return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
 

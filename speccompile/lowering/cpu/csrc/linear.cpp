@@ -1,0 +1,74 @@
+// y = x * w^T + b over a weight packed as [features / 32, depth, 32]: 32 outputs side by side, so that each weight is
+// read once, in order, for all rows of a step. Whether one row or eight, the time is that of reading the weights.
+#include "linear.h"
+
+#include "tile.h"
+
+namespace speccompile {
+namespace {
+
+// So much of a block, 32 KiB in float32, stays in the first-level cache while all rows pass. Its sums are added up apart,
+// which also keeps rounding errors small.
+constexpr int64_t kDepth = 256;
+
+template <typename T>
+void blocks(
+    const float* x, int64_t rows, int64_t depth, const T* packed, const T* bias, float* y, int64_t features,
+    int64_t first, int64_t last) {
+  // A last block with fewer columns than 32 goes through a tile of its own.
+  alignas(64) float whole[kNarrowRows * kColumns];
+  const T* last_weights = packed + (last * depth - kDepth) * kColumns;
+  for (int64_t block = first; block < last; ++block) {
+    const T* weights = packed + block * depth * kColumns;
+    const int64_t column = block * kColumns;
+    const int64_t columns = std::min(kColumns, features - column);
+    if (columns == kColumns) {
+      for (int64_t start = 0; start < depth; start += kDepth) {
+        product<T>(
+            rows, x + start, depth, weights + start * kColumns, kColumns, std::min(kDepth, depth - start), y + column,
+            features, start > 0, last_weights - kDepth * kColumns > weights + start * kColumns ? weights + (start + kDepth) * kColumns : nullptr);
+      }
+    } else {
+      for (int64_t row = 0; row < rows; row += kNarrowRows) {
+        const int64_t count = std::min<int64_t>(kNarrowRows, rows - row);
+        for (int64_t start = 0; start < depth; start += kDepth) {
+          product<T>(
+              count, x + row * depth + start, depth, weights + start * kColumns, kColumns,
+              std::min(kDepth, depth - start), whole, kColumns, start > 0);
+        }
+        for (int64_t i = 0; i < count; ++i) {
+          std::copy_n(whole + i * kColumns, columns, y + (row + i) * features + column);
+        }
+      }
+    }
+    if (bias != nullptr) {
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < columns; ++i) {
+          y[row * features + column + i] += static_cast<float>(bias[column + i]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void linear_blocks(
+    Type type, const float* x, int64_t rows, int64_t depth, const void* packed, const void* bias, float* y,
+    int64_t features, int64_t first, int64_t last) {
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    blocks<T>(
+        x, rows, depth, static_cast<const T*>(packed), static_cast<const T*>(bias), y, features, first, last);
+  };
+  switch (type) {
+    case Type::Float:
+      return run(0.0f);
+    case Type::BFloat16:
+      return run(c10::BFloat16(0.0f));
+    case Type::Half:
+      return run(c10::Half(0.0f));
+  }
+}
+
+}  // namespace speccompile

@@ -1,0 +1,161 @@
+// The ops as torch sees them. Through torch's stable interface, whose headers compile in seconds.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+
+namespace speccompile {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t kColumns = 32;
+
+Type type_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return Type::Float;
+    case ScalarType::BFloat16:
+      return Type::BFloat16;
+    case ScalarType::Half:
+      return Type::Half;
+    default:
+      STD_TORCH_CHECK(false, "speccompile's CPU ops take float32, bfloat16 and float16");
+  }
+}
+
+Tensor as_float(const Tensor& tensor) {
+  return tensor.scalar_type() == ScalarType::Float ? tensor : torch::stable::to(tensor, ScalarType::Float);
+}
+
+Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
+  const int64_t depth = packed.size(1);
+  STD_TORCH_CHECK(x.size(-1) == depth && packed.size(2) == kColumns, "speccompile::packed_linear: the sizes do not fit");
+  const Tensor input = torch::stable::contiguous(as_float(x));
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = features;
+  Tensor out = torch::stable::new_empty(x, sizes, ScalarType::Float);
+  const auto* from = static_cast<const float*>(input.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  const int64_t rows = input.numel() / depth;
+  const Type type = type_of(packed);
+  const void* weights = packed.data_ptr();
+  const void* added = bias ? bias->data_ptr() : nullptr;
+  torch::stable::parallel_for(0, packed.size(0), 1, [&](int64_t first, int64_t last) {
+    linear_blocks(type, from, rows, depth, weights, added, to, features, first, last);
+  });
+  return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
+}
+
+Tensor packed_embedding(const Tensor& packed, const Tensor& ids) {
+  const int64_t depth = packed.size(1);
+  std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
+  sizes.push_back(depth);
+  const Tensor places = torch::stable::contiguous(ids);
+  Tensor out = torch::stable::new_empty(packed, sizes);
+  const auto* id = static_cast<const int64_t*>(places.data_ptr());
+  const auto gather = [&](auto* to, const auto* from) {
+    for (int64_t i = 0; i < places.numel(); ++i) {
+      const auto* column = from + id[i] / kColumns * depth * kColumns + id[i] % kColumns;
+      for (int64_t k = 0; k < depth; ++k) {
+        *to++ = column[k * kColumns];
+      }
+    }
+  };
+  if (type_of(packed) == Type::Float) {
+    gather(static_cast<float*>(out.data_ptr()), static_cast<const float*>(packed.data_ptr()));
+  } else {
+    gather(static_cast<uint16_t*>(out.data_ptr()), static_cast<const uint16_t*>(packed.data_ptr()));
+  }
+  return out;
+}
+
+Tensor native_attention(
+    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
+    double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,
+    const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents) {
+  STD_TORCH_CHECK(!parents, "speccompile::attention has no kernel for parents yet");
+  STD_TORCH_CHECK(
+      window.value_or(1) >= 1, "speccompile::attention needs a window of at least 1, not ", window.value_or(1));
+  STD_TORCH_CHECK(chunk.value_or(1) >= 1, "speccompile::attention needs a chunk of at least 1, not ", chunk.value_or(1));
+  const Tensor queries = q.stride(3) == 1 ? q : torch::stable::contiguous(q);
+  STD_TORCH_CHECK(
+      q.scalar_type() == k_cache.scalar_type() && q.scalar_type() == v_cache.scalar_type(),
+      "speccompile::attention: queries, keys and values have different dtypes");
+  STD_TORCH_CHECK(k_cache.stride(3) == 1 && v_cache.stride(3) == 1, "speccompile::attention: a head's features lie apart");
+  const Tensor own_slots = torch::stable::contiguous(slots), own_positions = torch::stable::contiguous(positions);
+  // Any tensor stands in for sinks that are not there.
+  const Tensor own_sinks = torch::stable::contiguous(as_float(sinks.value_or(q)));
+  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2), v_cache.size(3)}, ScalarType::Float);
+  Attention problem{};
+  problem.rows = q.size(0);
+  problem.width = q.size(1);
+  problem.heads = q.size(2);
+  problem.groups = k_cache.size(2);
+  problem.depth = q.size(3);
+  problem.value_depth = v_cache.size(3);
+  problem.type = type_of(q);
+  problem.q = queries.data_ptr();
+  problem.k = k_cache.data_ptr();
+  problem.v = v_cache.data_ptr();
+  problem.q_row = queries.stride(0);
+  problem.q_place = queries.stride(1);
+  problem.q_head = queries.stride(2);
+  problem.k_slot = k_cache.stride(0);
+  problem.k_place = k_cache.stride(1);
+  problem.k_head = k_cache.stride(2);
+  problem.v_slot = v_cache.stride(0);
+  problem.v_place = v_cache.stride(1);
+  problem.v_head = v_cache.stride(2);
+  problem.slots = static_cast<const int64_t*>(own_slots.data_ptr());
+  problem.positions = static_cast<const int64_t*>(own_positions.data_ptr());
+  problem.scale = static_cast<float>(scale);
+  problem.window = window.value_or(kNone);
+  problem.chunk = chunk.value_or(kNone);
+  problem.softcap = static_cast<float>(softcap.value_or(0.0));
+  problem.sinks = sinks ? static_cast<const float*>(own_sinks.data_ptr()) : nullptr;
+  problem.out = static_cast<float*>(out.data_ptr());
+
+  std::vector<Queries> pieces(most_pieces(problem));
+  const Plan made = plan(problem, pieces.data());
+  if (made.count >= 4 * static_cast<int64_t>(torch::stable::get_num_threads())) {
+    torch::stable::parallel_for(0, made.count, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        attend(problem, pieces[i]);
+      }
+    });
+  } else {
+    // Few queries, so the keys are shared out.
+    thread_local std::vector<float> parts;
+    parts.resize(std::max<size_t>(parts.size(), made.parts * part_size(problem)));
+    float* const all = parts.data();
+    torch::stable::parallel_for(0, made.parts, 1, [&](int64_t first, int64_t last) {
+      const Queries* piece = pieces.data();
+      for (int64_t i = first; i < last; ++i) {
+        while (i >= piece->first_part + piece->last_block - piece->first_block) {
+          ++piece;
+        }
+        attend_block(problem, *piece, piece->first_block + i - piece->first_part, all + i * part_size(problem));
+      }
+    });
+    for (int64_t i = 0; i < made.count; ++i) {
+      join_blocks(problem, pieces[i], all);
+    }
+  }
+  return out.scalar_type() == q.scalar_type() ? out : torch::stable::to(out, q.scalar_type());
+}
+
+STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("packed_linear", TORCH_BOX(&packed_linear));
+  m.impl("packed_embedding", TORCH_BOX(&packed_embedding));
+  m.impl("native_attention", TORCH_BOX(&native_attention));
+}
+
+}  // namespace
+}  // namespace speccompile

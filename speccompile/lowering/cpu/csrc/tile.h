@@ -1,0 +1,134 @@
+// The one inner loop of all products: c[ROWS, VECS * lanes] (+)= a[ROWS, depth] * b[depth, VECS * lanes].
+//
+// Every output is one chain of multiply-adds in ascending depth, whatever the tile it is computed in: a row's result has
+// the same bits alone, among neighbours, and however the rows are cut into tiles.
+#pragma once
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace speccompile {
+
+using Vec = at::vec::Vectorized<float>;
+
+constexpr int64_t kLanes = Vec::size();
+// Columns of a packed weight's block, and of a tile: two AVX-512 registers, four of AVX2.
+constexpr int64_t kColumns = 32;
+constexpr int kVecs = kColumns / kLanes;
+// Accumulators have to stay in registers, of which there are 32 with AVX-512 and otherwise 16.
+constexpr int kWideRows = kVecs == 2 ? 12 : 3;
+constexpr int kNarrowVecs = 2;
+constexpr int kNarrowRows = kVecs == 2 ? 12 : 6;
+
+template <typename T>
+struct Loader;
+
+template <>
+struct Loader<float> {
+  template <int VECS>
+  static inline void load(const float* from, Vec (&to)[VECS]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECS; ++v) {
+      to[v] = Vec::loadu(from + v * kLanes);
+    }
+  }
+};
+
+template <typename Half>
+struct HalfLoader {
+  template <int VECS>
+  static inline void load(const Half* from, Vec (&to)[VECS]) {
+    static_assert(VECS % 2 == 0);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECS; v += 2) {
+      auto [low, high] = at::vec::convert_to_float<Half>(at::vec::Vectorized<Half>::loadu(from + v * kLanes));
+      to[v] = low;
+      to[v + 1] = high;
+    }
+  }
+};
+
+template <>
+struct Loader<c10::BFloat16> : HalfLoader<c10::BFloat16> {};
+template <>
+struct Loader<c10::Half> : HalfLoader<c10::Half> {};
+
+template <typename T, int ROWS, int VECS, bool FETCH>
+inline void tile(
+    const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool add,
+    const T* next) {
+  Vec sums[ROWS][VECS];
+#pragma GCC unroll 12
+  for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECS; ++v) {
+      sums[row][v] = Vec(0.0f);
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Vec columns[VECS];
+    Loader<T>::template load<VECS>(b + k * b_stride, columns);
+    if constexpr (FETCH) {
+      for (int64_t line = 0; line < kColumns * static_cast<int64_t>(sizeof(T)); line += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(next + k * b_stride) + line);
+      }
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < ROWS; ++row) {
+      const Vec factor(a[row * a_stride + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECS; ++v) {
+        sums[row][v] = at::vec::fmadd(factor, columns[v], sums[row][v]);
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECS; ++v) {
+      float* const to = c + row * c_stride + v * kLanes;
+      (add ? Vec::loadu(to) + sums[row][v] : sums[row][v]).store(to);
+    }
+  }
+}
+
+template <typename T, int ROWS, int VECS>
+inline void tile_of(
+    int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
+    int64_t c_stride, bool add, const T* next) {
+  if (rows == ROWS) {
+    if (next != nullptr) {
+      tile<T, ROWS, VECS, true>(a, a_stride, b, b_stride, depth, c, c_stride, add, next);
+    } else {
+      tile<T, ROWS, VECS, false>(a, a_stride, b, b_stride, depth, c, c_stride, add, next);
+    }
+  } else if constexpr (ROWS > 1) {
+    tile_of<T, ROWS - 1, VECS>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, next);
+  }
+}
+
+// c[rows, 32] (+)= a[rows, depth] * b[depth, 32], any number of rows. What is multiplied next may be named: it is fetched
+// from memory meanwhile.
+template <typename T>
+inline void product(
+    int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
+    int64_t c_stride, bool add, const T* next = nullptr) {
+  if (rows <= kWideRows) {
+    tile_of<T, kWideRows, kVecs>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, next);
+    return;
+  }
+  // Tiles of about one size: a small one would wait for its sums more than it computes.
+  const int64_t tiles = (rows + kNarrowRows - 1) / kNarrowRows, each = (rows + tiles - 1) / tiles;
+  for (int64_t column = 0; column < kColumns; column += kNarrowVecs * kLanes) {
+    for (int64_t row = 0; row < rows; row += each) {
+      tile_of<T, kNarrowRows, kNarrowVecs>(
+          std::min(each, rows - row), a + row * a_stride, a_stride, b + column, b_stride, depth,
+          c + row * c_stride + column, c_stride, add, row + each >= rows && column == 0 ? next : nullptr);
+    }
+  }
+}
+
+}  // namespace speccompile

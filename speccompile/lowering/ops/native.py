@@ -1,0 +1,36 @@
+"""The C++ ops as graphs see them. What they compute is fixed for each row: its result has the same bits whatever other
+rows are computed with it. Kernels: ``lowering/cpu/csrc``."""
+
+from __future__ import annotations
+
+import torch
+
+from speccompile.lowering.ops.attention import SCHEMA
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor")
+_library.define("packed_embedding(Tensor packed, Tensor ids) -> Tensor")
+_library.define("native_attention" + SCHEMA)
+
+
+def _packed_linear(x, packed, bias, features):  # type: ignore[no-untyped-def]
+    """``x [..., K]`` times the weight ``[features, K]``, and bias; ``packed`` is ``[ceil(features / 32), K, 32]``."""
+    return x.new_empty((*x.shape[:-1], features))
+
+
+def _packed_embedding(packed, ids):  # type: ignore[no-untyped-def]
+    """Rows ``ids`` (int64, ``[...]``) of the weight that ``packed [ceil(V / 32), M, 32]`` holds: ``[..., M]``."""
+    return packed.new_empty((*ids.shape, packed.shape[1]))
+
+
+def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
+    """See ``speccompile::attention``; no ``parents``."""
+    return q.new_empty((*q.shape[:3], v_cache.shape[3]))
+
+
+for _name, _fake in (
+    ("packed_linear", _packed_linear),
+    ("packed_embedding", _packed_embedding),
+    ("native_attention", _native_attention),
+):
+    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

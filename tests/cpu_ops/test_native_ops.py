@@ -1,0 +1,163 @@
+"""The C++ ops: what they compute, and that a row's result has the same bits whatever is computed beside it.
+
+``test_other_cpus.py`` runs this file again for CPUs with less than this one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import speccompile.lowering.ops.native  # noqa: F401  defines the ops
+from speccompile.lowering.cpu.library import load_cpu_ops
+from speccompile.lowering.cpu.packing import PACKED_DTYPES, WeightPacks, pack, unpack
+from speccompile.lowering.ops.attention import reference
+
+ops = torch.ops.speccompile
+# A unit in the last place of the result's dtype; sums of float32 take a few.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+dtypes = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    assert load_cpu_ops() is None
+
+
+# Around the sizes of blocks (32 outputs, 256 inputs) and tiles (3, 6, 12 rows), and far from them.
+features = st.sampled_from([1, 31, 32, 33, 64, 70, 200])
+depths = st.sampled_from([1, 7, 255, 256, 257, 600])
+row_counts = st.integers(1, 30)
+
+
+@dtypes
+@settings(max_examples=40)
+@given(features, depths, row_counts, st.booleans(), st.integers(0, 99))
+def test_packed_linear_is_a_linear(
+    dtype: torch.dtype, outputs: int, depth: int, rows: int, with_bias: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, depth, generator=generator).to(dtype)
+    weight = (torch.randn(outputs, depth, generator=generator) / depth**0.5).to(dtype)
+    bias = torch.randn(outputs, generator=generator).to(dtype) if with_bias else None
+    result = ops.packed_linear(x, pack(weight), bias, outputs)
+    assert result.dtype == dtype
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(result.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@dtypes
+@settings(max_examples=30)
+@given(features, depths, st.data())
+def test_a_row_has_the_same_bits_in_any_company(
+    dtype: torch.dtype, outputs: int, depth: int, data: st.DataObject
+) -> None:
+    x, packed = torch.randn(30, depth).to(dtype), pack(torch.randn(outputs, depth).to(dtype))
+    whole = ops.packed_linear(x, packed, None, outputs)
+    first = data.draw(st.integers(0, 29))
+    last = data.draw(st.integers(first + 1, 30))
+    assert torch.equal(ops.packed_linear(x[first:last], packed, None, outputs), whole[first:last])
+
+
+def test_any_leading_dimensions_and_strides() -> None:
+    x, weight = torch.randn(2, 12, 3), torch.randn(40, 12)
+    result = ops.packed_linear(x.transpose(1, 2), pack(weight), None, 40)
+    torch.testing.assert_close(result, F.linear(x.transpose(1, 2), weight))
+
+
+def test_threads_change_no_bit() -> None:
+    x, packed = torch.randn(5, 300), pack(torch.randn(1000, 300))
+    q, cache = torch.randn(1, 2, 4, 16), torch.randn(2, 1, 600, 2, 16)
+    arguments = (q, *cache, torch.tensor([0]), torch.tensor([[500, 501]]), 0.25)
+    results = []
+    threads = torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append((ops.packed_linear(x, packed, None, 1000), ops.native_attention(*arguments)))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for result in results for a, b in zip(result, results[0], strict=True))
+
+
+@dtypes
+def test_packed_embedding_is_an_embedding(dtype: torch.dtype) -> None:
+    weight, ids = torch.randn(100, 48).to(dtype), torch.randint(100, (2, 5))
+    assert torch.equal(ops.packed_embedding(pack(weight), ids), F.embedding(ids, weight))
+
+
+@given(features, depths)
+def test_unpacking_gives_the_weight_back(outputs: int, depth: int) -> None:
+    weight = torch.randn(outputs, depth)
+    packed = pack(weight)
+    assert packed.shape == (-(-outputs // 32), depth, 32)
+    assert torch.equal(unpack(packed, outputs), weight)
+
+
+def test_a_pack_is_made_once_and_follows_its_weight() -> None:
+    packs, weight = WeightPacks(), torch.randn(64, 8)
+    packed = packs.of("a", weight)
+    assert packs.of("a", weight) is packed and len(packs) == 1 and packs.nbytes == packed.nbytes
+    weight.mul_(2)
+    packs.refresh()
+    assert torch.equal(unpack(packed, 64), weight)
+
+
+@dtypes
+@settings(max_examples=40)
+@given(
+    data=st.data(),
+    groups=st.integers(1, 3),
+    per_group=st.sampled_from([1, 3, 7]),
+    depth=st.sampled_from([8, 16, 33, 64]),
+    value_depth=st.sampled_from([8, 40, 64]),
+    width=st.sampled_from([1, 2, 5, 17, 40]),
+)
+def test_attention_is_its_definition(
+    dtype: torch.dtype, data: st.DataObject, groups: int, per_group: int, depth: int, value_depth: int, width: int
+) -> None:
+    """Blocks of 128 keys are crossed; what lies behind a row's own text is no number, and not read."""
+    places = 300
+    heads = groups * per_group
+    q = torch.randn(2, width, heads, depth).to(dtype)
+    k, v = torch.randn(3, places, groups, depth).to(dtype), torch.randn(3, places, groups, value_depth).to(dtype)
+    slots = torch.tensor(data.draw(st.sampled_from([[0, 2], [2, 1]])))
+    starts = torch.tensor([data.draw(st.integers(0, places - width)) for _ in range(2)])
+    positions = starts[:, None] + torch.arange(width)
+    options = {
+        "window": data.draw(st.sampled_from([None, 1, 50, 129])),
+        "chunk": data.draw(st.sampled_from([None, 60, 128])),
+        "softcap": data.draw(st.sampled_from([None, 2.0])),
+        "sinks": torch.randn(heads).to(dtype) if data.draw(st.booleans()) else None,
+    }
+    wanted = reference(q, k, v, slots, positions, depth**-0.5, **options)
+    for row, slot in enumerate(slots.tolist()):
+        k[slot, positions[row, -1] + 1 :] = v[slot, positions[row, -1] + 1 :] = torch.nan
+    result = ops.native_attention(q, k, v, slots, positions, depth**-0.5, **options)
+    torch.testing.assert_close(result, wanted, rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+    row, place = data.draw(st.integers(0, 1)), data.draw(st.integers(0, width - 1))
+    alone = ops.native_attention(
+        q[row : row + 1, place : place + 1],
+        k,
+        v,
+        slots[row : row + 1],
+        positions[row : row + 1, place : place + 1],
+        depth**-0.5,
+        **options,
+    )
+    assert torch.equal(alone[0, 0], result[row, place])
+
+
+def test_what_attention_cannot_do_is_refused() -> None:
+    q, cache = torch.randn(1, 1, 2, 8), torch.randn(2, 1, 4, 2, 8)
+    arguments = (q, *cache, torch.tensor([0]), torch.tensor([[2]]), 1.0)
+    with pytest.raises(RuntimeError, match="has no kernel for parents yet"):
+        ops.native_attention(*arguments, parents=torch.tensor([[-1]]))
+    with pytest.raises(RuntimeError, match="needs a window of at least 1, not 0"):
+        ops.native_attention(*arguments, window=0)
+    with pytest.raises(RuntimeError, match="different dtypes"):
+        ops.native_attention(q.half(), *cache, *arguments[3:])
+    with pytest.raises(RuntimeError, match="the sizes do not fit"):
+        ops.packed_linear(torch.randn(1, 9), pack(torch.randn(4, 8)), None, 4)

@@ -1,0 +1,48 @@
+"""The C++ ops on CPUs with less than this one: the same tests, in a process that is told to do without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+from speccompile.lowering.cpu import library
+
+TESTS = Path(__file__).parent / "test_native_ops.py"
+
+
+@pytest.mark.parametrize(("capability", "name"), [("avx512", "avx512"), ("avx2", "avx2"), ("default", "plain C++")])
+def test_native_ops_on(capability: str, name: str) -> None:
+    if capability != "default" and not any(capability in str(isa) for isa in valid_vec_isa_list()):
+        pytest.skip(f"this CPU has no {capability}")
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    asked = "from speccompile.lowering.cpu.library import vector_name; print(vector_name())"
+    told = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == name
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+
+
+def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise RuntimeError
+
+    monkeypatch.setattr(library, "get_cpp_compiler", none)
+    assert library.load_cpu_ops.__wrapped__() == "no C++ compiler was found"
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(library, "FLAGS", ("--no-such-option",))
+    reason = library.load_cpu_ops.__wrapped__()
+    assert reason is not None and reason.startswith("the C++ compiler failed")
+    assert not list(tmp_path.rglob("*.so"))
