@@ -24,6 +24,7 @@ from speccompile.guides import Guide, json_schema_guide
 from speccompile.modes.ngram import NGram
 from speccompile.passes.drafts import useful_lens
 from speccompile.runtime.request import Request
+from speccompile.sampling.guide import TABLE_CAPACITY
 
 MAX_LEN = 1024
 #: More than the longest text of any of these schemas needs, but for names that are spelled byte by byte.
@@ -82,16 +83,18 @@ class Job:
 
 
 def make_jobs(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0) -> list[Job]:
-    """Every other one is drawn, the others are greedy."""
+    """Every other one is drawn, the others are greedy. A schema that no slot has room for is drawn again."""
     rng, jobs = random.Random(seed), []
     for index in range(count):
         schema = random_schema(rng)
+        while (guide := json_schema_guide(schema, tokenizer)).table_size > TABLE_CAPACITY:
+            schema = random_schema(rng)
         text = f"Describe a {rng.choice(THINGS)} as one JSON object that follows this schema: {json.dumps(schema)}"
         options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS}
         if index % 2:
             options |= {"do_sample": True, "seed": index, "temperature": 0.8}
         prompt = encode(tokenizer, text, True)[0].tolist()
-        jobs.append(Job(schema, json_schema_guide(schema, tokenizer), prompt, options))
+        jobs.append(Job(schema, guide, prompt, options))
     return jobs
 
 
