@@ -23,6 +23,7 @@ from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Eager
 from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK
 from speccompile.lowering.tier import ChunkKind, Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
@@ -99,7 +100,7 @@ def build_stages(
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
     config = replace(config, route=observed.route)
-    packs = WeightPacks()
+    packs = WeightPacks(config.weights)
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
@@ -155,7 +156,7 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         try:
             _prove(stages, lowered, clock)
         except DeterministicUnavailable:
-            if stages.config.one_shape:
+            if stages.config.one_shape or (config.deterministic and config.weights != "same"):
                 raise
             # Some op between ours does not keep the order of sums.
             kernels = STOCK if config.deterministic else config.kernels
@@ -261,8 +262,15 @@ def _checked(
         return Eager("reference").lower(graph, "the captured model")
 
     reach = stages.arena.layout.max_len if stages.observed.counts else stages.observed.reach
-    with task("check the captured graph against the model"), clock.time("capture check"):
-        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach)
+    # What is rounded to int8 rounds apart now and then, as half precision does.
+    rounds = config.weights != "same" and info.dtype == torch.float32
+    precision = torch.float16 if rounds else info.dtype
+    with (
+        task("check the captured graph against the model"),
+        clock.time("capture check"),
+        as_packed(stages.packs),
+    ):
+        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, precision)
     return lowered, difference
 
 

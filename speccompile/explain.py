@@ -74,6 +74,7 @@ def _deterministic(config: BuildConfig) -> str:
 
 def _kernels(build: Build) -> str:
     if build.observed.route == "attention":
-        packed = f"{len(build.packs)} weights packed, {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
+        form = "packed" if build.packs.form == "same" else "rounded to int8 in groups of 64 and packed"
+        packed = f"{len(build.packs)} weights {form}, {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
         return packed or "attention by SDPA, row by row over live keys"
     return f"the model's own attention, over a copy of each row's whole cache ({build.observed.reason})"

@@ -12,7 +12,7 @@ from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, recorded_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend
-from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.lowering.cpu.packing import WeightForm, WeightPacks
 from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.lowering.tier import ChunkKind, Kind
 from speccompile.modes.base import Mode
@@ -51,6 +51,7 @@ class BuildConfig:
     backend: Backend
     deterministic: bool | None
     kernels: Kernels = STOCK
+    weights: WeightForm = "same"
     route: Route | None = None
     rule: Rule = field(default_factory=Exact)
     logits_processors: tuple[UserProcessor, ...] = ()

@@ -15,6 +15,7 @@ from speccompile.errors import Closed, InvalidInput, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
+from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.tier import Kind, Tier
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.pipelines import prefill_pipeline, tier_pipeline
@@ -206,14 +207,16 @@ class Speculator:
             params = Params(room, tuple(eos), sampling, patient=True, reuse=False)
             got = decode(engine, [prompt], params)[0].new_tokens
             if reference == "transformers":
-                expected = transformers_greedy(target.model, prompt, room, eos, processors)
+                with as_packed(target.packs):
+                    expected = transformers_greedy(target.model, prompt, room, eos, processors)
             else:
                 policy, engine.policy = engine.policy, Fixed(0)
                 try:
                     expected = decode(engine, [prompt], params)[0].new_tokens
                 finally:
                     engine.policy = policy
-            difference = first_difference(target.model, index, prompt, expected, got, processors)
+            with as_packed(target.packs):
+                difference = first_difference(target.model, index, prompt, expected, got, processors)
             if difference is not None:
                 differences.append(difference)
         name = "transformers' greedy generate" if reference == "transformers" else "the K=0 tier"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from transformers import PreTrainedModel
 
@@ -16,6 +16,8 @@ from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.cpu.packing import WeightForm
+from speccompile.lowering.kernels import Kernels
 from speccompile.modes.base import Mode
 from speccompile.pipelines import BuildConfig
 from speccompile.runtime.inputs import check_generation_config, token_list
@@ -40,6 +42,7 @@ def wrap(
     policy: str | Policy | None = None,
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
+    weights: WeightForm = "same",
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
@@ -65,14 +68,16 @@ def wrap(
             (``early_exit``). ``typical`` and ``relaxed`` are lossy. A name, or an object of
             :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``, unless the variable
             TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
-        deterministic: True makes logits independent, in every bit, of tier and neighbours (all tiers then run the
-            widest tier's shape). None does so where it costs nothing, which
-            no backend offers yet.
+        deterministic: True makes logits independent, in every bit, of tier and neighbours. None does so where it costs
+            nothing: on a CPU, by kernels of ours that keep a row's order of sums. Without them all tiers run the widest
+            tier's shape.
+        weights: ``int8`` rounds the weights of linears and, as it goes, what they are multiplied with, in groups of 64.
+            That is another model: it is faster, and its text differs. ``spec.check`` compares with that model.
         max_waiting: most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: most prompt tokens that ``spec.engine`` reads between two decode steps. None measures what they
             cost, and keeps a step with its prompts within 2 usual steps.
         prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
-            ``deterministic=True`` never does.
+            Where tiers run one shape for ``deterministic=True``, none does.
         sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other
             processor, waits for it some seconds.
         logits_processor: a ``LogitsProcessor`` of your own, or a list of them, called as transformers calls them:
@@ -99,6 +104,7 @@ def wrap(
         policy=policy,
         acceptance=acceptance,
         deterministic=deterministic,
+        weights=weights,
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
@@ -135,6 +141,7 @@ def make_plan(
     policy: str | Policy | None = None,
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
+    weights: WeightForm = "same",
     max_waiting: int = EngineOptions.max_waiting,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
@@ -163,6 +170,8 @@ def make_plan(
     chosen_mode.check(info)
     rule.check(info)
     chosen_backend = choose_backend(backend, info.device)
+    kernels = chosen_backend.choose_kernels(info)
+    _check_weights(weights, kernels)
     config = BuildConfig(
         mode=chosen_mode,
         tiers=draft_lens,
@@ -172,7 +181,8 @@ def make_plan(
         deterministic=deterministic,
         rule=rule,
         scores=scores,
-        kernels=chosen_backend.choose_kernels(info),
+        kernels=kernels,
+        weights=weights,
     )
     processors = check_processors(
         logits_processor,
@@ -201,6 +211,15 @@ def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
     if len(set(values)) != len(values):
         raise InvalidTiers(tiers=tiers, reason="a draft length occurs twice")
     return tuple(sorted(values))
+
+
+def _check_weights(form: WeightForm, kernels: Kernels) -> None:
+    if form not in get_args(WeightForm):
+        reason = f"choose from {', '.join(get_args(WeightForm))}"
+        raise InvalidOption(where="wrap", name="weights", value=form, reason=reason)
+    if form != "same" and not kernels.native:
+        reason = f"it needs the C++ ops, and linears run on {kernels.reason}"
+        raise InvalidOption(where="wrap", name="weights", value=form, reason=reason)
 
 
 def _check_draft_probs(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:

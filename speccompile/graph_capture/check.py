@@ -41,6 +41,7 @@ def check_capture(
     lowered: Run,
     reference: Callable[[StepGraph], Run],
     reach: int = 0,
+    precision: torch.dtype | None = None,
 ) -> float:
     """Compare logits on random text, fed in pieces of different width, two ragged rows at a time.
 
@@ -48,6 +49,7 @@ def check_capture(
         graph: captured, with the inputs ``input_ids``, ``position_ids``, ``row_slots``.
         lowered: the graph as the backend lowers it; ``reference`` lowers one as the eager backend does.
         reach: the longest window or chunk of the model's masks; the text is longer, as far as ``max_len`` allows.
+        precision: how far correct forwards may differ; that of the weights, if None.
 
     Returns:
         The largest difference seen.
@@ -57,8 +59,9 @@ def check_capture(
         LoweringError: the graph is right and the backend's version of it is not.
         UnsupportedModel: the model's own forward fails.
     """
-    probe = _Probe.of(model, info, arena, reach)
-    allowed = TOLERANCE[info.dtype] * float(probe.expected.abs().max())
+    precision = precision or info.dtype
+    probe = _Probe.of(model, info, arena, reach, precision)
+    allowed = TOLERANCE[precision] * float(probe.expected.abs().max())
     difference, where = _largest_difference(graph, probe, lowered)
     if difference <= allowed:
         return difference
@@ -85,10 +88,10 @@ class _Probe:
     text: torch.Tensor
     expected: torch.Tensor
     arena: Arena
-    dtype: torch.dtype
+    precision: torch.dtype
 
     @staticmethod
-    def of(model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int) -> _Probe:
+    def of(model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, precision: torch.dtype) -> _Probe:
         lead = max(0, reach - COMPARED // 2)
         length = min(COMPARED + lead, arena.layout.max_len)
         generator = torch.Generator().manual_seed(0)
@@ -105,13 +108,13 @@ class _Probe:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {told(error)}") from error
         expected = torch.cat(rows)
         difference = min(_differences(own, expected[0, -own.shape[0] :]))
-        if difference > TOLERANCE[info.dtype] * float(expected.abs().max()):
+        if difference > TOLERANCE[precision] * float(expected.abs().max()):
             raise UnsupportedModel(
                 model=info.name,
                 reason="transformers itself computes other logits with a KV cache than without "
                 f"(difference {difference:.3g}), so neither text is the right one",
             )
-        return _Probe(text, expected, arena, info.dtype)
+        return _Probe(text, expected, arena, precision)
 
     @property
     def lead(self) -> int:
@@ -178,7 +181,7 @@ def _largest_difference(graph: StepGraph, probe: _Probe, run: Run) -> tuple[floa
             differences += found
             if max(found) > worst:
                 worst, where = max(found), f"in tokens {start} to {start + width - 1}"
-    return _decided(differences, probe.dtype), where
+    return _decided(differences, probe.precision), where
 
 
 def _differences(got: torch.Tensor, wanted: torch.Tensor) -> list[float]:
@@ -226,8 +229,8 @@ def _first_wrong_layer(
         for index, wanted in found.items():
             differences[index] += _differences(hidden[index][0], wanted[0, starts[0] : starts[0] + width])
     for index, change in differences.items():
-        share = _decided(change, info.dtype) / float(found[index].abs().max())
-        if share > TOLERANCE[info.dtype]:
+        share = _decided(change, probe.precision) / float(found[index].abs().max())
+        if share > TOLERANCE[probe.precision]:
             kind = type(layers[index]).__name__
             return f"first wrong is {path}.{index} ({kind}), by {share:.3g} of its largest value"
     return "no decoder layer alone is wrong"

@@ -7,14 +7,21 @@ from typing import ClassVar
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 import speccompile.lowering.ops.native  # noqa: F401  defines the ops
 from speccompile.graph_capture.graph import Port, StepGraph
-from speccompile.lowering.cpu.packing import PACKED_DTYPES, WeightPacks
+from speccompile.lowering.cpu.packing import PACKED_DTYPES, WeightForm, WeightPacks
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 aten = torch.ops.aten
 ops = torch.ops.speccompile
+
+#: By the form of the weights: linear, embedding, and the names of the tensors that stand for a weight.
+FORMS: dict[WeightForm, tuple[OpOverload, OpOverload, tuple[str, ...]]] = {
+    "same": (ops.packed_linear.default, ops.packed_embedding.default, ("packed",)),
+    "int8": (ops.int8_linear.default, ops.int8_embedding.default, ("int8", "scales")),
+}
 
 
 @dataclass(frozen=True)
@@ -60,22 +67,31 @@ class PackLinears(Pass):
                 continue
             self._pack(graph, node, port, transposed.pop())
             done += len(users)
-        return Changes(done, f"{done} over packed weights" + (f", {kept} stock" if kept else ""))
+        form = "packed" if self.packs.form == "same" else "packed int8"
+        return Changes(done, f"{done} over {form} weights" + (f", {kept} stock" if kept else ""))
 
     def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool) -> None:
         assert port.value is not None and port.path is not None
         weight = port.value.detach().t() if transposed else port.value.detach()
-        packed = self.packs.of(port.path, weight)
-        name = f"{port.name}_packed"
-        new_weight = graph.weight(replace(port, name=name, shape=tuple(packed.shape), value=packed, own=True))
+        linear, embedding, names = FORMS[self.packs.form]
+        parts = [
+            graph.weight(
+                replace(
+                    port, name=f"{port.name}_{name}", shape=tuple(value.shape), dtype=value.dtype, value=value, own=True
+                )
+            )
+            for name, value in zip(names, self.packs.of(port.path, weight), strict=True)
+        ]
         for user in list(node.users):
             with graph.graph.inserting_before(user):
                 if user.target is aten.embedding.default:
-                    new = graph.graph.call_function(ops.packed_embedding.default, (new_weight, user.args[1]))
+                    sizes = () if self.packs.form == "same" else (weight.shape[1],)
+                    new = graph.graph.call_function(embedding, (*parts, user.args[1], *sizes))
+                    if self.packs.form == "int8" and port.dtype != torch.float32:
+                        new = graph.graph.call_function(aten._to_copy.default, (new,), {"dtype": port.dtype})
                 else:
                     x, bias = _operands(user)
-                    arguments = (x, new_weight, bias, weight.shape[0])
-                    new = graph.graph.call_function(ops.packed_linear.default, arguments)
+                    new = graph.graph.call_function(linear, (x, *parts, bias, weight.shape[0]))
             new.meta = {key: value for key, value in user.meta.items() if key in ("layer", "pass")}
             graph.replace(user, new)
         graph.drop_placeholder(node)

@@ -187,7 +187,7 @@ def _product(size: int, sizes: Mapping[str, int]) -> int | str:
 
 def _layer_prefix(inputs: list[fx.Node]) -> str:
     """What the names of all weights of the layer start with, such as ``model_layers_0_``."""
-    names = [node.name for node in inputs if node.name.endswith(("_weight", "_bias", "_packed"))]
+    names = [node.name for node in inputs if node.name.endswith(("_weight", "_bias", "_packed", "_int8"))]
     if not names:
         return ""
     first, last = min(names), max(names)

@@ -48,7 +48,7 @@ class Target:
         self._vocab_size = vocab_size
         self._weights = weights
         samples = [_sample(weight.detach()) for weight in weights.values() if _has_plain_storage(weight.detach())]
-        self._packs = packs
+        self.packs = packs
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
         self._packed_state = self._read_state()
 
@@ -76,7 +76,7 @@ class Target:
         """
         state = self._read_state()
         if state != self._packed_state:
-            self._packs.refresh()
+            self.packs.refresh()
             self._packed_state = state
         return state
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import speccompile.lowering.ops.native  # noqa: F401  defines the ops
 from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.lowering.cpu.packing import PACKED_DTYPES, WeightPacks, pack, unpack
+from speccompile.lowering.cpu.packing import PACKED_DTYPES, WeightPacks, pack, pack_int8, quantise, unpack
 from speccompile.lowering.ops.attention import reference
 
 ops = torch.ops.speccompile
@@ -98,8 +98,8 @@ def test_unpacking_gives_the_weight_back(outputs: int, depth: int) -> None:
 
 def test_a_pack_is_made_once_and_follows_its_weight() -> None:
     packs, weight = WeightPacks(), torch.randn(64, 8)
-    packed = packs.of("a", weight)
-    assert packs.of("a", weight) is packed and len(packs) == 1 and packs.nbytes == packed.nbytes
+    (packed,) = packs.of("a", weight)
+    assert packs.of("a", weight)[0] is packed and len(packs) == 1 and packs.nbytes == packed.nbytes
     weight.mul_(2)
     packs.refresh()
     assert torch.equal(unpack(packed, 64), weight)
@@ -148,6 +148,47 @@ def test_attention_is_its_definition(
         **options,
     )
     assert torch.equal(alone[0, 0], result[row, place])
+
+
+def int8_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    inputs, input_scales = quantise(x)
+    weights, scales = quantise(weight)
+    products = torch.einsum("tgk,ngk->tgn", inputs.double(), weights.double())
+    return torch.einsum("tgn,tg,ng->tn", products, input_scales.double(), scales.double()) + bias.double()
+
+
+@settings(max_examples=60)
+@given(features, depths, row_counts, st.integers(0, 99))
+def test_int8_linear_is_its_definition(outputs: int, depth: int, rows: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(rows, depth, generator=generator), torch.randn(outputs, depth, generator=generator)
+    bias = torch.randn(outputs, generator=generator)
+    x[0] = 0
+    result = ops.int8_linear(x, *pack_int8(weight), bias, outputs)
+    torch.testing.assert_close(result.double(), int8_reference(x, weight, bias), rtol=1e-5, atol=1e-4)
+    row = rows // 2
+    assert torch.equal(ops.int8_linear(x[row : row + 1], *pack_int8(weight), bias, outputs)[0], result[row])
+
+
+def test_int8_is_near_what_it_rounds() -> None:
+    x, weight = torch.randn(8, 512), torch.randn(64, 512)
+    wanted = F.linear(x, weight)
+    error = ops.int8_linear(x, *pack_int8(weight), None, 64) - wanted
+    assert error.norm() / wanted.norm() < 0.01
+
+
+def test_int8_embedding_is_the_rounded_weight() -> None:
+    weight, ids = torch.randn(100, 70), torch.randint(100, (2, 5))
+    rounded, scales = quantise(weight)
+    wanted = (rounded * scales[..., None]).flatten(1)[:, :70][ids]
+    assert torch.equal(ops.int8_embedding(*pack_int8(weight), ids, 70), wanted)
+
+
+def test_nan_stays_nan_in_its_row() -> None:
+    x = torch.randn(3, 64)
+    x[1, 5] = torch.nan
+    result = ops.int8_linear(x, *pack_int8(torch.randn(40, 64)), None, 40)
+    assert result[1].isnan().all() and not result[[0, 2]].isnan().any()
 
 
 def test_what_attention_cannot_do_is_refused() -> None:

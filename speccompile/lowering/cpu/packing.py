@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
 #: Outputs that lie side by side in a packed weight.
 COLUMNS = 32
+#: Inputs that share a scale in int8.
+GROUP = 64
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+#: ``same``: the model's own values; ``int8``: rounded, which makes another model of it.
+WeightForm = Literal["same", "int8"]
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -22,26 +29,54 @@ def unpack(packed: torch.Tensor, features: int) -> torch.Tensor:
     return packed.transpose(1, 2).reshape(-1, packed.shape[1])[:features]
 
 
+def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[N, K]`` in groups of 64 along K, the greatest of each being 127: int8 ``[N, G, 64]`` and float32 ``[N, G]``.
+
+    The rounding of llama.cpp's Q8_0, with groups twice as large.
+    """
+    groups = F.pad(values.float(), (0, -values.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    most = groups.abs().amax(-1)
+    factor = torch.where(most > 0, 127 / most, 0)
+    return (groups * factor[..., None]).round().to(torch.int8), most / 127
+
+
+def pack_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[N, K]`` to int8 ``[ceil(N / 32), 16 * G, 32, 4]`` and scales, float32, ``[ceil(N / 32), G, 32]``."""
+    rounded, scales = quantise(F.pad(weight, (0, 0, 0, -weight.shape[0] % COLUMNS)))
+    packed = rounded.flatten(1).unflatten(1, (-1, 4)).unflatten(0, (-1, COLUMNS)).transpose(1, 2)
+    return packed.contiguous(), scales.unflatten(0, (-1, COLUMNS)).transpose(1, 2).contiguous()
+
+
 class WeightPacks:
     """The packed weights of a wrap: each one once, for all tiers and prefill."""
 
-    def __init__(self) -> None:
-        self._packs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    def __init__(self, form: WeightForm = "same") -> None:
+        self.form = form
+        self._packs: dict[str, tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = {}
 
-    def of(self, path: str, weight: torch.Tensor) -> torch.Tensor:
-        """The packed form of ``weight``, ``[N, K]``, which is the model's or a transposed view of that."""
+    def of(self, path: str, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that stand for ``weight``, ``[N, K]``, which is the model's or a transposed view of that."""
         if path not in self._packs:
-            self._packs[path] = weight, pack(weight)
+            self._packs[path] = weight, self._make(weight)
         return self._packs[path][1]
 
     def refresh(self) -> None:
         """The model's weights were changed in place: change the packs, in place too."""
         for weight, packed in self._packs.values():
-            packed.copy_(pack(weight))
+            for old, new in zip(packed, self._make(weight), strict=True):
+                old.copy_(new)
+
+    def _make(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return pack_int8(weight) if self.form == "int8" else (pack(weight),)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What was packed, by path."""
+        return {path: weight for path, (weight, _) in self._packs.items()}
 
     @property
     def nbytes(self) -> int:
-        return sum(packed.nbytes for _, packed in self._packs.values())
+        return sum(tensor.nbytes for _, packed in self._packs.values() for tensor in packed)
 
     def __len__(self) -> int:
         return len(self._packs)

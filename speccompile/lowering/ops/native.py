@@ -10,6 +10,8 @@ from speccompile.lowering.ops.attention import SCHEMA
 _library = torch.library.Library("speccompile", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor")
 _library.define("packed_embedding(Tensor packed, Tensor ids) -> Tensor")
+_library.define("int8_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor")
+_library.define("int8_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor")
 _library.define("native_attention" + SCHEMA)
 
 
@@ -23,6 +25,17 @@ def _packed_embedding(packed, ids):  # type: ignore[no-untyped-def]
     return packed.new_empty((*ids.shape, packed.shape[1]))
 
 
+def _int8_linear(x, packed, scales, bias, features):  # type: ignore[no-untyped-def]
+    """As ``packed_linear``; weights and, row by row, inputs are rounded to int8 in groups of 64 inputs.
+    ``packed`` is ``[ceil(features / 32), 16 * groups, 32, 4]``, ``scales`` ``[ceil(features / 32), groups, 32]``."""
+    return x.new_empty((*x.shape[:-1], features))
+
+
+def _int8_embedding(packed, scales, ids, depth):  # type: ignore[no-untyped-def]
+    """Rows ``ids`` of the same weight, in float32: ``[..., depth]``."""
+    return scales.new_empty((*ids.shape, depth))
+
+
 def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
     """See ``speccompile::attention``; no ``parents``."""
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
@@ -31,6 +44,8 @@ def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no
 for _name, _fake in (
     ("packed_linear", _packed_linear),
     ("packed_embedding", _packed_embedding),
+    ("int8_linear", _int8_linear),
+    ("int8_embedding", _int8_embedding),
     ("native_attention", _native_attention),
 ):
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

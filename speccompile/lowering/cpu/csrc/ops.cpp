@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "int8.h"
 #include "linear.h"
 
 namespace speccompile {
@@ -51,6 +52,61 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
     linear_blocks(type, from, rows, depth, weights, added, to, features, first, last);
   });
   return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
+}
+
+Tensor int8_linear(
+    const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
+  const int64_t depth = x.size(-1), groups = scales.size(1), blocks = packed.size(0);
+  STD_TORCH_CHECK(
+      (depth + kGroup - 1) / kGroup == groups && packed.size(1) * 4 == groups * kGroup,
+      "speccompile::int8_linear: the sizes do not fit");
+  const Tensor input = torch::stable::contiguous(as_float(x));
+  const Tensor added = torch::stable::contiguous(as_float(bias.value_or(scales)));
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = features;
+  Tensor out = torch::stable::new_empty(x, sizes, ScalarType::Float);
+  const int64_t rows = input.numel() / depth;
+  thread_local std::vector<int8_t> inputs;
+  thread_local std::vector<float> input_scales;
+  inputs.resize(std::max<size_t>(inputs.size(), rows * groups * kGroup));
+  input_scales.resize(std::max<size_t>(input_scales.size(), rows * groups));
+  const auto* from = static_cast<const float*>(input.data_ptr());
+  auto* q = inputs.data();
+  auto* q_scales = input_scales.data();
+  const auto* weights = static_cast<const int8_t*>(packed.data_ptr());
+  const auto* weight_scales = static_cast<const float*>(scales.data_ptr());
+  const auto* offsets = bias ? static_cast<const float*>(added.data_ptr()) : nullptr;
+  auto* to = static_cast<float*>(out.data_ptr());
+  torch::stable::parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      quantise(from + row * depth, depth, groups, q + row * groups * kGroup, q_scales + row * groups);
+    }
+  });
+  torch::stable::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
+    int8_blocks(q, q_scales, rows, groups, weights, weight_scales, offsets, to, features, first, last);
+  });
+  return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
+}
+
+Tensor int8_embedding(const Tensor& packed, const Tensor& scales, const Tensor& ids, int64_t depth) {
+  const int64_t groups = scales.size(1);
+  std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
+  sizes.push_back(depth);
+  const Tensor places = torch::stable::contiguous(ids);
+  Tensor out = torch::stable::new_empty(scales, sizes);
+  const auto* id = static_cast<const int64_t*>(places.data_ptr());
+  const auto* weights = static_cast<const int8_t*>(packed.data_ptr());
+  const auto* weight_scales = static_cast<const float*>(scales.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  for (int64_t i = 0; i < places.numel(); ++i) {
+    const int64_t block = id[i] / kColumns, column = id[i] % kColumns;
+    const int8_t* row = weights + block * groups * kGroup * kColumns + column * 4;
+    for (int64_t k = 0; k < depth; ++k) {
+      const float scale = weight_scales[(block * groups + k / kGroup) * kColumns + column];
+      *to++ = static_cast<float>(row[k / 4 * kColumns * 4 + k % 4]) * scale;
+    }
+  }
+  return out;
 }
 
 Tensor packed_embedding(const Tensor& packed, const Tensor& ids) {
@@ -154,6 +210,8 @@ Tensor native_attention(
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&packed_linear));
   m.impl("packed_embedding", TORCH_BOX(&packed_embedding));
+  m.impl("int8_linear", TORCH_BOX(&int8_linear));
+  m.impl("int8_embedding", TORCH_BOX(&int8_embedding));
   m.impl("native_attention", TORCH_BOX(&native_attention));
 }
 
