@@ -1,0 +1,96 @@
+"""Every Triton kernel compiles for sm_90, where no GPU is needed, and spills no register at the shapes that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from speccompile.lowering.triton.attention import attention_launches
+from speccompile.lowering.triton.attention_plan import plan_attention, workspace_size
+from speccompile.lowering.triton.compile_only import Compiled, compile_launch
+from speccompile.lowering.triton.launch import Launch
+
+# Of a Hopper's multiprocessor, one program can have 227 KiB.
+SHARED = 227 * 1024
+
+Note = Callable[[str, object], None]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def fits(launch: Launch, note: Note, shape: str) -> Compiled:
+    """``note`` is pytest's record_property: conftest.py prints what it is told behind the tests' results."""
+    compiled = compile_launch(launch)
+    note(
+        "kernel",
+        f"{compiled.name} {shape}: {compiled.registers} registers, {compiled.stack} bytes of stack a thread, "
+        f"{compiled.shared} bytes of shared memory",
+    )
+    assert compiled.stack == 0, "registers are spilled"
+    assert compiled.shared <= SHARED
+    return compiled
+
+
+def attention_of(
+    width: int, dtype: torch.dtype, dim: int, value_dim: int | None = None, *, everything: bool = False
+) -> tuple[Launch, Launch]:
+    rows, heads, groups, capacity = 4, 32, 8, 4096
+    value_dim = value_dim or dim
+    plan = plan_attention(rows, width, heads, groups, dim, value_dim, capacity, dtype, fixed_order=False)
+    options: dict[str, Any] = dict.fromkeys(("window", "chunk", "softcap", "sinks", "parents"))
+    if everything:
+        options = {
+            "window": 1024,
+            "chunk": 2048,
+            "softcap": 50.0,
+            "sinks": meta(heads, dtype=dtype),
+            "parents": meta(rows, width),
+        }
+    return attention_launches(
+        meta(rows, width, heads, dim, dtype=dtype),
+        meta(9, capacity, groups, dim, dtype=dtype),
+        meta(9, capacity, groups, value_dim, dtype=dtype),
+        meta(rows),
+        meta(rows, width),
+        dim**-0.5,
+        **options,
+        out=meta(rows, width, heads, value_dim, dtype=dtype),
+        workspace=meta(workspace_size(plan, rows, width, heads, value_dim), dtype=torch.float32),
+        plan=plan,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "dims"),
+    [
+        (torch.bfloat16, 1, (80,)),
+        *[(torch.bfloat16, 8, dims) for dims in ((64,), (128,), (256,), (192, 128))],
+        (torch.bfloat16, 512, (128,)),
+        (torch.float16, 8, (128,)),
+        *[(torch.float32, 8, (dim,)) for dim in (64, 128)],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("everything", [False, True], ids=["plain", "all"])
+def test_attention(
+    dtype: torch.dtype, width: int, dims: tuple[int, ...], everything: bool, record_property: Note
+) -> None:
+    shape = f"{str(dtype)[6:]} T={width} D={'/'.join(map(str, dims))}" + " with all options" * everything
+    partial, combine = (
+        fits(launch, record_property, shape) for launch in attention_of(width, dtype, *dims, everything=everything)
+    )
+    # Half precision goes to the tensor cores; float32 must not, where it would be cut to 10 bits.
+    assert ("mma" in partial.ptx) == (dtype.itemsize == 2)
+    assert "mma" not in combine.ptx
+
+
+def test_a_spill_is_seen() -> None:
+    """32 registers are too few for it: the report is not 0 whatever is compiled."""
+    partial, _ = attention_of(8, torch.bfloat16, 128)
+    squeezed = Launch(partial.kernel, partial.grid, partial.arguments, partial.warps, partial.stages, most_registers=32)
+    assert compile_launch(squeezed).stack > 0
