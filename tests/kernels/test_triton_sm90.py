@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from speccompile.lowering.triton import ngram
+from speccompile.lowering.triton.accept_commit import accept_commit_launch
 from speccompile.lowering.triton.attention import attention_launches
 from speccompile.lowering.triton.attention_plan import plan_attention, workspace_size
+from speccompile.lowering.triton.choose import choose_launches, splits_of
 from speccompile.lowering.triton.compile_only import Compiled, compile_launch
 from speccompile.lowering.triton.launch import Launch
 
@@ -87,6 +90,53 @@ def test_attention(
     # Half precision goes to the tensor cores; float32 must not, where it would be cut to 10 bits.
     assert ("mma" in partial.ptx) == (dtype.itemsize == 2)
     assert "mma" not in combine.ptx
+
+
+@pytest.mark.parametrize("vocab", [49152, 50257, 151936])
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "sampled"])
+def test_choose(vocab: int, drawn: bool, record_property: Note) -> None:
+    rows, width = 4, 8
+    splits = splits_of(vocab)
+    noise: dict[str, Any] = dict.fromkeys(("temperature", "seed", "positions", "start"))
+    if drawn:
+        noise = {
+            "temperature": meta(rows, dtype=torch.float32),
+            "seed": meta(rows),
+            "positions": meta(rows, width),
+            "start": meta(rows),
+        }
+    scores = meta(rows, width, vocab, dtype=torch.float32 if drawn else torch.bfloat16)
+    best = meta(rows, width, splits, dtype=torch.float32), meta(rows, width, splits, dtype=torch.int32)
+    for launch in choose_launches(scores, **noise, stream=0, tokens=meta(rows, width), best=best, forbids=drawn):
+        compiled = fits(launch, record_property, f"V={vocab}" + " with noise" * drawn)
+        # The approximate logarithm is wrong near 1, where large Gumbels come from.
+        assert "lg2.approx" not in compiled.ptx
+
+
+def test_ngram_match(record_property: Note) -> None:
+    rows, slots, capacity, drafted = 4, 9, 4096, 7
+    text = meta(slots, capacity), meta(slots), meta(rows)
+    outputs = meta(rows, drafted), meta(rows), meta(rows, -(-capacity // ngram.SPAN))
+    for launch in ngram.match_launches(*text, *outputs, max_ngram=3, min_ngram=1):
+        fits(launch, record_property, f"S={capacity}")
+
+
+@pytest.mark.parametrize("drafted", [0, 1, 7])
+def test_accept_and_commit(drafted: int, record_property: Note) -> None:
+    rows, slots, capacity, ends = 4, 9, 4096, 4
+    state = {name: meta(slots) for name in ("length", "limit", "emitted", "accepted", "proposed")}
+    launch = accept_commit_launch(
+        **state,
+        tokens=meta(slots, capacity),
+        alive=meta(slots, dtype=torch.bool),
+        eos=meta(slots, ends),
+        slots=meta(rows),
+        target_tokens=meta(rows, drafted + 1),
+        drafts=meta(rows, drafted),
+        draft_lens=meta(rows),
+        ready=meta(rows, dtype=torch.bool),
+    )
+    fits(launch, record_property, f"K={drafted}")
 
 
 def test_a_spill_is_seen() -> None:
