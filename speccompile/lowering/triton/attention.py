@@ -431,5 +431,5 @@ def attention(
         q, k_cache, v_cache, scale=scale, window=window, chunk=chunk, softcap=softcap, out=out, workspace=workspace,
         plan=plan, **rest,
     )  # fmt: skip
-    run_all(launches)
+    run_all(launches, q)
     return out

@@ -218,5 +218,5 @@ def choose(
     tokens = torch.empty((rows, width), dtype=torch.int64, device=scores.device)
     shape = rows, width, splits_of(vocab)
     best = scores.new_empty(shape, dtype=torch.float32), scores.new_empty(shape, dtype=torch.int32)
-    run_all(choose_launches(scores, temperature, seed, positions, stream, start, tokens, best, forbids))
+    run_all(choose_launches(scores, temperature, seed, positions, stream, start, tokens, best, forbids), scores)
     return tokens

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -36,6 +38,8 @@ class Launch:
         self.kernel[self.grid](**self.arguments, **self.options)
 
 
-def run_all(launches: Sequence[Launch]) -> None:
-    for launch in launches:
-        launch.run()
+def run_all(launches: Sequence[Launch], near: torch.Tensor) -> None:
+    """One after the other, on the device of ``near``; triton itself takes the current one."""
+    with torch.cuda.device_of(near):
+        for launch in launches:
+            launch.run()

@@ -128,5 +128,5 @@ def match(
     drafts = tokens.new_empty((len(slots), draft_len))
     lens = tokens.new_empty(len(slots))
     keys = tokens.new_empty((len(slots), -(-tokens.shape[1] // SPAN)))
-    run_all(match_launches(tokens, length, slots, drafts, lens, keys, max_ngram, min_ngram))
+    run_all(match_launches(tokens, length, slots, drafts, lens, keys, max_ngram, min_ngram), tokens)
     return drafts, lens

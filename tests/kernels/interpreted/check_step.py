@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import loop_bounds  # noqa: F401
 import pytest
 import torch
 from hypothesis import Phase, given, settings
