@@ -42,11 +42,18 @@ def fits(launch: Launch, note: Note, shape: str) -> Compiled:
 
 
 def attention_of(
-    width: int, dtype: torch.dtype, dim: int, value_dim: int | None = None, *, everything: bool = False
+    width: int,
+    dtype: torch.dtype,
+    dim: int,
+    value_dim: int | None = None,
+    *,
+    everything: bool = False,
+    rows: int = 4,
+    fixed_order: bool = False,
 ) -> tuple[Launch, Launch]:
-    rows, heads, groups, capacity = 4, 32, 8, 4096
+    heads, groups, capacity = 32, 8, 4096
     value_dim = value_dim or dim
-    plan = plan_attention(rows, width, heads, groups, dim, value_dim, capacity, dtype, fixed_order=False)
+    plan = plan_attention(rows, width, heads, groups, dim, value_dim, capacity, dtype, fixed_order)
     options: dict[str, Any] = dict.fromkeys(("window", "chunk", "softcap", "sinks", "parents"))
     if everything:
         options = {
@@ -93,6 +100,17 @@ def test_attention(
     # Half precision goes to the tensor cores; float32 must not, where it would be cut to 10 bits.
     assert ("mma" in partial.ptx) == (dtype.itemsize == 2)
     assert "mma" not in combine.ptx
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_in_fixed_order_one_machine_code_serves_every_shape(dtype: torch.dtype) -> None:
+    """The order of reduction and where it rounds are then the same too."""
+    shapes = [(1, 1), (4, 1), (1, 8), (3, 5), (2, 16)]
+    codes = [
+        [compile_launch(launch).ptx for launch in attention_of(width, dtype, 64, rows=rows, fixed_order=True)]
+        for rows, width in shapes
+    ]
+    assert all(code == codes[0] for code in codes)
 
 
 @pytest.mark.parametrize("vocab", [49152, 50257, 151936])

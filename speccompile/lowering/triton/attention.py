@@ -6,6 +6,8 @@ tile of queries over a fixed stretch of the cache and leaves partial results in 
 The order of reduction. Blocks of keys, and the stretches that splits cover, begin at fixed places of the cache,
 whatever is live. A block or a split that a query sees nothing of adds 0 and multiplies by 1. So with a plan of
 ``fixed_order`` the order of a query's reduction depends on its own position alone.
+The same machine code serves every width: what is multiplied and then added is rounded once or twice as the compiler
+sees fit, and another version of a kernel might differ in that.
 
 Cost follows the true length: positions are read on the device, and a program whose stretch no query of its tile sees
 returns at once. What is not live is never loaded.
@@ -137,7 +139,7 @@ def _attend(  # type: ignore[no-untyped-def]
     return higher, total, out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def partial_attention(  # type: ignore[no-untyped-def]
     q,
     k_cache,
@@ -247,7 +249,7 @@ def partial_attention(  # type: ignore[no-untyped-def]
     tl.store(workspace + all_queries * (VALUE_DIM + 1) + at, total, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def combine_attention(  # type: ignore[no-untyped-def]
     workspace,
     out,

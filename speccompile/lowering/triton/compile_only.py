@@ -48,18 +48,20 @@ class Compiled:
 def compile_launch(launch: Launch, capability: int = HOPPER) -> Compiled:
     """Compile what ``launch.run()`` would run; its tensors may be on any device, ``meta`` too.
 
-    Arguments are specialised as triton's launcher does it: None and 1 are constants, multiples of 16 are known to be.
+    Arguments are specialised as triton's launcher does it: None and 1 are constants, multiples of 16 are known to be,
+    except where the kernel says ``do_not_specialize``.
     """
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes = {}
     for index, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
-        kind = "constexpr" if parameter.is_constexpr else _kind(value)
+        special = not parameter.do_not_specialize
+        kind = "constexpr" if parameter.is_constexpr else _kind(value, special)
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[parameter.name] = value
-        elif isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+        elif special and (isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)):
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
@@ -67,8 +69,8 @@ def compile_launch(launch: Launch, capability: int = HOPPER) -> Compiled:
     return Compiled(launch.kernel.__name__, usage["REG"], usage["STACK"], kernel.metadata.shared, ptx=kernel.asm["ptx"])
 
 
-def _kind(value: Any) -> str:
-    if value is None or (isinstance(value, int) and value == 1):
+def _kind(value: Any, special: bool) -> str:
+    if value is None or (special and isinstance(value, int) and value == 1):
         return "constexpr"
     if isinstance(value, torch.Tensor):
         return _TYPES[value.dtype]
