@@ -34,6 +34,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What test_triton_sm90.py notes of each kernel, from whatever process it ran in."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    notes = [
+        str(text) for report in reports for name, text in getattr(report, "user_properties", ()) if name == "kernel"
+    ]
+    if notes:
+        terminalreporter.section("Triton kernels on sm_90")
+        for note in sorted(set(notes)):
+            terminalreporter.write_line(note)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Captures of tiny models do not belong into the user's cache; the real model stays where it is."""

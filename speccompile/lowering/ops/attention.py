@@ -8,6 +8,8 @@ places it hides, and they must be finite there: 0 times a NaN would be seen.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -55,18 +57,27 @@ def reference(
         chunk: a query sees only its own chunk, where positions are cut into chunks of this many.
         softcap: scores are squeezed between plus and minus this before anything is hidden.
         sinks: ``[H]``, one more logit for each head, whose share of the softmax is dropped.
+        parents: int64 ``[B, T]``, where a row's queries are the nodes of a tree: the index of each node's parent in
+            the row, -1 for the root, which is node 0. The key of node i stands at place ``positions[b, 0] + i`` of
+            the cache; its position, ``positions[b, i]``, is the root's plus its depth. A node sees the places in
+            front of the root's, where place and position are one, its ancestors and itself; window and chunk go by
+            positions. ``parents[b, i] = i - 1`` is the chain that None stands for.
 
     Returns:
         ``[B, T, H, Dv]`` in the dtype of ``q``.
     """
-    _refuse(window, chunk, parents)
+    refuse_sizes(window, chunk)
     keys, values = k_cache[slots].double(), v_cache[slots].double()
     group = q.shape[2] // keys.shape[2]
     keys, values = keys.repeat_interleave(group, dim=2), values.repeat_interleave(group, dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q.double(), keys) * scale
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    visible = _visible(torch.arange(keys.shape[1], device=q.device), positions, window, chunk)
+    places = torch.arange(keys.shape[1], device=q.device)
+    if parents is None:
+        visible = _visible(places, positions, window, chunk)
+    else:
+        visible = _visible_in_tree(places, positions, parents, window, chunk)
     scores = scores.masked_fill(~visible[:, None], float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand_as(scores[..., :1])], dim=-1)
@@ -77,6 +88,10 @@ def reference(
 def _refuse(window: int | None, chunk: int | None, parents: torch.Tensor | None) -> None:
     if parents is not None:
         raise RuntimeError("speccompile::attention has no kernel for parents yet")
+    refuse_sizes(window, chunk)
+
+
+def refuse_sizes(window: int | None, chunk: int | None) -> None:
     for name, size in (("window", window), ("chunk", chunk)):
         if size is not None and size < 1:
             raise RuntimeError(f"speccompile::attention needs a {name} of at least 1, not {size}")
@@ -90,6 +105,27 @@ def _visible(keys: torch.Tensor, positions: torch.Tensor, window: int | None, ch
         visible = visible & (keys > own - window)
     if chunk is not None:
         visible = visible & (keys // chunk == own // chunk)
+    return visible
+
+
+def _visible_in_tree(
+    keys: torch.Tensor, positions: torch.Tensor, parents: torch.Tensor, window: int | None, chunk: int | None
+) -> torch.Tensor:
+    """The same where the queries are the nodes of trees, row by row and node by node: ``[B, T, L]``."""
+    rows, width = parents.shape
+    visible = torch.zeros(rows, width, len(keys), dtype=torch.bool, device=keys.device)
+    for row in range(rows):
+        root = int(positions[row, 0])
+        position = keys.clone()
+        position[root : root + width] = positions[row, : len(keys) - root]
+        seen = torch.zeros_like(visible[row])
+        seen[:, :root] = True
+        for node in range(width):
+            ancestor = node
+            while ancestor >= 0:
+                seen[node, root + ancestor] = True
+                ancestor = int(parents[row, ancestor])
+        visible[row] = seen & _visible(position, positions[row], window, chunk)
     return visible
 
 
@@ -198,6 +234,13 @@ def _attention_fixed_order(  # type: ignore[no-untyped-def]
     return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=True)
 
 
+def _on_cuda(*arguments, fixed_order, **options):  # type: ignore[no-untyped-def]
+    # triton is there where CUDA is in use, and slow to import where it is not.
+    from speccompile.lowering.triton.attention import attention
+
+    return attention(*arguments, fixed_order=fixed_order, **options)
+
+
 def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
 
@@ -205,5 +248,5 @@ def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def
 # Library.impl, not torch.library.custom_op: the latter costs tens of microseconds more on every call.
 for _name, _kernel in (("attention", _attention), ("attention_fixed_order", _attention_fixed_order)):
     _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
+    _library.impl(_name, partial(_on_cuda, fixed_order=_kernel is _attention_fixed_order), "CUDA")
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

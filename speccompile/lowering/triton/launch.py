@@ -1,0 +1,45 @@
+"""One launch of a Triton kernel, as a value: it can be run, or compiled without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What ``kernel[grid](**arguments)`` needs.
+
+    Args:
+        kernel: a ``@triton.jit`` function.
+        grid: programs along each of up to three axes.
+        arguments: every parameter of the kernel by name; ``None`` for a tensor that there is none of.
+        warps: warps a program. stages: depth of software pipelining.
+        most_registers: of a thread; None leaves it to ptxas.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    warps: int = 4
+    stages: int = 2
+    most_registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """As triton names them."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.most_registers}
+
+    def run(self) -> None:
+        """On the current stream; under TRITON_INTERPRET=1 at once, on the CPU."""
+        self.kernel[self.grid](**self.arguments, **self.options)
+
+
+def run_all(launches: Sequence[Launch], near: torch.Tensor) -> None:
+    """One after the other, on the device of ``near``; triton itself takes the current one."""
+    with torch.cuda.device_of(near):
+        for launch in launches:
+            launch.run()

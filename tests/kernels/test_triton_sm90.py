@@ -1,0 +1,167 @@
+"""Every Triton kernel compiles for sm_90, where no GPU is needed, and spills next to nothing where it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from speccompile.lowering.triton import ngram
+from speccompile.lowering.triton.accept_commit import accept_commit_launch
+from speccompile.lowering.triton.attention import attention_launches
+from speccompile.lowering.triton.attention_plan import plan_attention, workspace_size
+from speccompile.lowering.triton.choose import choose_launches, splits_of
+from speccompile.lowering.triton.compile_only import Compiled, compile_launch
+from speccompile.lowering.triton.launch import Launch
+
+# Of a Hopper's multiprocessor, one program can have 227 KiB.
+SHARED = 227 * 1024
+# ptxas 12 may spill so much to have a second program on the multiprocessor; the versions differ.
+SPILLED = 16
+
+Note = Callable[[str, object], None]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def fits(launch: Launch, note: Note, shape: str) -> Compiled:
+    """``note`` is pytest's record_property: conftest.py prints what it is told behind the tests' results."""
+    compiled = compile_launch(launch)
+    note(
+        "kernel",
+        f"{compiled.name} {shape}: {compiled.registers} registers, {compiled.stack} bytes of stack a thread, "
+        f"{compiled.shared} bytes of shared memory",
+    )
+    assert compiled.stack <= SPILLED, "registers are spilled"
+    assert compiled.shared <= SHARED
+    return compiled
+
+
+def attention_of(
+    width: int,
+    dtype: torch.dtype,
+    dim: int,
+    value_dim: int | None = None,
+    *,
+    everything: bool = False,
+    rows: int = 4,
+    fixed_order: bool = False,
+) -> tuple[Launch, Launch]:
+    heads, groups, capacity = 32, 8, 4096
+    value_dim = value_dim or dim
+    plan = plan_attention(rows, width, heads, groups, dim, value_dim, capacity, dtype, fixed_order)
+    options: dict[str, Any] = dict.fromkeys(("window", "chunk", "softcap", "sinks", "parents"))
+    if everything:
+        options = {
+            "window": 1024,
+            "chunk": 2048,
+            "softcap": 50.0,
+            "sinks": meta(heads, dtype=dtype),
+            # No tree is as wide as a prompt's chunk.
+            "parents": meta(rows, width) if width <= 64 else None,
+        }
+    return attention_launches(
+        meta(rows, width, heads, dim, dtype=dtype),
+        meta(9, capacity, groups, dim, dtype=dtype),
+        meta(9, capacity, groups, value_dim, dtype=dtype),
+        meta(rows),
+        meta(rows, width),
+        dim**-0.5,
+        **options,
+        out=meta(rows, width, heads, value_dim, dtype=dtype),
+        workspace=meta(workspace_size(plan, rows, width, heads, value_dim), dtype=torch.float32),
+        plan=plan,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "dims"),
+    [
+        (torch.bfloat16, 1, (80,)),
+        *[(torch.bfloat16, 8, dims) for dims in ((64,), (128,), (256,), (192, 128))],
+        (torch.bfloat16, 512, (128,)),
+        (torch.float16, 8, (128,)),
+        *[(torch.float32, 8, (dim,)) for dim in (64, 128)],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("everything", [False, True], ids=["plain", "all"])
+def test_attention(
+    dtype: torch.dtype, width: int, dims: tuple[int, ...], everything: bool, record_property: Note
+) -> None:
+    shape = f"{str(dtype)[6:]} T={width} D={'/'.join(map(str, dims))}" + " with all options" * everything
+    partial, combine = (
+        fits(launch, record_property, shape) for launch in attention_of(width, dtype, *dims, everything=everything)
+    )
+    # Half precision goes to the tensor cores; float32 must not, where it would be cut to 10 bits.
+    assert ("mma" in partial.ptx) == (dtype.itemsize == 2)
+    assert "mma" not in combine.ptx
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_in_fixed_order_one_machine_code_serves_every_shape(dtype: torch.dtype) -> None:
+    """The order of reduction and where it rounds are then the same too."""
+    shapes = [(1, 1), (4, 1), (1, 8), (3, 5), (2, 16)]
+    codes = [
+        [compile_launch(launch).ptx for launch in attention_of(width, dtype, 64, rows=rows, fixed_order=True)]
+        for rows, width in shapes
+    ]
+    assert all(code == codes[0] for code in codes)
+
+
+@pytest.mark.parametrize("vocab", [49152, 50257, 151936])
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "sampled"])
+def test_choose(vocab: int, drawn: bool, record_property: Note) -> None:
+    rows, width = 4, 8
+    splits = splits_of(vocab)
+    noise: dict[str, Any] = dict.fromkeys(("temperature", "seed", "positions", "start"))
+    if drawn:
+        noise = {
+            "temperature": meta(rows, dtype=torch.float32),
+            "seed": meta(rows),
+            "positions": meta(rows, width),
+            "start": meta(rows),
+        }
+    scores = meta(rows, width, vocab, dtype=torch.float32 if drawn else torch.bfloat16)
+    best = meta(rows, width, splits, dtype=torch.float32), meta(rows, width, splits, dtype=torch.int32)
+    for launch in choose_launches(scores, **noise, stream=0, tokens=meta(rows, width), best=best, forbids=drawn):
+        compiled = fits(launch, record_property, f"V={vocab}" + " with noise" * drawn)
+        # The approximate logarithm is wrong near 1, where large Gumbels come from.
+        assert "lg2.approx" not in compiled.ptx
+
+
+def test_ngram_match(record_property: Note) -> None:
+    rows, slots, capacity, drafted = 4, 9, 4096, 7
+    text = meta(slots, capacity), meta(slots), meta(rows)
+    outputs = meta(rows, drafted), meta(rows), meta(rows, -(-capacity // ngram.SPAN))
+    for launch in ngram.match_launches(*text, *outputs, max_ngram=3, min_ngram=1):
+        fits(launch, record_property, f"S={capacity}")
+
+
+@pytest.mark.parametrize("drafted", [0, 1, 7])
+def test_accept_and_commit(drafted: int, record_property: Note) -> None:
+    rows, slots, capacity, ends = 4, 9, 4096, 4
+    state = {name: meta(slots) for name in ("length", "limit", "emitted", "accepted", "proposed")}
+    launch = accept_commit_launch(
+        **state,
+        tokens=meta(slots, capacity),
+        alive=meta(slots, dtype=torch.bool),
+        eos=meta(slots, ends),
+        slots=meta(rows),
+        target_tokens=meta(rows, drafted + 1),
+        drafts=meta(rows, drafted),
+        draft_lens=meta(rows),
+        ready=meta(rows, dtype=torch.bool),
+    )
+    fits(launch, record_property, f"K={drafted}")
+
+
+def test_a_spill_is_seen() -> None:
+    """32 registers are too few for it: the report is not 0 whatever is compiled."""
+    partial, _ = attention_of(8, torch.bfloat16, 128)
+    squeezed = Launch(partial.kernel, partial.grid, partial.arguments, partial.warps, partial.stages, most_registers=32)
+    assert compile_launch(squeezed).stack > SPILLED
