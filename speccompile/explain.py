@@ -12,7 +12,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     """A few lines of plain text."""
     info, layout = build.info, build.arena.layout
     largest = build.largest
-    bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in largest.graph.bodies.values())
+    bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
     shape = [config.max_batch, config.width(0, config.max_batch)]
     deterministic = (
         f"yes: every tier runs {shape}, attention in blocks; proved at build"

@@ -41,7 +41,7 @@ class Speculator:
     ) -> None:
         self._config = config
         self._build: Build | None = build
-        ports = build.largest.graph.ports.values()
+        ports = build.largest.ports
         weights = {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
         processors = config.logits_processors
         self._target: Target | None = Target(model, weights, build.info.vocab_size, config.rule, processors)

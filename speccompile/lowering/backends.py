@@ -14,7 +14,7 @@ from speccompile.errors import UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.inductor import compiled_bodies
 from speccompile.lowering.linears import STOCK, LinearChoice, choose_linears
-from speccompile.passes.printing import load_python, to_python
+from speccompile.passes.printing import callable_of, load_python, to_python
 
 
 class Backend(Protocol):
@@ -31,6 +31,9 @@ class Backend(Protocol):
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]: ...
 
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        """The same of a printed step, which calls bodies of ``graph``."""
+
 
 @dataclass(frozen=True)
 class Eager:
@@ -43,8 +46,10 @@ class Eager:
         return STOCK
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
-        step: Callable[..., Any] = load_python(to_python(graph, title), f"<{title}>")["step"]
-        return step
+        return self.load(to_python(graph, title), graph, title)
+
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        return callable_of(source, f"<{title}>")
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,10 @@ class Inductor:
         return choose_linears(model, widths)
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
-        namespace = load_python(to_python(graph, title), f"<{title}>")
+        return self.load(to_python(graph, title), graph, title)
+
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        namespace = load_python(source, f"<{title}>")
         namespace.update(compiled_bodies(graph))
         step: Callable[..., Any] = namespace["step"]
         return step

@@ -1,0 +1,72 @@
+"""Texts by name that need not be made twice: files of the cache folder, or what a package brought along."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from speccompile.paths import cache_dir
+
+
+class Storage(Protocol):
+    """Names are paths with slashes, and hold a hash of all that the text depends on: nothing is ever replaced by
+    something that means something else."""
+
+    def read(self, name: str) -> str | None:
+        """The text, or None when there is none or it is damaged."""
+
+    def write(self, name: str, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """Files in :func:`~speccompile.paths.cache_dir`, each with its checksum in front. It may be deleted at any time."""
+
+    def path(self, name: str) -> Path:
+        return cache_dir() / name
+
+    def read(self, name: str) -> str | None:
+        if not self.path(name).exists():
+            return None
+        checksum, _, data = self.path(name).read_bytes().partition(b"\n")
+        text = data.decode(errors="replace")
+        return text if checksum.decode(errors="replace") == digest(text) else None
+
+    def write(self, name: str, text: str) -> None:
+        """Store ``text``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
+        path = self.path(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+                file.write(f"{digest(text)}\n{text}")
+            os.replace(file.name, path)
+        except OSError as error:
+            warnings.warn(
+                f"{path.parent} cannot be written ({error.strerror}); the next wrap makes again what was to be stored "
+                "there. Set SPECCOMPILE_CACHE to a folder that can be",
+                stacklevel=2,
+            )
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Texts of a package, and behind them the cache folder."""
+
+    texts: Mapping[str, str] = field(repr=False)
+    behind: CacheFolder = field(default_factory=CacheFolder)
+
+    def read(self, name: str) -> str | None:
+        return self.texts[name] if name in self.texts else self.behind.read(name)
+
+    def write(self, name: str, text: str) -> None:
+        self.behind.write(name, text)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
