@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
-from speccompile.graph_capture.store import CaptureStore
+from speccompile.graph_capture.store import CaptureStore, capture_file
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.backends import Eager
+from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.determinism import prove_deterministic
 from speccompile.lowering.tier import ChunkKind, Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.lowering.workers import release_workers
@@ -225,6 +225,15 @@ def _checked(
     with task("check the captured graph against the model"), clock.time("capture check"):
         difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach)
     return lowered, difference
+
+
+def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: Iterable[Tier]) -> dict[str, bytes]:
+    """What a build of the same would read from its storage, by name."""
+    outlined = build.model.last.graph
+    capture_name = CaptureStore(model, build.info, CacheFolder()).name
+    steps = {tier.step.name: tier.step.file() for tier in tiers if tier.step.name is not None}
+    captured = {capture_name: capture_file(build.model["capture"].graph, build.observed)}
+    return {**captured, **steps, **backend.compiled_files(outlined)}
 
 
 class _Clock:

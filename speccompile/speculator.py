@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -10,12 +13,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from speccompile.build import Build
+from speccompile.build import Build, saved_files
 from speccompile.errors import Closed, InvalidInput, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.tier import Kind, Tier
+from speccompile.package import make_manifest, write_package
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.pipelines import BuildConfig, prefill_pipeline, tier_pipeline
 from speccompile.runtime.arena import Arena
@@ -37,9 +41,16 @@ class Speculator:
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
     def __init__(
-        self, model: PreTrainedModel, config: BuildConfig, build: Build, policy: Policy, options: EngineOptions
+        self,
+        model: PreTrainedModel,
+        config: BuildConfig,
+        build: Build,
+        policy: Policy,
+        options: EngineOptions,
+        given: Mapping[str, Any],
     ) -> None:
         self._config = config
+        self._given = given
         self._build: Build | None = build
         ports = build.largest.ports
         weights = {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
@@ -318,6 +329,28 @@ class Speculator:
         engine, _ = self._open()
         assert self._build is not None
         return explain(self._config, self._build, engine)
+
+    # --- keeping ---------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a package to ``path``, one file, whole or not at all; :func:`speccompile.load` reads it.
+
+        It holds the options given to ``wrap``, the captured graph, the steps built so far, and what Inductor made of
+        the decoder layers; neither weights nor requests, and the policy that ``wrap`` was given. See
+        :mod:`speccompile.package`.
+
+        Raises:
+            CannotSave: an option of ``wrap`` is code of your own: a logits processor, a policy, an acceptance rule.
+            LoweringError: Inductor's caches are off, so that it leaves nothing to save.
+            OSError: ``path`` cannot be written.
+        """
+        engine, target = self._open()
+        assert self._build is not None
+        files = saved_files(
+            target.model, self._build, self._config.backend, [*engine.tiers.values(), *engine.prefill_tiers.values()]
+        )
+        settled = {"linears": asdict(self._config.linears)}
+        write_package(Path(path), make_manifest(target.model, self._given, settled, files), files)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Texts by name that need not be made twice: files of the cache folder, or what a package brought along."""
+"""What need not be made twice, by name: files of the cache folder, or what a package brought along."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from speccompile.paths import cache_dir
 
 
 class Storage(Protocol):
-    """Names are paths with slashes, and hold a hash of all that the text depends on: nothing is ever replaced by
+    """Names are paths with slashes, and hold a hash of all that the content depends on: nothing is ever replaced by
     something that means something else."""
 
-    def read(self, name: str) -> str | None:
-        """The text, or None when there is none or it is damaged."""
+    def read(self, name: str) -> bytes | None:
+        """What is stored, or None when there is nothing or it is damaged."""
 
-    def write(self, name: str, text: str) -> None: ...
+    def write(self, name: str, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,19 @@ class CacheFolder:
     def path(self, name: str) -> Path:
         return cache_dir() / name
 
-    def read(self, name: str) -> str | None:
+    def read(self, name: str) -> bytes | None:
         if not self.path(name).exists():
             return None
         checksum, _, data = self.path(name).read_bytes().partition(b"\n")
-        text = data.decode(errors="replace")
-        return text if checksum.decode(errors="replace") == digest(text) else None
+        return data if checksum == digest(data).encode() else None
 
-    def write(self, name: str, text: str) -> None:
-        """Store ``text``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
+    def write(self, name: str, data: bytes) -> None:
+        """Store ``data``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
         path = self.path(name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-                file.write(f"{digest(text)}\n{text}")
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(digest(data).encode() + b"\n" + data)
             os.replace(file.name, path)
         except OSError as error:
             warnings.warn(
@@ -56,17 +55,17 @@ class CacheFolder:
 
 @dataclass(frozen=True)
 class Brought:
-    """Texts of a package, and behind them the cache folder."""
+    """Files of a package, and behind them the cache folder."""
 
-    texts: Mapping[str, str] = field(repr=False)
+    files: Mapping[str, bytes] = field(repr=False)
     behind: CacheFolder = field(default_factory=CacheFolder)
 
-    def read(self, name: str) -> str | None:
-        return self.texts[name] if name in self.texts else self.behind.read(name)
+    def read(self, name: str) -> bytes | None:
+        return self.files[name] if name in self.files else self.behind.read(name)
 
-    def write(self, name: str, text: str) -> None:
-        self.behind.write(name, text)
+    def write(self, name: str, data: bytes) -> None:
+        self.behind.write(name, data)
 
 
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()

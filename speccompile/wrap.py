@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -16,7 +18,10 @@ from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.inductor import bring
+from speccompile.lowering.linears import LinearChoice
 from speccompile.modes.base import Mode
+from speccompile.package import check_fits, given_options, read_package
 from speccompile.pipelines import BuildConfig, row_counts
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
@@ -25,6 +30,7 @@ from speccompile.runtime.records import check_flag
 from speccompile.sampling.user import Processor
 from speccompile.sampling.user_check import check_processors
 from speccompile.speculator import Speculator
+from speccompile.storage import Brought, Storage
 
 DEFAULT_TIERS = (0, 1, 3, 7)
 
@@ -89,9 +95,8 @@ def wrap(
         UserError: one class for each thing that can be wrong; see ``speccompile.errors``.
         CaptureMismatch: the captured graph does not compute what the model computes.
     """
-    plan = make_plan(
-        model,
-        mode,
+    options = dict(
+        mode=mode,
         tiers=tiers,
         max_batch=max_batch,
         max_len=max_len,
@@ -102,13 +107,54 @@ def wrap(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
+        sampling=sampling,
         logits_processor=logits_processor,
         scores=scores,
         **mode_options,
     )
+    return _wrap(model, options)
+
+
+def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
+    """What ``wrap`` gives with the options of the speculator that :meth:`Speculator.save` wrote to ``path``, without
+    making again what the package holds.
+
+    The capture check runs, as in every wrap. A package holds code: load only what you would also run.
+
+    Args:
+        path: of the package.
+        model: of the class, configuration and weights' shapes that were wrapped; weights may have other values.
+
+    Raises:
+        CorruptPackage: the file is missing, cut off or changed.
+        ForeignPackage: it was made for another model, by other versions, or on another kind of machine.
+        SpecCompileError: as ``wrap``.
+    """
+    path = Path(path)
+    inspect_model(model)
+    package = read_package(path)
+    check_fits(package, path, model)
+    for name, data in package.files.items():
+        if name.startswith("compiled/"):
+            bring(name, data)
+    linears = LinearChoice(**package.manifest["settled"]["linears"])
+    return _wrap(model, given_options(package.manifest), linears, Brought(package.files))
+
+
+def _wrap(
+    model: PreTrainedModel,
+    options: dict[str, Any],
+    linears: LinearChoice | None = None,
+    storage: Storage | None = None,
+) -> Speculator:
+    """``options`` are the arguments of :func:`wrap`, ``linears`` what was measured when they were first used."""
+    sampling = options["sampling"]
     if not isinstance(sampling, bool):
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
-    spec = Speculator(model, plan.config, build(model, plan.info, plan.config), plan.policy, plan.engine)
+    planned = {name: value for name, value in options.items() if name != "sampling"}
+    plan = make_plan(model, **planned, linears=linears)
+    built = build(model, plan.info, plan.config, storage)
+    spec = Speculator(model, plan.config, built, plan.policy, plan.engine, options)
     if sampling:
         spec.engine.prepare("sampled")
     return spec
@@ -140,9 +186,10 @@ def make_plan(
     prefix_reuse: bool = True,
     logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
+    linears: LinearChoice | None = None,
     **mode_options: Any,
 ) -> Plan:
-    """Check the arguments of :func:`wrap`, which are explained there."""
+    """Check the arguments of :func:`wrap`, which are explained there; ``linears`` None measures."""
     draft_lens = _check_tiers(tiers)
     _check_whole("max_batch", max_batch, 1)
     _check_whole("max_len", max_len, 2)
@@ -173,7 +220,8 @@ def make_plan(
         deterministic=bool(deterministic),
         rule=rule,
         scores=scores,
-        linears=chosen_backend.choose_linears(
+        linears=linears
+        or chosen_backend.choose_linears(
             model, sorted({rows * (k + 1) for k in draft_lens for rows in row_counts(max_batch)})
         ),
     )
@@ -226,5 +274,5 @@ def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len:
         warnings.warn(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
             "its text may degrade behind them, as in transformers",
-            stacklevel=4,
+            stacklevel=5,
         )

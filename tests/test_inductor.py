@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from tiny import tiny_llama
+from torch._inductor import CompiledArtifact
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -19,6 +20,15 @@ from speccompile.lowering import inductor
 from speccompile.speculator import Speculator
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 4), (3, 7), (1, 32), (2, 33)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What other tests compiled is not found here."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.storage.cache_dir", lambda: folder)
+        yield
 
 
 @dataclass
@@ -43,7 +53,7 @@ def built() -> Iterator[Built]:
     compile_body = inductor._compile
     compiled: list[Body] = []
 
-    def counted(body: Body, device: torch.device) -> inductor.BodyFunction:
+    def counted(body: Body, device: torch.device) -> CompiledArtifact:
         compiled.append(body)
         return compile_body(body, device)
 
@@ -208,9 +218,13 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Body]:
     """No artifacts yet, and a compiler that only counts."""
     compiled: list[Body] = []
 
-    def compile_body(body: Body, device: torch.device) -> Callable[..., Any]:
+    class Artifact:
+        def is_saveable(self) -> bool:
+            return False
+
+    def compile_body(body: Body, device: torch.device) -> Artifact:
         compiled.append(body)
-        return body.module
+        return Artifact()
 
     monkeypatch.setattr(inductor, "_artifacts", {})
     monkeypatch.setattr(inductor, "_compile", compile_body)

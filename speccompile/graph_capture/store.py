@@ -49,10 +49,10 @@ class CaptureStore:
 
     def load(self) -> StoredCapture | None:
         """What is stored, or None when there is nothing or it is damaged."""
-        text = self._storage.read(self.name)
-        if text is None:
+        stored = self._storage.read(self.name)
+        if stored is None:
             return None
-        data = json.loads(text)
+        data = json.loads(stored)
         sizes = set(data["graph"]["sizes"].values())
         return StoredCapture(
             _read_observation(data["observed"]),
@@ -61,12 +61,12 @@ class CaptureStore:
         )
 
     def save(self, graph: StepGraph, observed: Observation) -> None:
-        self._storage.write(self.name, capture_text(graph, observed))
+        self._storage.write(self.name, capture_file(graph, observed))
 
 
-def capture_text(graph: StepGraph, observed: Observation) -> str:
+def capture_file(graph: StepGraph, observed: Observation) -> bytes:
     """What :class:`CaptureStore` stores."""
-    return json.dumps({"observed": _observation(observed), "graph": to_json(graph)})
+    return json.dumps({"observed": _observation(observed), "graph": to_json(graph)}).encode()
 
 
 def _observation(observed: Observation) -> dict[str, Any]:
@@ -88,12 +88,17 @@ def _read_mask(data: dict[str, Any]) -> Mask | ForeignMask:
     return ForeignMask(**data) if "name" in data else Mask(**data)
 
 
+def config_text(model: PreTrainedModel) -> str:
+    """The configuration, but where it was loaded from."""
+    config = model.config.to_diff_dict()
+    config.pop("_name_or_path", None)
+    return json.dumps(config, sort_keys=True, default=str)
+
+
 def _key(model: PreTrainedModel, info: ModelInfo) -> str:
     """Of everything that a capture depends on: code, configuration, module tree, weights' shapes, versions."""
     parts = [torch.__version__, transformers.__version__, repr(info), str(model)]
-    config = model.config.to_diff_dict()
-    config.pop("_name_or_path", None)
-    parts.append(json.dumps(config, sort_keys=True, default=str))
+    parts.append(config_text(model))
     parts.append(repr([(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters(remove_duplicate=False)]))
     parts.append(repr([(name, tuple(b.shape), b.dtype) for name, b in model.named_buffers()]))
     sources = {inspect.getsourcefile(type(module)) for module in model.modules()}

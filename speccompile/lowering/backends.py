@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.lowering.inductor import compiled_bodies
+from speccompile.lowering.inductor import compiled_bodies, compiled_files
 from speccompile.lowering.linears import STOCK, LinearChoice, choose_linears
 from speccompile.passes.printing import callable_of, load_python, to_python
 
@@ -34,6 +34,9 @@ class Backend(Protocol):
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
         """The same of a printed step, which calls bodies of ``graph``."""
 
+    def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        """What a package keeps of the compiled bodies of ``graph``, by name."""
+
 
 @dataclass(frozen=True)
 class Eager:
@@ -50,6 +53,9 @@ class Eager:
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
         return callable_of(source, f"<{title}>")
+
+    def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,9 @@ class Inductor:
         namespace.update(compiled_bodies(graph))
         step: Callable[..., Any] = namespace["step"]
         return step
+
+    def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        return compiled_files(graph)
 
 
 BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor}

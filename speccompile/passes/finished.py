@@ -48,10 +48,10 @@ class FinishedStep:
     stages: Stages = field(repr=False)
     name: str | None
 
-    def text(self) -> str:
+    def file(self) -> bytes:
         """What is stored of it."""
         ports = [port.name for port in self.ports]
-        return json.dumps({"source": self.source, "ports": ports, "rows": self.rows, "width": self.width})
+        return json.dumps({"source": self.source, "ports": ports, "rows": self.rows, "width": self.width}).encode()
 
 
 class StepMaker:
@@ -85,7 +85,7 @@ class StepMaker:
         """Store those that are not yet."""
         for step in steps:
             if step.name is not None and self._storage.read(step.name) is None:
-                self._storage.write(step.name, step.text())
+                self._storage.write(step.name, step.file())
 
     def _run(self, pipeline: Pipeline) -> Stages:
         _, stages = pipeline.run(self._outlined, self._model.last)
