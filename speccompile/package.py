@@ -1,11 +1,11 @@
 """A wrapped model as one file: what :meth:`Speculator.save` writes and :func:`speccompile.load` reads.
 
 A zip file with a manifest (JSON: versions, model, machine, options, a SHA-256 of every other file), the captured graph
-(JSON), the finished steps as printed Python, and what Inductor made of the bodies. No weights.
+(JSON), the finished steps as printed Python, Inductor's artifacts of the bodies and their machine code. No weights.
 
-Steps and Inductor's files are code, the latter pickled: load packages only from where you would take a program. The
-hashes tell damage, not malice. Machine code is not among them: where Inductor's own cache folder does not have it, the
-C++ that a package holds is compiled at load.
+A package is a program: steps run as Python, Inductor's artifacts are pickles with Python and C++ inside, and machine
+code is put into Inductor's cache folder. Take one only from where you would take a program; its hashes tell damage, not
+malice. What has a safe form has it: manifest and graph are JSON, constants are read with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from speccompile.acceptance import RULES, Rule
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
 from speccompile.graph_capture.store import config_text
 from speccompile.graph_capture.support import named_tensors
+from speccompile.lowering.inductor import ARTIFACTS
 from speccompile.lowering.machine import machine
 from speccompile.passes.finished import sources
 from speccompile.runtime.policy import Fixed, Schedule
@@ -69,7 +70,7 @@ def make_manifest(
         "format": FORMAT,
         "versions": _versions(),
         "model": _model(model),
-        "machine": machine(model.device) if any(name.startswith("compiled/") for name in files) else {},
+        "machine": machine(model.device) if any(name.startswith(f"{ARTIFACTS}/") for name in files) else {},
         "options": {name: _plain(name, value) for name, value in options.items()},
         "settled": dict(settled),
         "files": {name: digest(data) for name, data in files.items()},
@@ -127,6 +128,8 @@ def read_package(path: Path) -> Package:
         raise refuse(f"its {MANIFEST} is missing or cannot be read ({error!r})") from error
     if manifest.get("format") != FORMAT:
         raise refuse(f"its format is {manifest.get('format')!r}, and this version reads {FORMAT}")
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+        raise refuse("a file of it would lie outside of its folder")
     if missing := sorted(listed.keys() - files.keys()):
         raise refuse(f"{', '.join(missing)} is missing")
     if added := sorted(files.keys() - listed.keys()):

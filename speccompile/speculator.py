@@ -336,12 +336,12 @@ class Speculator:
         """Write a package to ``path``, one file, whole or not at all; :func:`speccompile.load` reads it.
 
         It holds the options given to ``wrap``, the captured graph, the steps built so far, and what Inductor made of
-        the decoder layers; neither weights nor requests, and the policy that ``wrap`` was given. See
-        :mod:`speccompile.package`.
+        the decoder layers, machine code included (which is compiled once more for it, some 20 s). It holds no weights
+        and no requests. See :mod:`speccompile.package`.
 
         Raises:
             CannotSave: an option of ``wrap`` is code of your own: a logits processor, a policy, an acceptance rule.
-            LoweringError: Inductor's caches are off, so that it leaves nothing to save.
+            LoweringError: Inductor's caches are off, so that it leaves nothing to save, or it cannot compile.
             OSError: ``path`` cannot be written.
         """
         engine, target = self._open()
@@ -350,7 +350,9 @@ class Speculator:
             target.model, self._build, self._config.backend, [*engine.tiers.values(), *engine.prefill_tiers.values()]
         )
         settled = {"linears": asdict(self._config.linears)}
-        write_package(Path(path), make_manifest(target.model, self._given, settled, files), files)
+        # What "auto" took: steps and bodies are made for that one.
+        given = {**self._given, "backend": self._config.backend.name}
+        write_package(Path(path), make_manifest(target.model, given, settled, files), files)
 
     # --- the end ---------------------------------------------------------------------------------
 

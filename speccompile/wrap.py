@@ -134,9 +134,7 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
     inspect_model(model)
     package = read_package(path)
     check_fits(package, path, model)
-    for name, data in package.files.items():
-        if name.startswith("compiled/"):
-            bring(name, data)
+    bring(package.files)
     linears = LinearChoice(**package.manifest["settled"]["linears"])
     return _wrap(model, given_options(package.manifest), linears, Brought(package.files))
 

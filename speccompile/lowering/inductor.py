@@ -8,7 +8,7 @@ KV writes stay in place. Keys and values need example storages of their own, or 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,11 +19,12 @@ from torch._inductor import CompiledArtifact, standalone_compile
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from speccompile.errors import LoweringError
+from speccompile.errors import LoweringError, told
 from speccompile.graph_capture.body import Body, size_of
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import primes_clear_of
 from speccompile.lowering.machine import machine
+from speccompile.lowering.machine_code import install, machine_code
 from speccompile.passes.finished import sources
 from speccompile.progress import task
 from speccompile.storage import CacheFolder, digest
@@ -31,6 +32,8 @@ from speccompile.storage import CacheFolder, digest
 aten = torch.ops.aten
 
 BodyFunction = Callable[..., torch.Tensor]
+
+ARTIFACTS, MACHINE_CODE = "compiled", "machine_code"
 
 # By what was compiled: wrapping the same model again in one process compiles nothing.
 _artifacts: dict[str, BodyFunction] = {}
@@ -42,27 +45,39 @@ def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
 
 
 def compiled_files(graph: StepGraph) -> dict[str, bytes]:
-    """What :func:`bring` takes in another process, by name.
+    """What :func:`bring` takes in another process, by name: artifacts, and their machine code.
 
     Raises:
-        LoweringError: Inductor leaves nothing to save.
+        LoweringError: Inductor leaves nothing to save, or cannot compile.
     """
     found = {artifact_name(body, graph.device): body for body in graph.bodies.values()}
-    return {
+    artifacts = {
         name: CacheFolder().read(name) or _file_of(_compile(body, graph.device), body) for name, body in found.items()
     }
+    return artifacts | {f"{MACHINE_CODE}/{name}": data for name, data in machine_code([*artifacts.values()]).items()}
 
 
-def bring(name: str, data: bytes) -> None:
-    """Make known what another process compiled."""
-    if name not in _artifacts:
-        _artifacts[name] = _function(_read(data))
+def bring(files: Mapping[str, bytes]) -> None:
+    """Make known what another process compiled: those of ``files`` that :func:`compiled_files` made.
+
+    Raises:
+        LoweringError: Inductor cannot load it (it looks for a C++ compiler even where nothing is left to compile).
+    """
+    parts = [(*name.partition("/")[::2], data) for name, data in files.items()]
+    install({name: data for folder, name, data in parts if folder == MACHINE_CODE})
+    for folder, name, data in parts:
+        path = f"{folder}/{name}"
+        if folder == ARTIFACTS and path not in _artifacts:
+            try:
+                _artifacts[path] = _function(_read(data))
+            except Exception as error:
+                raise LoweringError(f"Inductor could not load what was compiled before: {told(error)}") from error
 
 
 def artifact_name(body: Body, device: torch.device) -> str:
     parts = [sources(), torch.__version__, str(torch.version.git_version), repr(machine(device)), body.module.code]
     parts += [repr(body.dims), repr(body.dtypes), repr(device)]
-    return f"compiled/{digest(chr(10).join(parts))[:32]}.bin"
+    return f"{ARTIFACTS}/{digest(chr(10).join(parts))[:32]}.bin"
 
 
 def _compiled(body: Body, device: torch.device) -> BodyFunction:
