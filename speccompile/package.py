@@ -25,13 +25,13 @@ from transformers import PreTrainedModel
 
 from speccompile.acceptance import RULES, Rule
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
-from speccompile.graph_capture.store import config_text
-from speccompile.graph_capture.support import named_tensors
+from speccompile.graph_capture.store import CaptureStore, config_text
+from speccompile.graph_capture.support import inspect_model, named_tensors
 from speccompile.lowering.inductor import ARTIFACTS
 from speccompile.lowering.machine import machine
 from speccompile.passes.finished import sources
 from speccompile.runtime.policy import Fixed, Schedule
-from speccompile.storage import digest
+from speccompile.storage import CacheFolder, digest
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -141,8 +141,13 @@ def read_package(path: Path) -> Package:
 
 
 def check_fits(package: Package, path: Path, model: PreTrainedModel) -> None:
-    """Raises ForeignPackage, with the first difference, unless the package was made for such a model, by these
-    versions, and, if it holds compiled code, on such a machine."""
+    """Refuse a package unless it was made for such a model, by these versions, and, if it holds compiled code, on such
+    a machine.
+
+    Raises:
+        ForeignPackage: with the first difference.
+        UserError: ``wrap`` would not take the model either.
+    """
 
     def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], advice: str) -> None:
         for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -156,6 +161,8 @@ def check_fits(package: Package, path: Path, model: PreTrainedModel) -> None:
     compare({"model class": theirs["class"]}, {"model class": ours["class"]}, "Load the model that was wrapped")
     compare(theirs["weights"], ours["weights"], "Load the model that was wrapped (other values are fine, shapes not)")
     compare({"configuration": theirs["config"]}, {"configuration": ours["config"]}, "Load the model that was wrapped")
+    code = "the model's code and modules (a digest)"
+    compare({code: theirs["capture"]}, {code: ours["capture"]}, "Load the model that was wrapped")
     compare({"device": theirs["device"]}, {"device": ours["device"]}, "Move the model there with model.to(...)")
     if manifest["machine"]:
         compare(manifest["machine"], machine(model.device), f"{SAVE_AGAIN}, or set it as it was")
@@ -189,6 +196,7 @@ def _model(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "config": digest(config_text(model))[:16],
+        "capture": CaptureStore(model, inspect_model(model), CacheFolder()).name,
         "device": str(model.device),
         "weights": weights,
     }

@@ -131,7 +131,6 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
         SpecCompileError: as ``wrap``.
     """
     path = Path(path)
-    inspect_model(model)
     package = read_package(path)
     check_fits(package, path, model)
     bring(package.files)

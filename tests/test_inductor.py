@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,7 +215,13 @@ def test_weights_are_read_where_they_are() -> None:
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> list[Body]:
+def nothing_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(inductor, "_artifacts", {})
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+
+
+@pytest.fixture
+def stub(nothing_stored: None, monkeypatch: pytest.MonkeyPatch) -> list[Body]:
     """No artifacts yet, and a compiler that only counts."""
     compiled: list[Body] = []
 
@@ -226,7 +233,6 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Body]:
         compiled.append(body)
         return Artifact()
 
-    monkeypatch.setattr(inductor, "_artifacts", {})
     monkeypatch.setattr(inductor, "_compile", compile_body)
     return compiled
 
@@ -254,12 +260,13 @@ def test_another_function_is_another_artifact(stub: list[Body]) -> None:
         assert len(stub) == count
 
 
-def test_a_failing_compiler_is_reported_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_compiler_is_reported_and_not_remembered(
+    nothing_stored: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object, **options: object) -> None:
         raise RuntimeError("no such instruction")
 
     graph = outlined()
-    monkeypatch.setattr(inductor, "_artifacts", {})
     monkeypatch.setattr(inductor, "standalone_compile", broken)
     for _ in range(2):
         with pytest.raises(LoweringError, match="Inductor could not compile 'decoder_layer': no such instruction"):

@@ -298,7 +298,15 @@ def test_other_versions_are_refused(
         speccompile.load(saved, model)
 
 
-def test_a_model_that_no_wrap_takes_is_told_first(saved: Path) -> None:
+def test_a_model_of_other_modules_is_refused(saved: Path) -> None:
+    other = tiny_llama()
+    other.model.norm = torch.nn.Identity.__new__(type("Changed", (type(other.model.norm),), {}))
+    other.model.norm.__dict__.update(tiny_llama().model.norm.__dict__)
+    with pytest.raises(ForeignPackage, match=r"the model's code and modules .* Load the model that was wrapped"):
+        speccompile.load(saved, other)
+
+
+def test_a_model_that_no_wrap_takes_is_told(saved: Path) -> None:
     with pytest.raises(ModelInTraining):
         speccompile.load(saved, tiny_llama().train())
 

@@ -20,7 +20,7 @@ def machine(device: torch.device) -> dict[str, str]:
         "torch threads": str(torch.get_num_threads()),
         "torch default dtype": str(torch.get_default_dtype()),
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        "Inductor settings": inductor_config.get_hash().hex(),
+        "Inductor settings": digest(repr(sorted(inductor_config.save_config_portable().items())))[:16],
     }
     if device.type == "cuda":
         known["GPU"] = torch.cuda.get_device_name(device)

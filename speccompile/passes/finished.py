@@ -27,6 +27,7 @@ from speccompile.passes.printing import to_python
 from speccompile.storage import Storage, digest
 
 PACKAGE = Path(__file__).parents[1]
+SUFFIXES = (".py", ".cpp", ".h", ".cu")
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,9 @@ class StepMaker:
 
 @functools.cache
 def sources() -> str:
-    """Digest of all Python files of this package."""
+    """Digest of all code of this package."""
     whole = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES):
         whole.update(f"{path.relative_to(PACKAGE)}\n".encode())
         whole.update(path.read_bytes())
     return whole.hexdigest()
