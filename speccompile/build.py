@@ -146,6 +146,7 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, storage:
     """
     clock = _Clock()
     storage = CacheFolder() if storage is None else storage
+    config.backend.prepare(info.device)
     stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
     arena, outlined = stages.arena, stages.model.last.graph
     with clock.time("binding"):

@@ -343,9 +343,15 @@ def test_compiled_code_is_brought_along(
         speccompile.load(path, model)
 
 
-def test_an_artifact_that_inductor_does_not_take_is_told() -> None:
+def test_an_artifact_that_inductor_does_not_take_is_told(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor, "_artifacts", {})
+    with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
+        graph = spec.stages["outline"].graph
+    inductor.bring({inductor.artifact_name(graph.bodies["decoder_layer"], graph.device): b"something else"})
     with pytest.raises(LoweringError, match="Inductor could not load what was compiled before"):
-        inductor.bring({"compiled/x.bin": b"something else"})
+        inductor.compiled_bodies(graph)
 
 
 def test_where_inductor_keeps_nothing_nothing_is_saved(

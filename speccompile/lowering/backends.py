@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.lowering.inductor import compiled_bodies, compiled_files
+from speccompile.lowering.inductor import compiled_bodies, compiled_files, probe
 from speccompile.lowering.linears import STOCK, LinearChoice, choose_linears
 from speccompile.passes.printing import callable_of, load_python, to_python
 
@@ -28,6 +28,9 @@ class Backend(Protocol):
 
     def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
         """The form of the linears for steps of so many rows (B * T)."""
+
+    def prepare(self, device: torch.device) -> None:
+        """Begin, beside other work, what :meth:`lower` will have to wait for."""
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]: ...
 
@@ -47,6 +50,9 @@ class Eager:
 
     def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
         return STOCK
+
+    def prepare(self, device: torch.device) -> None:
+        """Nothing takes long here."""
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
         return self.load(to_python(graph, title), graph, title)
@@ -70,6 +76,10 @@ class Inductor:
 
     def choose_linears(self, model: PreTrainedModel, widths: Sequence[int]) -> LinearChoice:
         return choose_linears(model, widths)
+
+    def prepare(self, device: torch.device) -> None:
+        if device.type == "cpu":
+            probe()
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
         return self.load(to_python(graph, title), graph, title)

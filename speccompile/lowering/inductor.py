@@ -7,9 +7,13 @@ KV writes stay in place. Keys and values need example storages of their own, or 
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import torch
@@ -39,6 +43,27 @@ ARTIFACTS, MACHINE_CODE = "compiled", "machine_code"
 _artifacts: dict[str, BodyFunction] = {}
 
 
+# What other processes compiled, by the same names, until it is needed.
+_brought: dict[str, bytes] = {}
+
+
+@functools.cache
+def probe() -> Thread:
+    """Let Inductor find out, beside other work, what this CPU and compiler can do: it mostly waits for processes."""
+    # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
+    importlib.import_module("torch._inductor.codecache")
+    pick = importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa
+
+    def find() -> None:
+        # Whoever needs the answer asks again, and is told what is wrong.
+        with contextlib.suppress(Exception):
+            pick()
+
+    thread = Thread(target=find, name="speccompile-probe", daemon=True)
+    thread.start()
+    return thread
+
+
 def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
     """A compiled function for each body of ``graph``, by the body's name."""
     return {name: _compiled(body, graph.device) for name, body in graph.bodies.items()}
@@ -58,20 +83,10 @@ def compiled_files(graph: StepGraph) -> dict[str, bytes]:
 
 
 def bring(files: Mapping[str, bytes]) -> None:
-    """Make known what another process compiled: those of ``files`` that :func:`compiled_files` made.
-
-    Raises:
-        LoweringError: Inductor cannot load it (it looks for a C++ compiler even where nothing is left to compile).
-    """
+    """Make known what another process compiled: those of ``files`` that :func:`compiled_files` made."""
     parts = [(*name.partition("/")[::2], data) for name, data in files.items()]
     install({name: data for folder, name, data in parts if folder == MACHINE_CODE})
-    for folder, name, data in parts:
-        path = f"{folder}/{name}"
-        if folder == ARTIFACTS and path not in _artifacts:
-            try:
-                _artifacts[path] = _function(_read(data))
-            except Exception as error:
-                raise LoweringError(f"Inductor could not load what was compiled before: {told(error)}") from error
+    _brought.update({name: data for name, data in files.items() if name.partition("/")[0] == ARTIFACTS})
 
 
 def artifact_name(body: Body, device: torch.device) -> str:
@@ -83,16 +98,20 @@ def artifact_name(body: Body, device: torch.device) -> str:
 def _compiled(body: Body, device: torch.device) -> BodyFunction:
     name = artifact_name(body, device)
     if name not in _artifacts:
-        stored = CacheFolder().read(name)
-        if stored is None:
-            with task(f"compile {body.name} for {len(body.layers)} layers"):
-                artifact = _compile(body, device)
-            if _is_saveable(artifact):
-                CacheFolder().write(name, _file_of(artifact, body))
-        else:
-            artifact = _read(stored)
-        _artifacts[name] = _function(artifact)
+        if device.type == "cpu":
+            # Asked while the thread is at it, Inductor would begin anew.
+            probe().join()
+        data = _brought.pop(name, None) or CacheFolder().read(name)
+        _artifacts[name] = _function(_made(name, body, device) if data is None else _read(data))
     return _artifacts[name]
+
+
+def _made(name: str, body: Body, device: torch.device) -> CompiledArtifact:
+    with task(f"compile {body.name} for {len(body.layers)} layers"):
+        artifact = _compile(body, device)
+    if _is_saveable(artifact):
+        CacheFolder().write(name, _file_of(artifact, body))
+    return artifact
 
 
 def _function(artifact: CompiledArtifact) -> BodyFunction:
@@ -125,7 +144,10 @@ def _read(data: bytes) -> CompiledArtifact:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "artifact")
         path.write_bytes(data)
-        return CompiledArtifact.load(path=str(path), format="binary")
+        try:
+            return CompiledArtifact.load(path=str(path), format="binary")
+        except Exception as error:
+            raise LoweringError(f"Inductor could not load what was compiled before: {told(error)}") from error
 
 
 def _compile(body: Body, device: torch.device) -> CompiledArtifact:
