@@ -102,7 +102,7 @@ def _compiled(body: Body, device: torch.device) -> BodyFunction:
             # Asked while the thread is at it, Inductor would begin anew.
             probe().join()
         data = _brought.pop(name, None) or CacheFolder().read(name)
-        _artifacts[name] = _function(_made(name, body, device) if data is None else _read(data))
+        _artifacts[name] = _function(_made(name, body, device) if data is None else _read(name, data))
     return _artifacts[name]
 
 
@@ -140,14 +140,17 @@ def _file_of(artifact: CompiledArtifact, body: Body) -> bytes:
         return path.read_bytes()
 
 
-def _read(data: bytes) -> CompiledArtifact:
+def _read(name: str, data: bytes) -> CompiledArtifact:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "artifact")
         path.write_bytes(data)
         try:
             return CompiledArtifact.load(path=str(path), format="binary")
         except Exception as error:
-            raise LoweringError(f"Inductor could not load what was compiled before: {told(error)}") from error
+            raise LoweringError(
+                f"Inductor could not load what was compiled before ({told(error)}). Delete {name} in the cache folder, or "
+                "wrap the model instead of loading a package, to compile again"
+            ) from error
 
 
 def _compile(body: Body, device: torch.device) -> CompiledArtifact:
