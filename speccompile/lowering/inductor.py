@@ -148,8 +148,8 @@ def _read(name: str, data: bytes) -> CompiledArtifact:
             return CompiledArtifact.load(path=str(path), format="binary")
         except Exception as error:
             raise LoweringError(
-                f"Inductor could not load what was compiled before ({told(error)}). Delete {name} in the cache folder, or "
-                "wrap the model instead of loading a package, to compile again"
+                f"Inductor could not load what was compiled before ({told(error)}). Delete {name} in the cache "
+                "folder, or wrap the model instead of loading a package, to compile again"
             ) from error
 
 
