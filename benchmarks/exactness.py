@@ -41,7 +41,7 @@ def text_and_logits(
             graph = engine.next_tier().stages["verify_inputs"].graph
             step = spec.backend.lower(graph, f"verify K={draft_len}")
             with torch.no_grad():
-                (row,) = step(*bind(graph, spec.arena)[1])
+                (row,) = step(*bind((graph.ports[node.name] for node in graph.placeholders), spec.arena))
             before = len(request.new_tokens)
             engine.step()
             logits.append(row[0, : len(request.new_tokens) - before].clone())

@@ -3,8 +3,8 @@
 from speccompile import acceptance, errors, guides, modes
 from speccompile.modes import register as register_mode
 from speccompile.speculator import Speculator
-from speccompile.wrap import wrap
+from speccompile.wrap import load, wrap
 
 __version__ = "0.1.0"
 
-__all__ = ["Speculator", "__version__", "acceptance", "errors", "guides", "modes", "register_mode", "wrap"]
+__all__ = ["Speculator", "__version__", "acceptance", "errors", "guides", "load", "modes", "register_mode", "wrap"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +19,16 @@ from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
-from speccompile.graph_capture.store import CaptureStore
+from speccompile.graph_capture.store import CaptureStore, capture_file
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.backends import Eager
+from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK
 from speccompile.lowering.tier import ChunkKind, Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.lowering.workers import release_workers
+from speccompile.passes.finished import FinishedStep, StepMaker
 from speccompile.passes.pipeline import Stage, Stages
 from speccompile.pipelines import (
     BuildConfig,
@@ -41,6 +42,7 @@ from speccompile.pipelines import (
 )
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
+from speccompile.storage import CacheFolder, Storage
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Build:
     Args:
         config: what was asked for, as it could be had.
         weights: the model's own, by path.
+        model: stages of the model alone, which all executables start from.
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
     """
@@ -60,6 +63,7 @@ class Build:
     arena: Arena
     weights: Mapping[str, torch.Tensor]
     packs: WeightPacks
+    model: Stages
     executables: Executables
     make: Callable[[Kind], Executables]
     capture_difference: float
@@ -79,14 +83,16 @@ def build_stages(
     stored: bool = True,
     routes: Sequence[Route] = ROUTES,
     kind: Kind | None = None,
+    storage: Storage | None = None,
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
 
-    ``kind`` None is ``config.kind``.
+    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder.
     """
     started = time.perf_counter()
+    storage = CacheFolder() if storage is None else storage
     settle_rotary(model)
-    known = CaptureStore(model, info).load() if stored else None
+    known = CaptureStore(model, info, storage).load() if stored else None
     if known is not None and not known.fits(plan_layout(info, config, known.observed.kv)):
         known = None
     if known is None:
@@ -105,18 +111,20 @@ def build_stages(
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
-        tiers, prefill = _stages_of_kind(config, model_stages, config.kind if kind is None else kind)
-    return BuiltStages(config, observed, arena, packs, model_stages, tiers, prefill, from_store=known is not None)
+        maker = StepMaker(model_stages, storage)
+        tiers, prefill = _steps_of_kind(config, maker, config.kind if kind is None else kind)
+    return BuiltStages(
+        config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store=known is not None
+    )
 
 
-def _stages_of_kind(
-    config: BuildConfig, model: Stages, kind: Kind
-) -> tuple[dict[TierName, Stages], dict[PrefillName, Stages]]:
-    outlined = model.last.graph
-    tiers, prefill = {}, {}
-    for draft_len, rows in itertools.product(config.tiers, config.row_counts):
-        _, stages = tier_pipeline(config, draft_len, rows, kind).run(outlined, model.last)
-        tiers[draft_len, rows, kind] = model.followed_by(stages)
+def _steps_of_kind(
+    config: BuildConfig, maker: StepMaker, kind: Kind
+) -> tuple[dict[TierName, FinishedStep], dict[PrefillName, FinishedStep]]:
+    tiers: dict[TierName, FinishedStep] = {
+        (draft_len, rows, kind): maker.finish(tier_pipeline(config, draft_len, rows, kind))
+        for draft_len, rows in itertools.product(config.tiers, config.row_counts)
+    }
     widths = prefill_widths(config.max_len)
     chunks: list[PrefillName] = [(width, kind) for width in widths]
     if kind == config.kind:
@@ -124,10 +132,7 @@ def _stages_of_kind(
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
     elif kind == "scored":
         chunks += [(width, "prompt_scored") for width in widths]
-    for chunk in chunks:
-        _, stages = prefill_pipeline(config, *chunk).run(outlined, model.last)
-        prefill[chunk] = model.followed_by(stages)
-    return tiers, prefill
+    return tiers, {chunk: maker.finish(prefill_pipeline(config, *chunk)) for chunk in chunks}
 
 
 @dataclass
@@ -139,19 +144,25 @@ class BuiltStages:
     arena: Arena
     packs: WeightPacks
     model: Stages
-    tiers: dict[TierName, Stages]
-    prefill: dict[PrefillName, Stages]
+    maker: StepMaker
+    tiers: dict[TierName, FinishedStep]
+    prefill: dict[PrefillName, FinishedStep]
     from_store: bool
 
 
-def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build:
+def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, storage: Storage | None = None) -> Build:
     """Make all executables of a wrap.
+
+    Args:
+        storage: of captures and finished steps; None is the cache folder.
 
     Raises:
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable.
     """
     clock = _Clock()
-    stages, lowered, difference = _checked_stages(model, info, config, clock)
+    storage = CacheFolder() if storage is None else storage
+    config.backend.prepare(info.device)
+    stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
     if stages.config.keeps_bits:
         try:
             _prove(stages, lowered, clock)
@@ -161,19 +172,22 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
             # Some op between ours does not keep the order of sums.
             kernels = STOCK if config.deterministic else config.kernels
             config = replace(config, kernels=kernels, deterministic=config.deterministic or False)
-            stages, lowered, difference = _checked_stages(model, info, config, clock)
+            stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
             if stages.config.keeps_bits:
                 _prove(stages, lowered, clock)
-    config, arena = stages.config, stages.arena
+    config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
     with clock.time("binding"):
-        executables = _executables(config, arena, stages.tiers, stages.prefill)
+        executables = _executables(config, arena, outlined, stages.tiers, stages.prefill)
+        stages.maker.store([*stages.tiers.values(), *stages.prefill.values()])
     if info.device.type == "cpu":
         # Another thread may run the steps.
         release_workers()
 
     def make(kind: Kind) -> Executables:
         with task(f"build the {kind} steps"):
-            return _executables(config, arena, *_stages_of_kind(config, stages.model, kind))
+            tiers, prefill = _steps_of_kind(config, stages.maker, kind)
+            stages.maker.store([*tiers.values(), *prefill.values()])
+            return _executables(config, arena, outlined, tiers, prefill)
 
     return Build(
         config,
@@ -182,6 +196,7 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         arena,
         _weights(stages.model["capture"].graph),
         stages.packs,
+        stages.model,
         executables,
         make,
         difference,
@@ -209,7 +224,7 @@ def _prove(stages: BuiltStages, lowered: Callable[..., Any], clock: _Clock) -> N
 
 
 def _checked_stages(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, storage: Storage
 ) -> tuple[BuiltStages, Callable[..., Any], float]:
     """Stages, the lowered outlined model, and the largest difference that its capture check saw.
 
@@ -219,14 +234,14 @@ def _checked_stages(
 
     def fresh(routes: Sequence[Route] = ROUTES) -> BuiltStages:
         with clock.time("capture and passes"):
-            return build_stages(model, info, config, stored=False, routes=routes)
+            return build_stages(model, info, config, stored=False, routes=routes, storage=storage)
 
     try:
         with clock.time("capture and passes"):
-            stages = build_stages(model, info, config)
+            stages = build_stages(model, info, config, storage=storage)
     except (PassError, RuntimeError):
         # A stored graph may not bear the sizes of this wrap.
-        if not CaptureStore(model, info).path.exists():
+        if CaptureStore(model, info, storage).load() is None:
             raise
         stages = fresh()
     if stages.from_store:
@@ -247,7 +262,7 @@ def _checked_stages(
             raise mismatch from None
         reason = "its attention is not what the attention op computes: the capture check saw a difference"
         stages.observed = replace(stages.observed, reason=reason)
-    CaptureStore(model, info).save(stages.model["capture"].graph, stages.observed)
+    CaptureStore(model, info, storage).save(stages.model["capture"].graph, stages.observed)
     return stages, *checked
 
 
@@ -274,6 +289,15 @@ def _checked(
     return lowered, difference
 
 
+def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: Iterable[Tier]) -> dict[str, bytes]:
+    """What a build of the same would read from its storage, by name."""
+    outlined = build.model.last.graph
+    capture_name = CaptureStore(model, build.info, CacheFolder()).name
+    steps = {tier.step.name: tier.step.file() for tier in tiers if tier.step.name is not None}
+    captured = {capture_name: capture_file(build.model["capture"].graph, build.observed)}
+    return {**captured, **steps, **backend.compiled_files(outlined)}
+
+
 class _Clock:
     """Seconds by name of the work, added up."""
 
@@ -290,17 +314,32 @@ class _Clock:
 
 
 def _executables(
-    config: BuildConfig, arena: Arena, tiers: dict[TierName, Stages], prefill: dict[PrefillName, Stages]
+    config: BuildConfig,
+    arena: Arena,
+    outlined: StepGraph,
+    tiers: dict[TierName, FinishedStep],
+    prefill: dict[PrefillName, FinishedStep],
 ) -> Executables:
     return Executables(
-        {name: _tier(config, arena, tier_name(*name), name[0], name[2], its) for name, its in tiers.items()},
-        {chunk: _tier(config, arena, prefill_name(*chunk), 0, chunk[1], its) for chunk, its in prefill.items()},
+        {name: _tier(config, arena, outlined, tier_name(*name), name[0], name[2], its) for name, its in tiers.items()},
+        {
+            chunk: _tier(config, arena, outlined, prefill_name(*chunk), 0, chunk[1], its)
+            for chunk, its in prefill.items()
+        },
     )
 
 
-def _tier(config: BuildConfig, arena: Arena, name: str, draft_len: int, kind: ChunkKind, stages: Stages) -> Tier:
-    graph = stages.last.graph
-    names, tensors = bind(graph, arena)
-    arena.record_call(name, names, tensors)
-    key = TierKey(graph.sizes["B"], graph.sizes["T"], kind)
-    return Tier(name, key, draft_len, stages, config.backend.lower(graph, name), names, tensors, arena)
+def _tier(
+    config: BuildConfig,
+    arena: Arena,
+    outlined: StepGraph,
+    name: str,
+    draft_len: int,
+    kind: ChunkKind,
+    step: FinishedStep,
+) -> Tier:
+    key = TierKey(step.rows, step.width, kind)
+    executable = config.backend.load(step.source, outlined, name)
+    tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena)
+    arena.record_call(name, tier.argument_names, tier.arguments)
+    return tier

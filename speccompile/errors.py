@@ -95,6 +95,21 @@ class DeterministicUnavailable(SpecCompileError):
     )
 
 
+# --- packages ----------------------------------------------------------------------------------
+
+
+class CannotSave(UserError):
+    template = "{name} cannot be saved into a package: {reason}. Call wrap with it instead of load."
+
+
+class CorruptPackage(SpecCompileError):
+    template = "{path} is no whole package: {what}. Copy it anew, or write it again with spec.save(path)."
+
+
+class ForeignPackage(SpecCompileError):
+    template = "{path} does not fit: {what} was {theirs!r} where it was saved, and is {ours!r} here. {advice}."
+
+
 # --- the model ---------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     """A few lines of plain text."""
     info, layout = build.info, build.arena.layout
     largest = build.largest
-    bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in largest.graph.bodies.values())
+    bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
     drafts = (
         "ready when a step ends: the smallest tier that serves them runs next"
         if config.mode.ready

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -10,13 +12,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from speccompile.build import Build
+from speccompile.build import Build, saved_files
 from speccompile.errors import Closed, InvalidInput, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.tier import Kind, Tier
+from speccompile.package import make_manifest, write_package
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.pipelines import prefill_pipeline, tier_pipeline
 from speccompile.runtime.arena import Arena
@@ -37,8 +40,11 @@ from speccompile.runtime.target import EosTokens, Target
 class Speculator:
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
-    def __init__(self, model: PreTrainedModel, build: Build, policy: Policy, options: EngineOptions) -> None:
+    def __init__(
+        self, model: PreTrainedModel, build: Build, policy: Policy, options: EngineOptions, given: Mapping[str, Any]
+    ) -> None:
         config = self._config = build.config
+        self._given = given
         self._build: Build | None = build
         self._target: Target | None = Target(
             model, build.weights, build.packs, build.info.vocab_size, config.rule, config.logits_processors
@@ -318,6 +324,29 @@ class Speculator:
         engine, _ = self._open()
         assert self._build is not None
         return explain(self._config, self._build, engine)
+
+    # --- keeping ---------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a package to ``path``, one file, whole or not at all; :func:`speccompile.load` reads it.
+
+        It holds the options given to ``wrap``, the captured graph, the steps built so far, and what Inductor made of
+        the decoder layers, machine code included (which is compiled once more for it, some 20 s). It holds no weights
+        and no requests. See :mod:`speccompile.package`.
+
+        Raises:
+            CannotSave: an option of ``wrap`` is code of your own: a logits processor, a policy, an acceptance rule.
+            LoweringError: Inductor's caches are off, so that it leaves nothing to save, or it cannot compile.
+            OSError: ``path`` cannot be written.
+        """
+        engine, target = self._open()
+        assert self._build is not None
+        files = saved_files(
+            target.model, self._build, self._config.backend, [*engine.tiers.values(), *engine.prefill_tiers.values()]
+        )
+        # What "auto" took: steps and bodies are made for that one.
+        given = {**self._given, "backend": self._config.backend.name}
+        write_package(Path(path), make_manifest(target.model, given, files), files)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from transformers import PreTrainedModel
@@ -17,8 +19,10 @@ from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
 from speccompile.lowering.cpu.packing import WeightForm
+from speccompile.lowering.inductor import bring
 from speccompile.lowering.kernels import Kernels
 from speccompile.modes.base import Mode
+from speccompile.package import check_fits, given_options, read_package
 from speccompile.pipelines import BuildConfig
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
@@ -27,6 +31,7 @@ from speccompile.runtime.records import check_flag
 from speccompile.sampling.user import Processor
 from speccompile.sampling.user_check import check_processors
 from speccompile.speculator import Speculator
+from speccompile.storage import Brought, Storage
 
 DEFAULT_TIERS = (0, 1, 3, 7)
 
@@ -94,9 +99,8 @@ def wrap(
         UserError: one class for each thing that can be wrong; see ``speccompile.errors``.
         CaptureMismatch: the captured graph does not compute what the model computes.
     """
-    plan = make_plan(
-        model,
-        mode,
+    options = dict(
+        mode=mode,
         tiers=tiers,
         max_batch=max_batch,
         max_len=max_len,
@@ -108,13 +112,49 @@ def wrap(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
+        sampling=sampling,
         logits_processor=logits_processor,
         scores=scores,
         **mode_options,
     )
+    return _wrap(model, options)
+
+
+def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
+    """What ``wrap`` gives with the options of the speculator that :meth:`Speculator.save` wrote to ``path``, without
+    making again what the package holds.
+
+    The capture check runs, as in every wrap. A package holds code: load only what you would also run.
+
+    Args:
+        path: of the package.
+        model: of the class, configuration and weights' shapes that were wrapped; weights may have other values.
+
+    Raises:
+        CorruptPackage: the file is missing, cut off or changed.
+        ForeignPackage: it was made for another model, by other versions, or on another kind of machine.
+        SpecCompileError: as ``wrap``.
+    """
+    path = Path(path)
+    package = read_package(path)
+    check_fits(package, path, model)
+    bring(package.files)
+    return _wrap(model, given_options(package.manifest), Brought(package.files))
+
+
+def _wrap(
+    model: PreTrainedModel,
+    options: dict[str, Any],
+    storage: Storage | None = None,
+) -> Speculator:
+    """``options`` are the arguments of :func:`wrap`."""
+    sampling = options["sampling"]
     if not isinstance(sampling, bool):
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
-    spec = Speculator(model, build(model, plan.info, plan.config), plan.policy, plan.engine)
+    planned = {name: value for name, value in options.items() if name != "sampling"}
+    plan = make_plan(model, **planned)
+    built = build(model, plan.info, plan.config, storage)
+    spec = Speculator(model, built, plan.policy, plan.engine, options)
     if sampling:
         spec.engine.prepare("sampled")
     return spec
@@ -242,5 +282,5 @@ def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len:
         warnings.warn(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
             "its text may degrade behind them, as in transformers",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -51,7 +51,7 @@ def own_captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Captures of tiny models do not belong into the user's cache; the real model stays where it is."""
     folder = tmp_path_factory.mktemp("captures")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("speccompile.graph_capture.store.cache_dir", lambda: folder)
+        patch.setattr("speccompile.storage.cache_dir", lambda: folder)
         yield
 
 

@@ -234,6 +234,24 @@ def test_propagate_follows_the_ports() -> None:
     assert step.values["logits"].meta["val"].dtype is torch.float64
 
 
+def test_propagate_computes_what_a_change_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = small_graph()
+    computed: list[str] = []
+    call = StepGraph._fake_call
+    monkeypatch.setattr(StepGraph, "_fake_call", lambda self, item: computed.append(item.name) or call(self, item))
+    node(step, "mm").args = (node(step, "w"), node(step, "w"))
+    step.propagate()
+    assert computed == ["mm", "add", "logits"] and step.values["logits"].meta["val"].shape == (3, 3)
+    computed.clear()
+    node(step, "mm").target = aten.add.Tensor  # of the same kind, so that nothing behind it changes
+    step.propagate()
+    assert computed == ["mm"]
+    # The stride counts too: what follows may be a view.
+    node(step, "mm").target, node(step, "mm").args = aten.t.default, (node(step, "w"),)
+    step.propagate()
+    assert computed == ["mm", "mm", "add", "logits"]
+
+
 def test_start_moves_on_when_what_it_named_is_dead() -> None:
     """Passes put what feeds the inputs in front of ``start``, which has to be a node of the graph."""
     step = small_graph()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import tiny_llama
+from torch._inductor import CompiledArtifact
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -19,6 +21,15 @@ from speccompile.lowering import inductor
 from speccompile.speculator import Speculator
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 4), (3, 7), (1, 32), (2, 33)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What other tests compiled is not found here."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.storage.cache_dir", lambda: folder)
+        yield
 
 
 @dataclass
@@ -43,7 +54,7 @@ def built() -> Iterator[Built]:
     compile_body = inductor._compile
     compiled: list[Body] = []
 
-    def counted(body: Body, device: torch.device) -> inductor.BodyFunction:
+    def counted(body: Body, device: torch.device) -> CompiledArtifact:
         compiled.append(body)
         return compile_body(body, device)
 
@@ -201,15 +212,24 @@ def test_weights_are_read_and_not_folded_in() -> None:
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> list[Body]:
+def nothing_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(inductor, "_artifacts", {})
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+
+
+@pytest.fixture
+def stub(nothing_stored: None, monkeypatch: pytest.MonkeyPatch) -> list[Body]:
     """No artifacts yet, and a compiler that only counts."""
     compiled: list[Body] = []
 
-    def compile_body(body: Body, device: torch.device) -> Callable[..., Any]:
-        compiled.append(body)
-        return body.module
+    class Artifact:
+        def is_saveable(self) -> bool:
+            return False
 
-    monkeypatch.setattr(inductor, "_artifacts", {})
+    def compile_body(body: Body, device: torch.device) -> Artifact:
+        compiled.append(body)
+        return Artifact()
+
     monkeypatch.setattr(inductor, "_compile", compile_body)
     return compiled
 
@@ -237,12 +257,13 @@ def test_another_function_is_another_artifact(stub: list[Body]) -> None:
         assert len(stub) == count
 
 
-def test_a_failing_compiler_is_reported_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_compiler_is_reported_and_not_remembered(
+    nothing_stored: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object, **options: object) -> None:
         raise RuntimeError("no such instruction")
 
     graph = outlined()
-    monkeypatch.setattr(inductor, "_artifacts", {})
     monkeypatch.setattr(inductor, "standalone_compile", broken)
     for _ in range(2):
         with pytest.raises(LoweringError, match="Inductor could not compile 'decoder_layer': no such instruction"):

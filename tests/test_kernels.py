@@ -162,7 +162,7 @@ def test_rounded_weights_make_another_model_which_check_compares_with(make: Any)
         spec.set_tier(draft_len)
         report = spec.check(list(PROMPTS), max_new_tokens=30)
         # What is almost undecided may be rounded to either side.
-        assert report or report.largest_logit_change < 0.05
+        assert report or report.largest_logit_change < (0.2 if "bfloat16" in spec.explain() else 0.05)
     assert spec.check(list(PROMPTS), max_new_tokens=30, reference="plain")
 
 

@@ -19,11 +19,12 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import inspect_model
 from speccompile.passes.printing import to_python
+from speccompile.storage import CacheFolder
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("speccompile.graph_capture.store.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
     return tmp_path
 
 
@@ -95,7 +96,7 @@ def test_another_model_is_captured_anew(model: LlamaForCausalLM, monkeypatch: py
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
 def test_a_damaged_file_is_no_capture(model: LlamaForCausalLM, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(model)
-    path = CaptureStore(model, inspect_model(model)).path
+    path = CacheFolder().path(CaptureStore(model, inspect_model(model), CacheFolder()).name)
     text = path.read_text()
     path.write_text(
         {"cut": text[: len(text) // 2], "changed": text.replace("aten.mul", "aten.add", 1), "empty": ""}[damage]
@@ -140,7 +141,7 @@ def test_what_was_observed_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPa
     for name in ("deepseek_v3", "gemma2", "bart"):
         model = family(name)
         step = captured(model)
-        store = CaptureStore(model, step.info)
+        store = CaptureStore(model, step.info, CacheFolder())
         store.save(step.graph, step.observed)
         stored = store.load()
         assert stored is not None and stored.observed == step.observed, name
@@ -152,7 +153,7 @@ def test_constants_and_tables_of_its_own_are_stored() -> None:
     kinds = set()
     for model in (family("falcon"), tiny_llama(max_positions=64, rope_parameters=rope)):
         step = captured(model)
-        store = CaptureStore(model, step.info)
+        store = CaptureStore(model, step.info, CacheFolder())
         store.save(step.graph, step.observed)
         stored = store.load()
         assert stored is not None

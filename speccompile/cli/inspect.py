@@ -106,8 +106,8 @@ def _captured(
     plan = make_plan(model, mode, tiers=tiers, backend=backend, **sizes, **options)  # type: ignore[arg-type]
     stages = build_stages(model, plan.info, plan.config, kind=kind)
     drafter = frozenset(item.name for item in plan.config.mode.state())
-    tiers_of_kind = {name[:2]: its for name, its in stages.tiers.items() if name[2] == kind}
-    prefill_of_kind = {name[0]: its for name, its in stages.prefill.items() if name[1] == kind}
+    tiers_of_kind = {name[:2]: its.stages for name, its in stages.tiers.items() if name[2] == kind}
+    prefill_of_kind = {name[0]: its.stages for name, its in stages.prefill.items() if name[1] == kind}
     return View(tiers_of_kind, prefill_of_kind, stages.arena.layout, drafter, None)
 
 

@@ -291,15 +291,16 @@ class StepGraph:
         for node in self.graph.nodes:
             if node.op == "output":
                 continue
+            old = node.meta.get("val")
             if node.op == "placeholder":
-                port, old = self.ports[node.name], node.meta.get("val")
+                port = self.ports[node.name]
                 same = old is not None and (tuple(old.shape), old.dtype) == (port.shape, port.dtype)
                 value = old if same else self.fake(port.shape, port.dtype)
             elif _is_current(node) and fresh.isdisjoint(node.all_input_nodes):
                 continue
             else:
-                same = False
                 value = self._fake_call(node)
+                same = _alike(value, old)
             if not same:
                 fresh.add(node)
             node.meta["val"], node.meta["seen"] = value, (node.target, node.args, node.kwargs)
@@ -311,6 +312,16 @@ class StepGraph:
             return self.bodies[str(node.target)].fake(cast(Any, args), self.fake_mode)
         with self.fake_mode, torch.no_grad():
             return cast(Any, node.target)(*args, **kwargs)
+
+
+def _alike(new: Any, old: Any) -> bool:
+    """Whether nothing that is computed from the one can have another shape, dtype or stride than from the other."""
+    if isinstance(new, list | tuple):
+        return type(new) is type(old) and len(new) == len(old) and all(map(_alike, new, old))
+    if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
+        return type(new) is type(old) is int and new == old
+    kinds = [(value.shape, value.dtype, value.stride(), value.storage_offset(), value.device) for value in (new, old)]
+    return kinds[0] == kinds[1]
 
 
 def _is_current(node: fx.Node) -> bool:

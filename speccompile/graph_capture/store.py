@@ -6,12 +6,8 @@ one, and one that does not pass is captured again.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
-import os
-import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +23,7 @@ from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.serialize import from_json, to_json
 from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.paths import cache_dir
+from speccompile.storage import Storage, digest
 
 PACKAGE = Path(__file__).parent
 
@@ -47,18 +43,16 @@ class StoredCapture:
 class CaptureStore:
     """The stored capture of one model. It depends on no ``max_len`` and no ``max_batch``."""
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo) -> None:
-        self._model, self._info = model, info
-        self.path = cache_dir() / "captures" / f"{_key(model, info)}.json"
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, storage: Storage) -> None:
+        self._model, self._info, self._storage = model, info, storage
+        self.name = f"captures/{_key(model, info)}.json"
 
     def load(self) -> StoredCapture | None:
         """What is stored, or None when there is nothing or it is damaged."""
-        if not self.path.exists():
+        stored = self._storage.read(self.name)
+        if stored is None:
             return None
-        checksum, _, text = self.path.read_bytes().partition(b"\n")
-        if checksum.decode(errors="replace") != _sha(text.decode(errors="replace")):
-            return None
-        data = json.loads(text)
+        data = json.loads(stored)
         sizes = set(data["graph"]["sizes"].values())
         return StoredCapture(
             _read_observation(data["observed"]),
@@ -67,18 +61,12 @@ class CaptureStore:
         )
 
     def save(self, graph: StepGraph, observed: Observation) -> None:
-        """Store ``graph``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
-        text = json.dumps({"observed": _observation(observed), "graph": to_json(graph)})
-        try:
-            self._write(text)
-        except OSError as error:
-            warnings.warn(f"the captured graph was not stored ({error}); the next wrap exports again", stacklevel=2)
+        self._storage.write(self.name, capture_file(graph, observed))
 
-    def _write(self, text: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-            file.write(f"{_sha(text)}\n{text}")
-        os.replace(file.name, self.path)
+
+def capture_file(graph: StepGraph, observed: Observation) -> bytes:
+    """What :class:`CaptureStore` stores."""
+    return json.dumps({"observed": _observation(observed), "graph": to_json(graph)}).encode()
 
 
 def _observation(observed: Observation) -> dict[str, Any]:
@@ -100,20 +88,21 @@ def _read_mask(data: dict[str, Any]) -> Mask | ForeignMask:
     return ForeignMask(**data) if "name" in data else Mask(**data)
 
 
+def config_text(model: PreTrainedModel) -> str:
+    """The configuration, but where it was loaded from."""
+    config = model.config.to_diff_dict()
+    config.pop("_name_or_path", None)
+    return json.dumps(config, sort_keys=True, default=str)
+
+
 def _key(model: PreTrainedModel, info: ModelInfo) -> str:
     """Of everything that a capture depends on: code, configuration, module tree, weights' shapes, versions."""
     parts = [torch.__version__, transformers.__version__, repr(info), str(model)]
-    config = model.config.to_diff_dict()
-    config.pop("_name_or_path", None)
-    parts.append(json.dumps(config, sort_keys=True, default=str))
+    parts.append(config_text(model))
     parts.append(repr([(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters(remove_duplicate=False)]))
     parts.append(repr([(name, tuple(b.shape), b.dtype) for name, b in model.named_buffers()]))
     sources = {inspect.getsourcefile(type(module)) for module in model.modules()}
     sources |= {str(path) for path in PACKAGE.glob("*.py")}
     for source in sorted(source for source in sources if source is not None):
-        parts.append(_sha(Path(source).read_text()))
-    return _sha("\n".join(parts))[:32]
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+        parts.append(digest(Path(source).read_text()))
+    return digest("\n".join(parts))[:32]

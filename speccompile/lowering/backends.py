@@ -12,9 +12,9 @@ import torch
 from speccompile.errors import UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.inductor import compiled_bodies
+from speccompile.lowering.inductor import compiled_bodies, compiled_files, probe
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
-from speccompile.passes.printing import load_python, to_python
+from speccompile.passes.printing import callable_of, load_python, to_python
 
 
 class Backend(Protocol):
@@ -29,7 +29,16 @@ class Backend(Protocol):
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         """What linears and attention run on."""
 
+    def prepare(self, device: torch.device) -> None:
+        """Begin, beside other work, what :meth:`lower` will have to wait for."""
+
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]: ...
+
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        """The same of a printed step, which calls bodies of ``graph``."""
+
+    def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        """What a package keeps of the compiled bodies of ``graph``, by name."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +51,17 @@ class Eager:
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         return STOCK
 
+    def prepare(self, device: torch.device) -> None:
+        """Nothing takes long here."""
+
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
-        step: Callable[..., Any] = load_python(to_python(graph, title), f"<{title}>")["step"]
-        return step
+        return self.load(to_python(graph, title), graph, title)
+
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        return callable_of(source, f"<{title}>")
+
+    def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -60,11 +77,21 @@ class Inductor:
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         return choose_kernels(info)
 
+    def prepare(self, device: torch.device) -> None:
+        if device.type == "cpu":
+            probe()
+
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
-        namespace = load_python(to_python(graph, title), f"<{title}>")
+        return self.load(to_python(graph, title), graph, title)
+
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        namespace = load_python(source, f"<{title}>")
         namespace.update(compiled_bodies(graph))
         step: Callable[..., Any] = namespace["step"]
         return step
+
+    def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        return compiled_files(graph)
 
 
 BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor}

@@ -7,46 +7,153 @@ KV writes stay in place. Keys and values need example storages of their own, or 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+import contextlib
+import functools
+import importlib
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
-from torch._inductor import standalone_compile
+from torch._inductor import CompiledArtifact, standalone_compile
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from speccompile.errors import LoweringError
+from speccompile.errors import LoweringError, told
 from speccompile.graph_capture.body import Body, size_of
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import primes_clear_of
+from speccompile.lowering.machine import machine
+from speccompile.lowering.machine_code import install, machine_code
+from speccompile.passes.finished import sources
 from speccompile.progress import task
+from speccompile.storage import CacheFolder, digest
 
 aten = torch.ops.aten
 
 BodyFunction = Callable[..., torch.Tensor]
 
+ARTIFACTS, MACHINE_CODE = "compiled", "machine_code"
+
 # By what was compiled: wrapping the same model again in one process compiles nothing.
 _artifacts: dict[str, BodyFunction] = {}
 
 
+# What other processes compiled, by the same names, until it is needed.
+_brought: dict[str, bytes] = {}
+
+
+@functools.cache
+def probe() -> Thread:
+    """Let Inductor find out, beside other work, what this CPU and compiler can do: it mostly waits for processes."""
+    # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
+    importlib.import_module("torch._inductor.codecache")
+    pick = importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa
+
+    def find() -> None:
+        # Whoever needs the answer asks again, and is told what is wrong.
+        with contextlib.suppress(Exception):
+            pick()
+
+    thread = Thread(target=find, name="speccompile-probe", daemon=True)
+    thread.start()
+    return thread
+
+
 def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
     """A compiled function for each body of ``graph``, by the body's name."""
-    return {name: _compiled(body, graph) for name, body in graph.bodies.items()}
+    return {name: _compiled(body, graph.device) for name, body in graph.bodies.items()}
 
 
-def _compiled(body: Body, graph: StepGraph) -> BodyFunction:
-    text = f"{body.module.code}{body.dims}{body.dtypes}{graph.device}"
-    key = hashlib.sha256(text.encode()).hexdigest()
-    if key not in _artifacts:
-        with task(f"compile {body.name} for {len(body.layers)} layers"):
-            _artifacts[key] = _compile(body, graph.device)
-    return _artifacts[key]
+def compiled_files(graph: StepGraph) -> dict[str, bytes]:
+    """What :func:`bring` takes in another process, by name: artifacts, and their machine code.
+
+    Raises:
+        LoweringError: Inductor leaves nothing to save, or cannot compile.
+    """
+    found = {artifact_name(body, graph.device): body for body in graph.bodies.values()}
+    artifacts = {
+        name: CacheFolder().read(name) or _file_of(_compile(body, graph.device), body) for name, body in found.items()
+    }
+    return artifacts | {f"{MACHINE_CODE}/{name}": data for name, data in machine_code([*artifacts.values()]).items()}
 
 
-def _compile(body: Body, device: torch.device) -> BodyFunction:
+def bring(files: Mapping[str, bytes]) -> None:
+    """Make known what another process compiled: those of ``files`` that :func:`compiled_files` made."""
+    parts = [(*name.partition("/")[::2], data) for name, data in files.items()]
+    install({name: data for folder, name, data in parts if folder == MACHINE_CODE})
+    _brought.update({name: data for name, data in files.items() if name.partition("/")[0] == ARTIFACTS})
+
+
+def artifact_name(body: Body, device: torch.device) -> str:
+    parts = [sources(), torch.__version__, str(torch.version.git_version), repr(machine(device)), body.module.code]
+    parts += [repr(body.dims), repr(body.dtypes), repr(device)]
+    return f"{ARTIFACTS}/{digest(chr(10).join(parts))[:32]}.bin"
+
+
+def _compiled(body: Body, device: torch.device) -> BodyFunction:
+    name = artifact_name(body, device)
+    if name not in _artifacts:
+        if device.type == "cpu":
+            # Asked while the thread is at it, Inductor would begin anew.
+            probe().join()
+        data = _brought.pop(name, None) or CacheFolder().read(name)
+        _artifacts[name] = _function(_made(name, body, device) if data is None else _read(name, data))
+    return _artifacts[name]
+
+
+def _made(name: str, body: Body, device: torch.device) -> CompiledArtifact:
+    with task(f"compile {body.name} for {len(body.layers)} layers"):
+        artifact = _compile(body, device)
+    if _is_saveable(artifact):
+        CacheFolder().write(name, _file_of(artifact, body))
+    return artifact
+
+
+def _function(artifact: CompiledArtifact) -> BodyFunction:
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = artifact(*inputs)[0]
+        return result
+
+    return call
+
+
+def _is_saveable(artifact: CompiledArtifact) -> bool:
+    # Every kind of artifact that standalone_compile returns here has it, though their base does not declare it.
+    saveable: bool = cast(Any, artifact).is_saveable()
+    return saveable
+
+
+def _file_of(artifact: CompiledArtifact, body: Body) -> bytes:
+    if not _is_saveable(artifact):
+        raise LoweringError(
+            f"Inductor keeps nothing of {body.name!r} that could be saved. Its caches are off: unset "
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES, TORCHINDUCTOR_FX_GRAPH_CACHE and TORCHINDUCTOR_AUTOGRAD_CACHE"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "artifact")
+        artifact.save(path=str(path), format="binary")
+        return path.read_bytes()
+
+
+def _read(name: str, data: bytes) -> CompiledArtifact:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "artifact")
+        path.write_bytes(data)
+        try:
+            return CompiledArtifact.load(path=str(path), format="binary")
+        except Exception as error:
+            raise LoweringError(
+                f"Inductor could not load what was compiled before ({told(error)}). Delete {name} in the cache "
+                "folder, or wrap the model instead of loading a package, to compile again"
+            ) from error
+
+
+def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     examples = _example_sizes(body)
     fakes: list[Any] = []
@@ -63,15 +170,9 @@ def _compile(body: Body, device: torch.device) -> BodyFunction:
     returned.meta["val"] = returned.meta["example_value"] = result
     try:
         with torch.no_grad():
-            artifact = standalone_compile(module, fakes, dynamic_shapes="from_graph")
+            return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error
-
-    def call(*inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = artifact(*inputs)[0]
-        return result
-
-    return call
 
 
 def _example_sizes(body: Body) -> dict[str, int]:

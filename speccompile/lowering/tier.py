@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.graph import Port, StepGraph
+from speccompile.passes.finished import FinishedStep
 from speccompile.passes.pipeline import Stages
 from speccompile.runtime.arena import Arena
 
@@ -43,15 +45,27 @@ class Tier:
     name: str
     key: TierKey
     draft_len: int
-    stages: Stages = field(repr=False)
+    step: FinishedStep = field(repr=False)
     executable: Callable[..., Any] = field(repr=False)
-    argument_names: tuple[str, ...] = field(repr=False)
     arguments: tuple[torch.Tensor, ...] = field(repr=False)
     arena: Arena = field(repr=False)
 
     @property
+    def stages(self) -> Stages:
+        return self.step.stages
+
+    @property
     def graph(self) -> StepGraph:
         return self.stages.last.graph
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """Of the arguments."""
+        return self.step.ports
+
+    @cached_property
+    def argument_names(self) -> tuple[str, ...]:
+        return tuple(port.name for port in self.ports)
 
     def run(self) -> None:
         """One step."""
@@ -69,8 +83,6 @@ class Executables:
     prefill: Mapping[PrefillName, Tier]
 
 
-def bind(graph: StepGraph, arena: Arena) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
-    """Names and tensors of a finished step's placeholders: the model's own weights, the rest from the arena."""
-    names = tuple(node.name for node in graph.placeholders)
-    ports = [graph.ports[name] for name in names]
-    return names, tuple(arena[port.name] if port.value is None else port.value for port in ports)
+def bind(ports: Iterable[Port], arena: Arena) -> tuple[torch.Tensor, ...]:
+    """Tensors of a finished step's placeholders: the model's own weights, the rest from the arena."""
+    return tuple(arena[port.name] if port.value is None else port.value for port in ports)

@@ -58,10 +58,19 @@ class Stage:
 
 
 class Stages(Mapping[str, Stage]):
-    """The stages of one tier, in the order they ran, by name of the pass."""
+    """The stages of one tier, in the order they ran, by name of the pass.
 
-    def __init__(self, stages: Iterable[Stage]) -> None:
-        self._stages = {stage.name: stage for stage in stages}
+    Args:
+        stages: them, or what makes them when somebody first looks.
+    """
+
+    def __init__(self, stages: Iterable[Stage] | Callable[[], Stages]) -> None:
+        self._given = stages
+
+    @cached_property
+    def _stages(self) -> dict[str, Stage]:
+        stages = self._given().values() if callable(self._given) else self._given
+        return {stage.name: stage for stage in stages}
 
     def __getitem__(self, name: str) -> Stage:
         if name not in self._stages:

@@ -1,0 +1,192 @@
+"""Finished steps, printed; those that were made before are read instead of made.
+
+Passes are a function of the outlined model, of the passes' own fields and of their code. All of that is in a stored
+step's name, so one that is found is the one that they would make; their stages are made when somebody looks at them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+import transformers
+
+from speccompile.errors import PassError
+from speccompile.graph_capture.graph import Port
+from speccompile.passes.pipeline import Pipeline, Stages
+from speccompile.passes.printing import to_python
+from speccompile.storage import Storage, digest
+
+PACKAGE = Path(__file__).parents[1]
+SUFFIXES = (".py", ".cpp", ".h", ".cu")
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """What the passes of one pipeline left.
+
+    Args:
+        source: it as Python that runs.
+        ports: what ``step`` takes, in order.
+        rows, width: B and T.
+        stages: those of the model and of this pipeline.
+        name: what it is stored under, None if it is not.
+    """
+
+    source: str = field(repr=False)
+    ports: tuple[Port, ...] = field(repr=False)
+    rows: int
+    width: int
+    stages: Stages = field(repr=False)
+    name: str | None
+
+    def file(self) -> bytes:
+        """What is stored of it."""
+        ports = [port.name for port in self.ports]
+        return json.dumps({"source": self.source, "ports": ports, "rows": self.rows, "width": self.width}).encode()
+
+
+class StepMaker:
+    """Makes finished steps out of the outlined model, or reads those that are stored.
+
+    Args:
+        model: stages of the model, the last one outlined.
+    """
+
+    def __init__(self, model: Stages, storage: Storage) -> None:
+        self._model, self._storage = model, storage
+        self._outlined = model.last.graph
+
+    def finish(self, pipeline: Pipeline) -> FinishedStep:
+        name = self._name(pipeline)
+        stored = None if name is None else self._storage.read(name)
+        if stored is not None:
+            return self._read(pipeline, name, json.loads(stored))
+        stages = self._run(pipeline)
+        graph = stages.last.graph
+        return FinishedStep(
+            to_python(graph, pipeline.tier),
+            tuple(graph.ports[node.name] for node in graph.placeholders),
+            graph.sizes["B"],
+            graph.sizes["T"],
+            stages,
+            name,
+        )
+
+    def store(self, steps: Iterable[FinishedStep]) -> None:
+        """Store those that are not yet."""
+        for step in steps:
+            if step.name is not None and self._storage.read(step.name) is None:
+                self._storage.write(step.name, step.file())
+
+    def _run(self, pipeline: Pipeline) -> Stages:
+        _, stages = pipeline.run(self._outlined, self._model.last)
+        return self._model.followed_by(stages)
+
+    def _read(self, pipeline: Pipeline, name: str | None, data: dict[str, Any]) -> FinishedStep:
+        source = data["source"]
+
+        def made() -> Stages:
+            stages = self._run(pipeline)
+            if to_python(stages.last.graph, pipeline.tier) != source:
+                raise PassError(
+                    f"the stored {pipeline.tier} is not what its passes make now, though its key is the same: delete "
+                    f"{name} in the cache folder and wrap again"
+                )
+            return stages
+
+        outlined, layout = self._outlined, self._outlined.layout
+        ports = tuple(
+            outlined.ports[port] if port in outlined.ports else Port.of_state(layout.tensors[port], outlined.device)
+            for port in data["ports"]
+        )
+        return FinishedStep(source, ports, data["rows"], data["width"], Stages(made), name)
+
+    def _name(self, pipeline: Pipeline) -> str | None:
+        """None for passes that read what no key could tell: code from outside of this package, or values that it has
+        no form for."""
+        if self._outlined.logits_processors:
+            return None
+        try:
+            passes = [described(item) for item in pipeline.passes]
+        except NotDescribed:
+            return None
+        parts = [self._start, json.dumps(passes), repr(sorted(pipeline.goals)), pipeline.tier]
+        return f"steps/{digest(chr(10).join(parts))[:32]}.json"
+
+    @functools.cached_property
+    def _start(self) -> str:
+        """Digest of the code and of all that passes may see of the outlined model: everything but weights' values."""
+        graph, anchors = self._outlined, self._outlined.anchors
+        nodes = [anchors.tokens, anchors.positions, anchors.start, *anchors.layers, anchors.final_norm, anchors.lm_head]
+        parts = [
+            sources(),
+            torch.__version__,
+            transformers.__version__,
+            to_python(graph, "the outlined model"),
+            repr([node.name for node in nodes]),
+            repr({name: node.name for name, node in graph.values.items()}),
+            repr([(node.name, node.meta.get("layer")) for node in graph.graph.nodes]),
+            repr(sorted(graph.facts)),
+            repr([sorted(graph.sizes.items()), graph.route, graph.device, graph.layout]),
+            repr([(port.name, port.path, port.own) for port in graph.ports.values()]),
+            repr([(body.name, body.dims, body.dtypes, sorted(body.mutates)) for body in graph.bodies.values()]),
+        ]
+        return digest("\n".join(parts))
+
+
+@functools.cache
+def sources() -> str:
+    """Digest of all code of this package."""
+    whole = hashlib.sha256()
+    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES):
+        whole.update(f"{path.relative_to(PACKAGE)}\n".encode())
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
+
+
+class NotDescribed(Exception):
+    """A value that :func:`described` has no form for."""
+
+
+def described(value: Any) -> Any:
+    """JSON that is equal for values that behave alike, in this process and in any other.
+
+    Raises:
+        NotDescribed: there is no such form, or code from outside of this package is part of it, which reads whatever
+            it likes.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return [described(item) for item in value]
+    if isinstance(value, Mapping):
+        return [[described(key), described(item)] for key, item in value.items()]
+    if isinstance(value, functools.partial):
+        return [described(value.func), described(value.args), described(value.keywords)]
+    if isinstance(value, MethodType):
+        return [described(value.__self__), described(value.__func__)]
+    if isinstance(value, FunctionType):
+        if value.__closure__ is not None:
+            raise NotDescribed(value)
+        return _named(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = [described(getattr(value, item.name)) for item in dataclasses.fields(value)]
+        return [_named(type(value)), held]
+    raise NotDescribed(value)
+
+
+def _named(code: type | FunctionType) -> str:
+    own = inspect.getmodule(code)
+    if own is None or own.__name__.partition(".")[0] != __name__.partition(".")[0]:
+        raise NotDescribed(code)
+    return f"{own.__name__}.{code.__qualname__}"

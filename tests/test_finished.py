@@ -1,0 +1,235 @@
+"""Finished steps on disk: a wrap that was made before runs no passes over its tiers, and any other does."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tiny import greedy, random_prompt, tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile.acceptance.typical import likely_enough
+from speccompile.errors import PassError
+from speccompile.modes.ngram import NGram
+from speccompile.passes import finished
+from speccompile.passes.finished import NotDescribed, described
+from speccompile.passes.pipeline import Pipeline
+from speccompile.passes.printing import to_python
+from speccompile.passes.verify_inputs import VerifyInputs
+from speccompile.storage import CacheFolder, digest
+
+MODEL = "the captured model"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What passes were run over, in order."""
+    names: list[str] = []
+    run = Pipeline.run
+
+    def noted(self: Pipeline, *args: Any) -> Any:
+        names.append(self.tier)
+        return run(self, *args)
+
+    monkeypatch.setattr(Pipeline, "run", noted)
+    return names
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(layers=1)
+
+
+def wrap(model: LlamaForCausalLM, mode: str = "ngram", **options: Any) -> speccompile.Speculator:
+    given = {"tiers": (0, 2), "backend": "eager", "max_len": 32, **options}
+    return speccompile.wrap(model, mode, **given)
+
+
+def test_a_second_wrap_runs_no_passes_over_tiers(model: LlamaForCausalLM, ran: list[str]) -> None:
+    prompt = random_prompt(9)
+    expected = greedy(model, prompt, 12)
+    first = wrap(model)
+    assert {"tier K=0, 1 row", "tier K=2, 1 row", "prefill T=4"} < set(ran)
+    ran.clear()
+    second = wrap(model)
+    assert second.generate(torch.tensor([prompt]), max_new_tokens=12)[0, 9:].tolist() == expected
+    assert ran == [MODEL]
+    pairs = [*zip(first.engine.tiers.values(), second.engine.tiers.values(), strict=True)]
+    pairs += zip(first.engine.prefill_tiers.values(), second.engine.prefill_tiers.values(), strict=True)
+    for made, read in pairs:
+        assert (read.step.source, read.key) == (made.step.source, made.key)
+        assert read.argument_names == made.argument_names
+        for port, wanted, tensor in zip(read.ports, made.ports, read.arguments, strict=True):
+            assert port == wanted
+            weights = second.arena[port.name] if port.role == "state" else wanted.value
+            assert weights is not None and tensor.data_ptr() == weights.data_ptr()
+
+
+def test_stages_of_a_stored_step_are_made_when_somebody_looks(model: LlamaForCausalLM, ran: list[str]) -> None:
+    first = wrap(model)
+    texts = {name: stage.python for name, stage in first.stages.items()}
+    ran.clear()
+    second = wrap(model)
+    assert {name: stage.python for name, stage in second.stages.items()} == texts
+    assert ran == [MODEL, "tier K=2, 1 row"]
+    tier = second.tiers[2]
+    assert to_python(tier.graph, tier.name) == tier.step.source
+    assert "-> commit" in second.explain() and "decoder_layer x1" in second.explain()
+
+
+def test_steps_of_other_kinds_are_stored_as_well(model: LlamaForCausalLM, ran: list[str]) -> None:
+    texts = []
+    for expected in (True, False):
+        ran.clear()
+        with wrap(model) as spec:
+            request = spec.engine.submit(random_prompt(9), max_new_tokens=9, do_sample=True, seed=3)
+            texts.append(request.result().token_ids)
+            assert any("sampled" in name for name in ran) is expected
+    assert texts[0] == texts[1]
+
+
+def test_a_wrap_with_another_tier_makes_that_one_alone(model: LlamaForCausalLM, ran: list[str]) -> None:
+    wrap(model, mode="early_exit", exit_layer=1, max_len=40, tiers=(0, 2)).close()
+    ran.clear()
+    # The arena has to stay as large, since steps print its sizes.
+    wrap(model, mode="early_exit", exit_layer=1, max_len=40, tiers=(0, 1, 2)).close()
+    assert ran == [MODEL, "tier K=1, 1 row"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_ngram": 2},
+        {"max_len": 40},
+        {"max_batch": 2},
+        {"acceptance": "typical"},
+        {"tiers": (0, 3)},
+        {"mode": "none"},
+    ],
+    ids=str,
+)
+def test_other_options_are_other_steps(model: LlamaForCausalLM, ran: list[str], change: dict[str, Any]) -> None:
+    wrap(model).close()
+    ran.clear()
+    wrap(model, **change).close()
+    assert "prefill T=4" in ran or "tier K=2, 1 row" in ran
+
+
+def test_another_graph_or_other_code_is_another_step(
+    model: LlamaForCausalLM, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrap(model).close()
+    everything = len(ran)
+    ran.clear()
+    wrap(tiny_llama(layers=1, rms_norm_eps=1e-3)).close()
+    assert len(ran) == everything
+    ran.clear()
+    monkeypatch.setattr(finished, "sources", lambda: "edited")
+    wrap(model).close()
+    assert len(ran) == everything
+
+
+def test_the_digest_of_the_code_covers_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(tmp_path, "inner").mkdir()
+    file = Path(tmp_path, "inner", "a_pass.py")
+    file.write_text("x = 1\n")
+    monkeypatch.setattr(finished, "PACKAGE", tmp_path)
+    digests = set()
+    for change in (lambda: None, lambda: file.write_text("x = 2\n"), lambda: file.rename(Path(tmp_path, "b.py"))):
+        change()
+        digests.add(finished.sources.__wrapped__())
+    Path(tmp_path, "kernel.cpp").touch()
+    assert len(digests | {finished.sources.__wrapped__()}) == 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+def test_a_damaged_step_is_made_again(model: LlamaForCausalLM, own_cache: Path, ran: list[str], damage: str) -> None:
+    wrap(model).close()
+    everything = len(ran)
+    for path in own_cache.glob("steps/*.json"):
+        text = path.read_text()
+        path.write_text({"cut": text[: len(text) // 2], "changed": text.replace("aten", "atem"), "empty": ""}[damage])
+    ran.clear()
+    wrap(model).close()
+    assert len(ran) == everything
+    ran.clear()
+    wrap(model).close()
+    assert ran == [MODEL]
+
+
+def test_a_stored_step_that_its_passes_do_not_make_is_told(model: LlamaForCausalLM, own_cache: Path) -> None:
+    wrap(model).close()
+    for path in own_cache.glob("steps/*.json"):
+        _, _, text = path.read_text().partition("\n")
+        data = json.loads(text)
+        data["source"] += "# more\n"
+        text = json.dumps(data)
+        path.write_text(f"{digest(text)}\n{text}")
+    spec = wrap(model)
+    with pytest.raises(
+        PassError, match=r"stored tier K=2, 1 row is not what its passes make .* delete steps/\w+\.json"
+    ):
+        _ = spec.stages["commit"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    model: LlamaForCausalLM, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = own_cache / "file"
+    file.touch()
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: file)
+    with pytest.warns(UserWarning, match="cannot be written .* SPECCOMPILE_CACHE"):
+        wrap(model).close()
+
+
+# --- what has no key -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OwnMode(NGram):
+    name: ClassVar[str] = "own"
+
+
+def test_code_from_outside_is_run_every_time(
+    model: LlamaForCausalLM, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(speccompile.modes.registry._modes, "own", OwnMode)
+    for options in ({"mode": "own"}, {"logits_processor": lambda ids, scores: scores * 2}):
+        counts = []
+        for _ in range(2):
+            ran.clear()
+            wrap(model, **options).close()
+            counts.append(len(ran))
+        assert counts[0] == counts[1] > 1
+
+
+def test_what_describes_a_pass() -> None:
+    same = [NGram(3, 1).propose, NGram(3, 1).propose]
+    assert described(same[0]) == described(same[1]) != described(NGram(2, 1).propose)
+    assert described(VerifyInputs(3, 4)) != described(VerifyInputs(3, 5))
+    keeps = [functools.partial(likely_enough, threshold=value) for value in (0.3, 0.3, 0.4)]
+    assert described(keeps[0]) == described(keeps[1]) != described(keeps[2])
+    assert json.loads(json.dumps(described(keeps))) == described(keeps)
+    assert described(1) != described(1.0) != described("1.0") and described(True) != described(1)
+    for foreign in (OwnMode(), OwnMode().propose, lambda: None, torch.zeros(1), object(), {1: object()}):
+        with pytest.raises(NotDescribed):
+            described(foreign)
+
+
+def test_names_are_of_the_cache_folder(own_cache: Path) -> None:
+    folder = CacheFolder()
+    folder.write("a/b.bin", b"one\ntwo\xff")
+    assert folder.read("a/b.bin") == b"one\ntwo\xff" and folder.read("a/c.bin") is None
+    assert [path.name for path in own_cache.rglob("*") if path.is_file()] == ["b.bin"]
