@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, CaptureMismatch, DeterministicUnavailable, PassError, UnsupportedModel
+from speccompile.errors import (
+    CaptureError,
+    CaptureMismatch,
+    ConsumeUnavailable,
+    DeterministicUnavailable,
+    PassError,
+    UnsupportedModel,
+)
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import check_capture
@@ -22,6 +29,7 @@ from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Eager
+from speccompile.lowering.cpu.consume import ConsumedWeights
 from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK
@@ -48,7 +56,7 @@ class Build:
 
     Args:
         config: what was asked for, as it could be had.
-        weights: the model's own, by path.
+        weights: the model's own, by path; consumed ones as they are now.
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
     """
@@ -78,12 +86,16 @@ def build_stages(
     stored: bool = True,
     routes: Sequence[Route] = ROUTES,
     kind: Kind | None = None,
+    consumed: ConsumedWeights | None = None,
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
 
-    ``kind`` None is ``config.kind``.
+    ``kind`` None is ``config.kind``. ``consumed`` takes the weights that are packed.
     """
     started = time.perf_counter()
+    if consumed is not None:
+        # An attempt before this one may have taken them.
+        consumed.undo()
     settle_rotary(model)
     known = CaptureStore(model, info).load() if stored else None
     if known is not None and not known.fits(plan_layout(info, config, known.observed.kv)):
@@ -99,7 +111,7 @@ def build_stages(
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
     config = replace(config, route=observed.route)
-    packs = WeightPacks()
+    packs = WeightPacks(consumed)
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
@@ -143,25 +155,31 @@ class BuiltStages:
     from_store: bool
 
 
-def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build:
-    """Make all executables of a wrap.
+def build(
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, consumed: ConsumedWeights | None = None
+) -> Build:
+    """Make all executables of a wrap; ``consumed`` takes the weights that are packed.
 
     Raises:
-        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable.
+        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
     """
     clock = _Clock()
-    stages, lowered, difference = _checked_stages(model, info, config, clock)
+    stages, lowered, difference = _checked_stages(model, info, config, clock, consumed)
     if stages.config.keeps_bits:
         try:
             _prove(stages, lowered, clock)
-        except DeterministicUnavailable:
+        except DeterministicUnavailable as unavailable:
+            # Some op between ours does not keep the order of sums.
             if stages.config.one_shape:
                 raise
-            # Some op between ours does not keep the order of sums.
-            kernels = STOCK if config.deterministic else config.kernels
-            config = replace(config, kernels=kernels, deterministic=config.deterministic or False)
-            stages, lowered, difference = _checked_stages(model, info, config, clock)
-            if stages.config.keeps_bits:
+            if not config.deterministic:
+                stages.config = replace(stages.config, deterministic=False)
+            elif consumed is not None:
+                reason = "deterministic=True needs torch's own linears for this model, which read unpacked weights"
+                raise ConsumeUnavailable(reason=reason, advice=" or deterministic=None") from unavailable
+            else:
+                config = replace(config, kernels=STOCK)
+                stages, lowered, difference = _checked_stages(model, info, config, clock, consumed)
                 _prove(stages, lowered, clock)
     config, arena = stages.config, stages.arena
     with clock.time("binding"):
@@ -179,7 +197,7 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> Build
         info,
         stages.observed,
         arena,
-        _weights(stages.model["capture"].graph),
+        _weights(stages.model["capture"].graph) | (consumed.tensors() if consumed else {}),
         stages.packs,
         executables,
         make,
@@ -208,7 +226,11 @@ def _prove(stages: BuiltStages, lowered: Callable[..., Any], clock: _Clock) -> N
 
 
 def _checked_stages(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock
+    model: PreTrainedModel,
+    info: ModelInfo,
+    config: BuildConfig,
+    clock: _Clock,
+    consumed: ConsumedWeights | None,
 ) -> tuple[BuiltStages, Callable[..., Any], float]:
     """Stages, the lowered outlined model, and the largest difference that its capture check saw.
 
@@ -218,14 +240,17 @@ def _checked_stages(
 
     def fresh(routes: Sequence[Route] = ROUTES) -> BuiltStages:
         with clock.time("capture and passes"):
-            return build_stages(model, info, config, stored=False, routes=routes)
+            return build_stages(model, info, config, stored=False, routes=routes, consumed=consumed)
 
+    settle_rotary(model)
+    # Made here, while the model still is what its key tells.
+    store = CaptureStore(model, info)
     try:
         with clock.time("capture and passes"):
-            stages = build_stages(model, info, config)
+            stages = build_stages(model, info, config, consumed=consumed)
     except (PassError, RuntimeError):
         # A stored graph may not bear the sizes of this wrap.
-        if not CaptureStore(model, info).path.exists():
+        if not store.path.exists():
             raise
         stages = fresh()
     if stages.from_store:
@@ -246,7 +271,7 @@ def _checked_stages(
             raise mismatch from None
         reason = "its attention is not what the attention op computes: the capture check saw a difference"
         stages.observed = replace(stages.observed, reason=reason)
-    CaptureStore(model, info).save(stages.model["capture"].graph, stages.observed)
+    store.save(stages.model["capture"].graph, stages.observed)
     return stages, *checked
 
 

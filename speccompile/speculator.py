@@ -319,7 +319,7 @@ class Speculator:
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all requests, and let go of arena, executables and model; the model itself stays as it was."""
+        """End all requests, and let go of arena, executables and model; the model itself stays as it is."""
         if self._engine is not None:
             self._engine.close()
         self._engine = self._build = self._target = None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from speccompile.lowering.cpu.consume import ConsumedWeights
 
 #: Outputs that lie side by side in a packed weight.
 COLUMNS = 32
@@ -13,8 +18,9 @@ PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """``[N, K]`` to ``[ceil(N / 32), K, 32]``, a copy; columns behind N are zeros."""
     features, depth = weight.shape
-    padded = F.pad(weight, (0, 0, 0, -features % COLUMNS))
-    return padded.view(-1, COLUMNS, depth).transpose(1, 2).contiguous()
+    missing = -features % COLUMNS
+    padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight
+    return padded.view(-1, COLUMNS, depth).transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def unpack(packed: torch.Tensor, features: int) -> torch.Tensor:
@@ -23,21 +29,26 @@ def unpack(packed: torch.Tensor, features: int) -> torch.Tensor:
 
 
 class WeightPacks:
-    """The packed weights of a wrap: each one once, for all tiers and prefill."""
+    """The packed weights of a wrap: each one once, for all tiers and prefill.
 
-    def __init__(self) -> None:
-        self._packs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    With ``consumed`` they are to become the model's own.
+    """
+
+    def __init__(self, consumed: ConsumedWeights | None = None) -> None:
+        self.consumed = consumed
+        self._packs: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = {}
 
     def of(self, path: str, weight: torch.Tensor) -> torch.Tensor:
         """The packed form of ``weight``, ``[N, K]``, which is the model's or a transposed view of that."""
         if path not in self._packs:
-            self._packs[path] = weight, pack(weight)
+            self._packs[path] = (None if self.consumed else weight), pack(weight)
         return self._packs[path][1]
 
     def refresh(self) -> None:
         """The model's weights were changed in place: change the packs, in place too."""
         for weight, packed in self._packs.values():
-            packed.copy_(pack(weight))
+            if weight is not None:
+                packed.copy_(pack(weight))
 
     @property
     def nbytes(self) -> int:
