@@ -22,7 +22,7 @@ from speccompile.errors import (
 )
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
-from speccompile.graph_capture.check import check_capture
+from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
@@ -111,13 +111,19 @@ def build_stages(
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
     config = replace(config, route=observed.route)
+    probe = None
+    if consumed is not None:
+        # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
+        probe = Probe.of(model, info, arena, _reach(observed, arena))
+        consumed.release_unread()
     packs = WeightPacks(consumed)
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
         tiers, prefill = _stages_of_kind(config, model_stages, config.kind if kind is None else kind)
-    return BuiltStages(config, observed, arena, packs, model_stages, tiers, prefill, from_store=known is not None)
+    from_store = known is not None
+    return BuiltStages(config, observed, arena, packs, model_stages, tiers, prefill, from_store, probe)
 
 
 def _stages_of_kind(
@@ -143,7 +149,10 @@ def _stages_of_kind(
 
 @dataclass
 class BuiltStages:
-    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk."""
+    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk.
+
+    ``probe`` is what the capture check needs of a model whose weights were consumed.
+    """
 
     config: BuildConfig
     observed: Observation
@@ -153,6 +162,7 @@ class BuiltStages:
     tiers: dict[TierName, Stages]
     prefill: dict[PrefillName, Stages]
     from_store: bool
+    probe: Probe | None
 
 
 def build(
@@ -285,10 +295,15 @@ def _checked(
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")
 
-    reach = stages.arena.layout.max_len if stages.observed.counts else stages.observed.reach
+    reach = _reach(stages.observed, stages.arena)
     with task("check the captured graph against the model"), clock.time("capture check"):
-        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach)
+        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, stages.probe)
     return lowered, difference
+
+
+def _reach(observed: Observation, arena: Arena) -> int:
+    """How far back a token may look, for a text that is to be longer."""
+    return arena.layout.max_len if observed.counts else observed.reach
 
 
 class _Clock:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from speccompile.errors import ModelConsumed
-from speccompile.lowering.cpu.file_pages import release_file_pages
+from speccompile.lowering.cpu.give_back import release_file_pages, trim_heap
 from speccompile.lowering.cpu.packing import unpack
 
 
@@ -99,7 +99,15 @@ class ConsumedWeights:
         for owner in owners:
             owner.parametrize(Unpack(packed, features, transposed=transposed))
             self._handles.append(owner.module.register_state_dict_post_hook(_UnpackState(owner.name)))
+            self._handles.append(owner.module.register_load_state_dict_pre_hook(_refuse_to_load))
         release_file_pages(old)
+        # Of the one before: somebody may still hold this one.
+        trim_heap()
+
+    def release_unread(self) -> None:
+        """Give back what a forward has read of mapped files; packing reads it again, weight by weight."""
+        for weight in self._model.parameters():
+            release_file_pages(weight.detach())
 
     def undo(self) -> None:
         """Give the model plain weights again, one after the other; nothing is taken then."""
@@ -137,6 +145,10 @@ class _UnpackState:
     def __call__(self, module: nn.Module, state: dict[str, torch.Tensor], prefix: str, _metadata: object) -> None:
         del state[f"{prefix}parametrizations.{self._name}.original"]
         state[f"{prefix}{self._name}"] = _Owner("", module, self._name).plain
+
+
+def _refuse_to_load(*_arguments: object) -> None:
+    raise ModelConsumed(what="its weights cannot be loaded anew")
 
 
 @contextlib.contextmanager
