@@ -135,7 +135,8 @@ def test_they_go_one_by_one(monkeypatch: pytest.MonkeyPatch, stored: bool, tmp_p
         return pack(weight)
 
     monkeypatch.setattr(packing, "pack", noted)
-    wrapped(model)
+    spec = wrapped(model)
+    assert spec.stages["capture"].note == ("read from the store" if stored else "exported")
     assert left == list(range(len(refs), len(refs) - 15, -1))
 
 
