@@ -101,7 +101,9 @@ def compare(
     return Comparison(prompts, runs, found, warm_up)
 
 
-def measure_builds(model: str, arguments: list[str], max_len: int, *, skip_compile: bool) -> dict[str, dict[str, Any]]:
+def measure_builds(
+    model: str, arguments: list[str], max_len: int, *, skip_compile: bool, consume: bool
+) -> dict[str, dict[str, Any]]:
     """Build seconds, cold and warm, and peak memory, each in a process of its own."""
     # Under its name the model would be fetched again, since the caches are fresh.
     path = str(fetch_smollm2()) if model == SMOLLM2 else model
@@ -110,6 +112,10 @@ def measure_builds(model: str, arguments: list[str], max_len: int, *, skip_compi
         builds[TRANSFORMERS] = {"warm": isolated.run(isolated.TRANSFORMERS, path, [], {})}
     with task("measure a cold and a warm build"):
         builds["speccompile"] = isolated.run_cold_and_warm(isolated.SPECULATOR, path, arguments)
+    if consume:
+        with task("measure memory with consume=True"):
+            consumed = isolated.run(isolated.SPECULATOR, path, [*arguments, "--consume"], {})
+            builds["speccompile, consume=True"] = {"warm": consumed}
     if not skip_compile:
         with task("measure torch.compile of the whole forward, cold and warm"):
             builds["torch.compile of the forward"] = isolated.run_cold_and_warm(
@@ -131,6 +137,7 @@ def main(
     variants: Annotated[str, typer.Option(help="Besides transformers generate.")] = ",".join(VARIANTS),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
     skip_compile: Annotated[bool, typer.Option(help="Leave out torch.compile of transformers' forward.")] = False,
+    consume: Annotated[bool, typer.Option(help="Measure the memory of wrap(consume=True), too.")] = False,
     skip_build: Annotated[bool, typer.Option(help="Leave out builds and memory in processes of their own.")] = False,
 ) -> None:
     """Compare ways to decode the same prompts."""
@@ -162,7 +169,7 @@ def main(
         if not skip_build:
             arguments = ["--tiers", tiers, "--mode", mode, "--max-len", str(max_len), "--backend", backend]
             arguments += [text for item in option or [] for text in ("--option", item)]
-            builds = measure_builds(model, arguments, max_len, skip_compile=skip_compile)
+            builds = measure_builds(model, arguments, max_len, skip_compile=skip_compile, consume=consume)
             console.print(build_table(builds))
         if json_file is not None:
             settings = {"model": model, "mode": mode, "options": options, "tiers": draft_lens, "max_len": max_len}

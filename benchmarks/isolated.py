@@ -79,6 +79,7 @@ def main(
     max_len: Annotated[int, typer.Option()] = 2048,
     backend: Annotated[str, typer.Option()] = "auto",
     option: Annotated[list[str] | None, typer.Option()] = None,
+    consume: Annotated[bool, typer.Option()] = False,
 ) -> None:
     if what not in (SPECULATOR, COMPILED_FORWARD, TRANSFORMERS):
         raise typer.BadParameter(f"choose from {SPECULATOR}, {COMPILED_FORWARD}, {TRANSFORMERS}")
@@ -89,7 +90,8 @@ def main(
         parts: dict[str, float] = {}
         if what == SPECULATOR:
             options = parse_options(option or [])
-            spec = wrap(target, mode, tiers=parse_tiers(tiers), max_len=max_len, backend=backend, **options)
+            draft_lens = parse_tiers(tiers)
+            spec = wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, consume=consume, **options)
             seconds = time.perf_counter() - started
             parts = spec.build_seconds
             spec.generate(ids, torch.ones_like(ids), max_new_tokens=_NEW_TOKENS)

@@ -12,16 +12,24 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, CaptureMismatch, DeterministicUnavailable, PassError, UnsupportedModel
+from speccompile.errors import (
+    CaptureError,
+    CaptureMismatch,
+    ConsumeUnavailable,
+    DeterministicUnavailable,
+    PassError,
+    UnsupportedModel,
+)
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
-from speccompile.graph_capture.check import check_capture
+from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore, capture_file
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend, Eager
+from speccompile.lowering.cpu.consume import ConsumedWeights
 from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
@@ -51,7 +59,7 @@ class Build:
 
     Args:
         config: what was asked for, as it could be had.
-        weights: the model's own, by path.
+        weights: the model's own, by path; consumed ones as they are now.
         model: stages of the model alone, which all executables start from.
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
@@ -84,13 +92,18 @@ def build_stages(
     routes: Sequence[Route] = ROUTES,
     kind: Kind | None = None,
     storage: Storage | None = None,
+    consumed: ConsumedWeights | None = None,
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
 
-    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder.
+    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``consumed`` takes the weights that are
+    packed.
     """
     started = time.perf_counter()
     storage = CacheFolder() if storage is None else storage
+    if consumed is not None:
+        # An attempt before this one may have taken them.
+        consumed.undo()
     settle_rotary(model)
     known = CaptureStore(model, info, storage).load() if stored else None
     if known is not None and not known.fits(plan_layout(info, config, known.observed.kv)):
@@ -106,16 +119,20 @@ def build_stages(
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
     config = replace(config, route=observed.route)
-    packs = WeightPacks(config.weights)
+    probe = None
+    if consumed is not None:
+        # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
+        probe = Probe.of(model, info, arena, _reach(observed, arena))
+        consumed.release_unread()
+    packs = WeightPacks(config.weights, consumed)
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
         maker = StepMaker(model_stages, storage)
         tiers, prefill = _steps_of_kind(config, maker, config.kind if kind is None else kind)
-    return BuiltStages(
-        config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store=known is not None
-    )
+    from_store = known is not None
+    return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe)
 
 
 def _steps_of_kind(
@@ -137,7 +154,10 @@ def _steps_of_kind(
 
 @dataclass
 class BuiltStages:
-    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk."""
+    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk.
+
+    ``probe`` is what the capture check needs of a model whose weights were consumed.
+    """
 
     config: BuildConfig
     observed: Observation
@@ -148,32 +168,43 @@ class BuiltStages:
     tiers: dict[TierName, FinishedStep]
     prefill: dict[PrefillName, FinishedStep]
     from_store: bool
+    probe: Probe | None
 
 
-def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, storage: Storage | None = None) -> Build:
-    """Make all executables of a wrap.
+def build(
+    model: PreTrainedModel,
+    info: ModelInfo,
+    config: BuildConfig,
+    storage: Storage | None = None,
+    consumed: ConsumedWeights | None = None,
+) -> Build:
+    """Make all executables of a wrap; ``consumed`` takes the weights that are packed.
 
     Args:
         storage: of captures and finished steps; None is the cache folder.
 
     Raises:
-        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable.
+        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
     """
     clock = _Clock()
     storage = CacheFolder() if storage is None else storage
     config.backend.prepare(info.device)
-    stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
+    stages, lowered, difference = _checked_stages(model, info, config, clock, storage, consumed)
     if stages.config.keeps_bits:
         try:
             _prove(stages, lowered, clock)
-        except DeterministicUnavailable:
+        except DeterministicUnavailable as unavailable:
+            # Some op between ours does not keep the order of sums.
             if stages.config.one_shape or (config.deterministic and config.weights != "same"):
                 raise
-            # Some op between ours does not keep the order of sums.
-            kernels = STOCK if config.deterministic else config.kernels
-            config = replace(config, kernels=kernels, deterministic=config.deterministic or False)
-            stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
-            if stages.config.keeps_bits:
+            if not config.deterministic:
+                stages.config = replace(stages.config, deterministic=False)
+            elif consumed is not None:
+                reason = "deterministic=True needs torch's own linears for this model, which read unpacked weights"
+                raise ConsumeUnavailable(reason=reason, advice=" or deterministic=None") from unavailable
+            else:
+                config = replace(config, kernels=STOCK)
+                stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
                 _prove(stages, lowered, clock)
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
     with clock.time("binding"):
@@ -194,7 +225,7 @@ def build(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, storage:
         info,
         stages.observed,
         arena,
-        _weights(stages.model["capture"].graph),
+        _weights(stages.model["capture"].graph) | (consumed.tensors() if consumed else {}),
         stages.packs,
         stages.model,
         executables,
@@ -224,7 +255,12 @@ def _prove(stages: BuiltStages, lowered: Callable[..., Any], clock: _Clock) -> N
 
 
 def _checked_stages(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, storage: Storage
+    model: PreTrainedModel,
+    info: ModelInfo,
+    config: BuildConfig,
+    clock: _Clock,
+    storage: Storage,
+    consumed: ConsumedWeights | None = None,
 ) -> tuple[BuiltStages, Callable[..., Any], float]:
     """Stages, the lowered outlined model, and the largest difference that its capture check saw.
 
@@ -234,14 +270,17 @@ def _checked_stages(
 
     def fresh(routes: Sequence[Route] = ROUTES) -> BuiltStages:
         with clock.time("capture and passes"):
-            return build_stages(model, info, config, stored=False, routes=routes, storage=storage)
+            return build_stages(model, info, config, stored=False, routes=routes, storage=storage, consumed=consumed)
 
+    settle_rotary(model)
+    # Made here, while the model still is what its key tells.
+    store = CaptureStore(model, info, storage)
     try:
         with clock.time("capture and passes"):
-            stages = build_stages(model, info, config, storage=storage)
+            stages = build_stages(model, info, config, storage=storage, consumed=consumed)
     except (PassError, RuntimeError):
         # A stored graph may not bear the sizes of this wrap.
-        if CaptureStore(model, info, storage).load() is None:
+        if store.load() is None:
             raise
         stages = fresh()
     if stages.from_store:
@@ -262,7 +301,7 @@ def _checked_stages(
             raise mismatch from None
         reason = "its attention is not what the attention op computes: the capture check saw a difference"
         stages.observed = replace(stages.observed, reason=reason)
-    CaptureStore(model, info, storage).save(stages.model["capture"].graph, stages.observed)
+    store.save(stages.model["capture"].graph, stages.observed)
     return stages, *checked
 
 
@@ -276,7 +315,7 @@ def _checked(
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")
 
-    reach = stages.arena.layout.max_len if stages.observed.counts else stages.observed.reach
+    reach = _reach(stages.observed, stages.arena)
     # What is rounded to int8 rounds apart now and then, as half precision does.
     rounds = config.weights != "same" and info.dtype == torch.float32
     precision = torch.float16 if rounds else info.dtype
@@ -285,8 +324,14 @@ def _checked(
         clock.time("capture check"),
         as_packed(stages.packs),
     ):
-        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, precision)
+        probe = stages.probe or Probe.of(model, info, stages.arena, reach, precision)
+        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, probe)
     return lowered, difference
+
+
+def _reach(observed: Observation, arena: Arena) -> int:
+    """How far back a token may look, for a text that is to be longer."""
+    return arena.layout.max_len if observed.counts else observed.reach
 
 
 def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: Iterable[Tier]) -> dict[str, bytes]:

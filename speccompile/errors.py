@@ -88,6 +88,10 @@ class UnsupportedProcessor(UserError):
     template = "logits_processor {name} cannot become part of a step: {reason}. {advice}."
 
 
+class ConsumeUnavailable(UserError):
+    template = "consume=True cannot be kept: {reason}. Use consume=False{advice}."
+
+
 class DeterministicUnavailable(SpecCompileError):
     template = (
         "deterministic=True cannot be kept: {evidence}. First op whose rows depend on where they stand: "
@@ -127,6 +131,13 @@ class UnknownFamily(UserError):
 
 class ModelInTraining(UserError):
     template = "{model} is in training mode (dropout would change the text). Call model.eval() first."
+
+
+class ModelConsumed(UserError):
+    template = (
+        "the weights of this model were consumed by wrap(consume=True), which keeps them in a form of its own: {what}. "
+        "Load the model again."
+    )
 
 
 class ModelOnSeveralDevices(UserError):

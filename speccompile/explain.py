@@ -30,6 +30,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         **_processors(config),
         "deterministic": _deterministic(config),
         "backend": f"{config.backend.name}: {config.backend.reason}",
+        **_weights(build),
         "kernels": f"linears and attention: {config.kernels.reason}; {_kernels(build)}",
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
@@ -40,6 +41,13 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     }
     width = max(len(name) for name in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _weights(build: Build) -> dict[str, str]:
+    if build.packs.consumed is None:
+        return {}
+    size = f"{len(build.packs)} of them in {build.packs.nbytes / 2**20:.1f} MiB"
+    return {"weights": f"consumed: {size}, which the model itself unpacks whenever it reads them"}
 
 
 def _processors(config: BuildConfig) -> dict[str, str]:

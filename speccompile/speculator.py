@@ -13,10 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.build import Build, saved_files
-from speccompile.errors import Closed, InvalidInput, InvalidOption
+from speccompile.errors import CannotSave, Closed, InvalidInput, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
+from speccompile.lowering.cpu.consume import is_consumed
 from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.tier import Kind, Tier
 from speccompile.package import make_manifest, write_package
@@ -341,6 +342,8 @@ class Speculator:
         """
         engine, target = self._open()
         assert self._build is not None
+        if is_consumed(target.model):
+            raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
         files = saved_files(
             target.model, self._build, self._config.backend, [*engine.tiers.values(), *engine.prefill_tiers.values()]
         )
@@ -351,7 +354,7 @@ class Speculator:
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all requests, and let go of arena, executables and model; the model itself stays as it was."""
+        """End all requests, and let go of arena, executables and model; the model itself stays as it is."""
         if self._engine is not None:
             self._engine.close()
         self._engine = self._build = self._target = None

@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
 from speccompile.build import build
-from speccompile.errors import InvalidOption, InvalidTiers
+from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.cpu.consume import consuming
 from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.lowering.inductor import bring
 from speccompile.lowering.kernels import Kernels
@@ -54,12 +55,13 @@ def wrap(
     sampling: bool = False,
     logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
+    consume: bool = False,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
 
     Args:
-        model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was.
+        model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was, unless ``consume``.
         mode: how to draft; see ``speccompile.modes.available()``. None is ``none``.
         tiers: draft lengths to build, 0 among them.
         max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
@@ -93,6 +95,10 @@ def wrap(
         scores: make room for what ``output_logits`` and ``output_scores`` ask for: N * T * V * 8 bytes, N being
             ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
             slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
+        consume: keep one copy of the weights: those that are packed take the place of the model's own, one by one, so
+            that there never are two. The model can still do what it could, but slowly, since it unpacks a weight
+            whenever it reads it; its weights cannot be changed, and it cannot be wrapped again. A wrap that fails
+            gives them back. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -115,6 +121,7 @@ def wrap(
         sampling=sampling,
         logits_processor=logits_processor,
         scores=scores,
+        consume=consume,
         **mode_options,
     )
     return _wrap(model, options)
@@ -153,10 +160,11 @@ def _wrap(
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
     planned = {name: value for name, value in options.items() if name != "sampling"}
     plan = make_plan(model, **planned)
-    built = build(model, plan.info, plan.config, storage)
-    spec = Speculator(model, built, plan.policy, plan.engine, options)
-    if sampling:
-        spec.engine.prepare("sampled")
+    with consuming(model, plan.consume) as consumed:
+        built = build(model, plan.info, plan.config, storage, consumed)
+        spec = Speculator(model, built, plan.policy, plan.engine, options)
+        if sampling:
+            spec.engine.prepare("sampled")
     return spec
 
 
@@ -168,6 +176,7 @@ class Plan:
     config: BuildConfig
     policy: Policy
     engine: EngineOptions
+    consume: bool = False
 
 
 def make_plan(
@@ -187,6 +196,7 @@ def make_plan(
     prefix_reuse: bool = True,
     logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
+    consume: bool = False,
     **mode_options: Any,
 ) -> Plan:
     """Check the arguments of :func:`wrap`, which are explained there."""
@@ -201,6 +211,7 @@ def make_plan(
     if not isinstance(prefix_reuse, bool):
         raise InvalidOption(where="wrap", name="prefix_reuse", value=prefix_reuse, reason="use True or False")
     check_flag("wrap", "scores", scores)
+    check_flag("wrap", "consume", consume)
     rule = choose_rule(acceptance)
     chosen_mode = modes.create(mode, mode_options)
     _check_draft_probs(rule, chosen_mode, draft_lens)
@@ -224,6 +235,17 @@ def make_plan(
         kernels=kernels,
         weights=weights,
     )
+    if consume and not config.kernels.native:
+        reason = (
+            f"with backend {chosen_backend.name!r} on {info.device.type} the linears' kernels are "
+            f"{config.kernels.reason}, which read the model's weights where they lie"
+        )
+        raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
+    if consume and weights != "same":
+        reason = (
+            f"with weights={weights!r} the model's own forward is what checks compare with, and rounded ones are not it"
+        )
+        raise ConsumeUnavailable(reason=reason, advice=", or weights='same'")
     processors = check_processors(
         logits_processor,
         vocab_size=info.vocab_size,
@@ -235,7 +257,7 @@ def make_plan(
     token_list(model.generation_config.eos_token_id)
     _warn_of_generation_config(model, info, max_len)
     engine = EngineOptions(max_waiting, prefill_budget, prefix_reuse)
-    return Plan(info, replace(config, logits_processors=processors), chosen_policy, engine)
+    return Plan(info, replace(config, logits_processors=processors), chosen_policy, engine, consume)
 
 
 def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:

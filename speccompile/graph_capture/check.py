@@ -41,7 +41,7 @@ def check_capture(
     lowered: Run,
     reference: Callable[[StepGraph], Run],
     reach: int = 0,
-    precision: torch.dtype | None = None,
+    probe: Probe | None = None,
 ) -> float:
     """Compare logits on random text, fed in pieces of different width, two ragged rows at a time.
 
@@ -49,7 +49,7 @@ def check_capture(
         graph: captured, with the inputs ``input_ids``, ``position_ids``, ``row_slots``.
         lowered: the graph as the backend lowers it; ``reference`` lowers one as the eager backend does.
         reach: the longest window or chunk of the model's masks; the text is longer, as far as ``max_len`` allows.
-        precision: how far correct forwards may differ; that of the weights, if None.
+        probe: the text and the model's logits, if they were computed before.
 
     Returns:
         The largest difference seen.
@@ -59,9 +59,8 @@ def check_capture(
         LoweringError: the graph is right and the backend's version of it is not.
         UnsupportedModel: the model's own forward fails.
     """
-    precision = precision or info.dtype
-    probe = _Probe.of(model, info, arena, reach, precision)
-    allowed = TOLERANCE[precision] * float(probe.expected.abs().max())
+    probe = probe or Probe.of(model, info, arena, reach)
+    allowed = TOLERANCE[probe.precision] * float(probe.expected.abs().max())
     difference, where = _largest_difference(graph, probe, lowered)
     if difference <= allowed:
         return difference
@@ -82,7 +81,7 @@ def check_capture(
 
 
 @dataclass(frozen=True)
-class _Probe:
+class Probe:
     """Text ``[2, length]`` and the model's own logits for its last ``COMPARED`` tokens."""
 
     text: torch.Tensor
@@ -91,7 +90,15 @@ class _Probe:
     precision: torch.dtype
 
     @staticmethod
-    def of(model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, precision: torch.dtype) -> _Probe:
+    def of(
+        model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, precision: torch.dtype | None = None
+    ) -> Probe:
+        """``precision`` says how far correct forwards may differ; None is that of the weights.
+
+        Raises:
+            UnsupportedModel: the model's own forward fails, or does not agree with itself.
+        """
+        precision = precision or info.dtype
         lead = max(0, reach - COMPARED // 2)
         length = min(COMPARED + lead, arena.layout.max_len)
         generator = torch.Generator().manual_seed(0)
@@ -114,7 +121,7 @@ class _Probe:
                 reason="transformers itself computes other logits with a KV cache than without "
                 f"(difference {difference:.3g}), so neither text is the right one",
             )
-        return _Probe(text, expected, arena, precision)
+        return Probe(text, expected, arena, precision)
 
     @property
     def lead(self) -> int:
@@ -166,7 +173,7 @@ def _bound(graph: StepGraph, name: str, arena: Arena) -> torch.Tensor:
     return value
 
 
-def _largest_difference(graph: StepGraph, probe: _Probe, run: Run) -> tuple[float, str]:
+def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float, str]:
     """The largest difference of a token's logits, ``UNDECIDED`` ones aside, and the piece that has the largest."""
     differences: list[float] = []
     worst, where = -1.0, ""
@@ -197,7 +204,7 @@ def _decided(differences: list[float], dtype: torch.dtype) -> float:
 
 
 def _first_wrong_layer(
-    model: PreTrainedModel, info: ModelInfo, graph: StepGraph, probe: _Probe, reference: Callable[[StepGraph], Run]
+    model: PreTrainedModel, info: ModelInfo, graph: StepGraph, probe: Probe, reference: Callable[[StepGraph], Run]
 ) -> str:
     """Which decoder layer first leaves another hidden state than the model's, over the first row's text."""
     tapped = graph.copy()

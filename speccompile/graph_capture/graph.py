@@ -36,7 +36,7 @@ class Port:
     ``path`` is a weight's name in the model. ``low <= value < high`` bounds an integer tensor; ``distinct`` says
     that no value occurs twice. ``path`` is None for a constant that the code of the model or of a logits processor
     holds; ``own`` says that the value is a copy. ``value`` is the weight itself, or the arena's tensor once a tier is
-    bound.
+    bound; None where a pass has consumed the weight (:meth:`release`).
     """
 
     name: str
@@ -54,6 +54,10 @@ class Port:
     @staticmethod
     def of_state(tensor: StateTensor, device: torch.device) -> Port:
         return Port(tensor.name, "state", tensor.shape, tensor.dtype, device, tensor.low, tensor.high, tensor.distinct)
+
+    def release(self) -> None:
+        """Let go of the value, in all copies of the graph: they share their ports."""
+        object.__setattr__(self, "value", None)
 
     @staticmethod
     def of_constant(name: str, value: torch.Tensor) -> Port:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.errors import ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
+from speccompile.errors import ModelConsumed, ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
+from speccompile.lowering.cpu.consume import is_consumed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -29,7 +30,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     """Check that ``model`` can be captured and say what it is.
 
     Raises:
-        UnsupportedModel, ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype: each says what to do.
+        UnsupportedModel, ModelInTraining, ModelConsumed, ModelOnSeveralDevices, UnsupportedDtype: each says what to do.
     """
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModel(
@@ -47,6 +48,8 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         )
     if model.training:
         raise ModelInTraining(model=name)
+    if is_consumed(model):
+        raise ModelConsumed(what="it cannot be wrapped again")
     tensors = [*model.parameters(), *model.buffers()]
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:

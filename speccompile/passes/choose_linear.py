@@ -95,6 +95,10 @@ class PackLinears(Pass):
             new.meta = {key: value for key, value in user.meta.items() if key in ("layer", "pass")}
             graph.replace(user, new)
         graph.drop_placeholder(node)
+        if self.packs.consumed is not None:
+            (packed,) = self.packs.of(port.path, weight)
+            self.packs.consumed.take(port.path, packed, weight.shape[0], transposed=transposed)
+            port.release()
 
 
 def _is_linear(user: fx.Node, weight: fx.Node) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from speccompile.lowering.cpu.consume import ConsumedWeights
 
 #: Outputs that lie side by side in a packed weight.
 COLUMNS = 32
@@ -20,8 +23,9 @@ WeightForm = Literal["same", "int8"]
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """``[N, K]`` to ``[ceil(N / 32), K, 32]``, a copy; columns behind N are zeros."""
     features, depth = weight.shape
-    padded = F.pad(weight, (0, 0, 0, -features % COLUMNS))
-    return padded.view(-1, COLUMNS, depth).transpose(1, 2).contiguous()
+    missing = -features % COLUMNS
+    padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight
+    return padded.view(-1, COLUMNS, depth).transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def unpack(packed: torch.Tensor, features: int) -> torch.Tensor:
@@ -48,31 +52,36 @@ def pack_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class WeightPacks:
-    """The packed weights of a wrap: each one once, for all tiers and prefill."""
+    """The packed weights of a wrap: each one once, for all tiers and prefill.
 
-    def __init__(self, form: WeightForm = "same") -> None:
+    With ``consumed`` they are to become the model's own.
+    """
+
+    def __init__(self, form: WeightForm = "same", consumed: ConsumedWeights | None = None) -> None:
         self.form = form
-        self._packs: dict[str, tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = {}
+        self.consumed = consumed
+        self._packs: dict[str, tuple[torch.Tensor | None, tuple[torch.Tensor, ...]]] = {}
 
     def of(self, path: str, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that stand for ``weight``, ``[N, K]``, which is the model's or a transposed view of that."""
         if path not in self._packs:
-            self._packs[path] = weight, self._make(weight)
+            self._packs[path] = (None if self.consumed else weight), self._make(weight)
         return self._packs[path][1]
 
     def refresh(self) -> None:
         """The model's weights were changed in place: change the packs, in place too."""
         for weight, packed in self._packs.values():
-            for old, new in zip(packed, self._make(weight), strict=True):
-                old.copy_(new)
+            if weight is not None:
+                for old, new in zip(packed, self._make(weight), strict=True):
+                    old.copy_(new)
 
     def _make(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return pack_int8(weight) if self.form == "int8" else (pack(weight),)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """What was packed, by path."""
-        return {path: weight for path, (weight, _) in self._packs.items()}
+        """What was packed and is still there, by path."""
+        return {path: weight for path, (weight, _) in self._packs.items() if weight is not None}
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,65 @@
+"""Gives memory back to the system that nobody needs now: pages of mapped files, and what was freed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+_MAPS, _PAGEMAP = Path("/proc/self/maps"), Path("/proc/self/pagemap")
+# Of an entry of the page map: the page is in memory, and it is the file's own. A page that was written to is not.
+_PRESENT, _OF_FILE = np.uint64(1 << 63), np.uint64(1 << 61)
+
+
+def release_file_pages(tensor: torch.Tensor) -> None:
+    """Drop the pages that lie wholly in ``tensor``, where it is a view of a privately mapped file.
+
+    Whoever reads them later has them read from the file again. Pages that were written to stay, since the file does
+    not hold what they do, and so does all memory that is no file's. Linux only; elsewhere nothing happens.
+    """
+    if sys.platform != "linux" or not os.access(_PAGEMAP, os.R_OK):
+        return
+    page = mmap.PAGESIZE
+    start = tensor.data_ptr()
+    first, last = -(-start // page), (start + tensor.nbytes) // page
+    if first >= last or not _maps_a_file(first * page, last * page):
+        return
+    advise = ctypes.CDLL(None).madvise
+    for begin, end in _unwritten(first, last):
+        # Advice: pages that are locked in memory stay.
+        advise(ctypes.c_void_p(begin * page), ctypes.c_size_t((end - begin) * page), mmap.MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Give back what was freed. glibc keeps it while anything behind it is in use, and packs do not fit into the gaps
+    that weights leave, since they are aligned. Elsewhere nothing happens."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def _maps_a_file(start: int, end: int) -> bool:
+    """Whether all of it is one private mapping of a file."""
+    for line in _MAPS.read_text().splitlines():
+        addresses, permissions, _, _, inode = line.split()[:5]
+        low, high = (int(address, 16) for address in addresses.split("-"))
+        if low <= start and end <= high:
+            return permissions.endswith("p") and inode != "0"
+    return False
+
+
+def _unwritten(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Runs of pages (begin, end) among those numbers that are in memory as the file has them."""
+    with _PAGEMAP.open("rb") as file:
+        file.seek(first * 8)
+        entries = np.frombuffer(file.read((last - first) * 8), dtype=np.uint64)
+    wanted = _PRESENT | _OF_FILE
+    bounds = np.diff(((entries & wanted) == wanted).astype(np.int8), prepend=0, append=0).nonzero()[0]
+    for begin, end in bounds.reshape(-1, 2).tolist():
+        yield first + begin, first + end
