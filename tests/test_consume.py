@@ -122,7 +122,7 @@ def test_the_pack_is_what_the_model_has() -> None:
 @pytest.mark.parametrize("stored", [False, True])
 def test_they_go_one_by_one(monkeypatch: pytest.MonkeyPatch, stored: bool, tmp_path: Path) -> None:
     """There never are two whole copies: when a weight is packed, those packed before are gone."""
-    monkeypatch.setattr("speccompile.graph_capture.store.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
     if stored:
         wrapped(tiny_llama())
     model = tiny_llama()
@@ -307,7 +307,7 @@ def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPa
     from speccompile import build
 
     # Other tests are to find no capture by that route.
-    monkeypatch.setattr("speccompile.graph_capture.store.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
     check, calls = build.check_capture, []
 
     def once(*arguments: Any) -> float:
