@@ -221,16 +221,19 @@ def test_weights_are_the_models_own(
 ) -> None:
     run_everything(spec)
     own = {name: tensor.data_ptr() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    packs: dict[str | None, int] = {}
     for tier in [*spec.engine.tiers.values(), *spec.prefill.values()]:
         ports = [tier.graph.ports[node.name] for node in tier.graph.placeholders]
-        weights = {
-            port.path: tensor.data_ptr()
+        read = [
+            (port, tensor.data_ptr())
             for port, tensor in zip(ports, seen[tier.name], strict=True)
             if port.role == "weight"
-        }
-        assert weights == {path: own[path] for path in weights}
+        ]
+        assert all(address == own[port.path] for port, address in read if not port.own)
+        # One packed copy of a weight serves all tiers.
+        assert all(packs.setdefault(port.path, address) == address for port, address in read if port.own)
         # All of them, in every tier: nothing of the model was baked in.
-        assert set(weights) >= {name for name, _ in model.named_parameters()}
+        assert {port.path for port, _ in read} >= {name for name, _ in model.named_parameters()}
 
 
 def test_a_change_of_a_weight_is_seen_at_once(spec: Speculator, model: LlamaForCausalLM) -> None:

@@ -35,7 +35,7 @@ row_counts = st.integers(1, 30)
 
 
 @dtypes
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(features, depths, row_counts, st.booleans(), st.integers(0, 99))
 def test_packed_linear_is_a_linear(
     dtype: torch.dtype, outputs: int, depth: int, rows: int, with_bias: bool, seed: int
@@ -106,7 +106,7 @@ def test_a_pack_is_made_once_and_follows_its_weight() -> None:
 
 
 @dtypes
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     data=st.data(),
     groups=st.integers(1, 3),
@@ -157,7 +157,7 @@ def int8_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) ->
     return torch.einsum("tgn,tg,ng->tn", products, input_scales.double(), scales.double()) + bias.double()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(features, depths, row_counts, st.integers(0, 99))
 def test_int8_linear_is_its_definition(outputs: int, depth: int, rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
