@@ -47,7 +47,7 @@ def sound(model: LlamaForCausalLM) -> Speculator:
 
 
 @pytest.fixture(scope="module")
-def careless(model: LlamaForCausalLM) -> Speculator:
+def careless(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Speculator:
     """Accepts the first two drafts without looking, as a wrong acceptance pass would."""
     right = greedy_accept.greedy_accept
 
@@ -59,6 +59,9 @@ def careless(model: LlamaForCausalLM) -> Speculator:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(greedy_accept, "greedy_accept", accepts)
+        # Stored steps are those of the sources, which are right.
+        folder = tmp_path_factory.mktemp("careless")
+        patch.setattr("speccompile.storage.cache_dir", lambda: folder)
         return wrap(model)
 
 
