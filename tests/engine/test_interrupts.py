@@ -20,6 +20,14 @@ from transformers import LlamaForCausalLM
 from speccompile.runtime.interrupts import deferred_interrupts
 
 
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """A shell starts what runs in its background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
