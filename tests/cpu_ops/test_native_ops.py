@@ -88,6 +88,15 @@ def test_packed_embedding_is_an_embedding(dtype: torch.dtype) -> None:
     assert torch.equal(ops.packed_embedding(pack(weight), ids), F.embedding(ids, weight))
 
 
+@pytest.mark.parametrize("wrong", [-1, 128, 2**40])
+def test_ids_outside_of_the_weight_are_refused(wrong: int) -> None:
+    weight, ids = torch.randn(100, 64), torch.tensor([3, wrong])
+    with pytest.raises(RuntimeError, match="index out of range"):
+        ops.packed_embedding(pack(weight), ids)
+    with pytest.raises(RuntimeError, match="index out of range"):
+        ops.int8_embedding(*pack_int8(weight), ids, 64)
+
+
 @given(features, depths)
 def test_unpacking_gives_the_weight_back(outputs: int, depth: int) -> None:
     weight = torch.randn(outputs, depth)

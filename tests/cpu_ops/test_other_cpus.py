@@ -48,3 +48,10 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     reason = library.load_cpu_ops.__wrapped__()
     assert reason is not None and reason.startswith("the C++ compiler failed")
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "file")
+    reason = library.load_cpu_ops.__wrapped__()
+    assert reason is not None and reason.startswith("the cache folder cannot be written")

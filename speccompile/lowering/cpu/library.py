@@ -40,13 +40,15 @@ def load_cpu_ops() -> str | None:
         return "no C++ compiler was found"
     isa = pick_vec_isa()
     target = cache_dir() / "cpu-ops" / f"{_key(compiler, isa)}.so"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not target.exists():
-            try:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not target.exists():
                 _build(isa, target)
-            except (RuntimeError, subprocess.CalledProcessError) as error:
-                return f"the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
+    except OSError as error:
+        return f"the cache folder cannot be written ({error})"
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        return f"the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
     torch.ops.load_library(str(target))
     return None
 

@@ -88,11 +88,20 @@ Tensor int8_linear(
   return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
 }
 
+// As torch's own embedding, which does not read beside its weight either.
+void check_ids(const Tensor& ids, int64_t blocks) {
+  const auto* id = static_cast<const int64_t*>(ids.data_ptr());
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    STD_TORCH_CHECK(id[i] >= 0 && id[i] < blocks * kColumns, "embedding: index out of range: ", id[i]);
+  }
+}
+
 Tensor int8_embedding(const Tensor& packed, const Tensor& scales, const Tensor& ids, int64_t depth) {
   const int64_t groups = scales.size(1);
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(depth);
   const Tensor places = torch::stable::contiguous(ids);
+  check_ids(places, packed.size(0));
   Tensor out = torch::stable::new_empty(scales, sizes);
   const auto* id = static_cast<const int64_t*>(places.data_ptr());
   const auto* weights = static_cast<const int8_t*>(packed.data_ptr());
@@ -114,6 +123,7 @@ Tensor packed_embedding(const Tensor& packed, const Tensor& ids) {
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(depth);
   const Tensor places = torch::stable::contiguous(ids);
+  check_ids(places, packed.size(0));
   Tensor out = torch::stable::new_empty(packed, sizes);
   const auto* id = static_cast<const int64_t*>(places.data_ptr());
   const auto gather = [&](auto* to, const auto* from) {
