@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,12 +35,14 @@ from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK
-from speccompile.lowering.tier import ChunkKind, Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
+from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.lowering.workers import release_workers
 from speccompile.passes.finished import FinishedStep, StepMaker
 from speccompile.passes.pipeline import Stage, Stages
 from speccompile.pipelines import (
     BuildConfig,
+    mixed_name,
+    mixed_pipeline,
     model_pipeline,
     plan_layout,
     prefill_name,
@@ -63,6 +66,7 @@ class Build:
         model: stages of the model alone, which all executables start from.
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
+        make_mixed: makes the mixed tiers of a kind: none where prompts cannot be read along.
     """
 
     config: BuildConfig
@@ -74,6 +78,7 @@ class Build:
     model: Stages
     executables: Executables
     make: Callable[[Kind], Executables]
+    make_mixed: Callable[[Kind], Mapping[TierName, Tier]]
     capture_difference: float
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -220,6 +225,27 @@ def build(
             stages.maker.store([*tiers.values(), *prefill.values()])
             return _executables(config, arena, outlined, tiers, prefill)
 
+    @functools.cache
+    def make_mixed(kind: Kind) -> Mapping[TierName, Tier]:
+        if not config.mixes:
+            return {}
+        with task(f"build the mixed {kind} steps"):
+            names = [(*sizes, kind) for sizes in itertools.product(config.tiers, config.mixed_row_counts)]
+            steps = {name: stages.maker.finish(mixed_pipeline(config, *name)) for name in names}
+            stages.maker.store(steps.values())
+            return {
+                (draft_len, rows, kind): _bound(
+                    config,
+                    arena,
+                    outlined,
+                    mixed_name(draft_len, rows, kind),
+                    TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width),
+                    draft_len,
+                    step,
+                )
+                for (draft_len, rows, kind), step in steps.items()
+            }
+
     return Build(
         config,
         info,
@@ -230,6 +256,7 @@ def build(
         stages.model,
         executables,
         make,
+        make_mixed,
         difference,
         clock.seconds,
     )
@@ -366,24 +393,36 @@ def _executables(
     prefill: dict[PrefillName, FinishedStep],
 ) -> Executables:
     return Executables(
-        {name: _tier(config, arena, outlined, tier_name(*name), name[0], name[2], its) for name, its in tiers.items()},
         {
-            chunk: _tier(config, arena, outlined, prefill_name(*chunk), 0, chunk[1], its)
-            for chunk, its in prefill.items()
+            (draft_len, rows, kind): _bound(
+                config,
+                arena,
+                outlined,
+                tier_name(draft_len, rows, kind),
+                TierKey(rows, step.width, kind),
+                draft_len,
+                step,
+            )
+            for (draft_len, rows, kind), step in tiers.items()
+        },
+        {
+            (width, kind): _bound(
+                config, arena, outlined, prefill_name(width, kind), TierKey(1, step.width, kind), 0, step
+            )
+            for (width, kind), step in prefill.items()
         },
     )
 
 
-def _tier(
+def _bound(
     config: BuildConfig,
     arena: Arena,
     outlined: StepGraph,
     name: str,
+    key: TierKey,
     draft_len: int,
-    kind: ChunkKind,
     step: FinishedStep,
 ) -> Tier:
-    key = TierKey(step.rows, step.width, kind)
     executable = config.backend.load(step.source, outlined, name)
     tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena)
     arena.record_call(name, tier.argument_names, tier.arguments)

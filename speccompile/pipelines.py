@@ -24,6 +24,7 @@ from speccompile.passes.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import NoDrafts
 from speccompile.passes.last_logits import LastLogits
+from speccompile.passes.mixed import BindMixedRows, MixedInputs
 from speccompile.passes.outline import OutlineLayers
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.record_prompt import RecordPrompt
@@ -35,6 +36,8 @@ from speccompile.sampling import sampling_state
 from speccompile.sampling.user import UserProcessor
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
+# Prompt tokens that a mixed step reads along, about: what a step has to pay for them is little beside the weights.
+MIXED_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,21 @@ class BuildConfig:
         return goals | facts("prompt_recorded") if kind == "prompt_scored" else goals
 
     @property
+    def mixes(self) -> bool:
+        """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone."""
+        return self.route == "attention" and not self.one_shape
+
+    @property
+    def mixed_row_counts(self) -> tuple[int, ...]:
+        """Row counts of mixed steps, in which one slot belongs to the prompt."""
+        live = range(1, self.max_batch)
+        return tuple(sorted({min(rows for rows in self.row_counts if rows >= wanted) for wanted in live}))
+
+    def prompt_rows(self, draft_len: int) -> int:
+        """Rows of a mixed step's target that read a prompt, as wide as the others."""
+        return max(1, MIXED_TOKENS // self.width(draft_len))
+
+    @property
     def max_width(self) -> int:
         return self.max_draft_len + 1
 
@@ -149,6 +167,10 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
 
 def tier_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
     return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}{_of_kind(kind)}"
+
+
+def mixed_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
+    return f"mixed {tier_name(draft_len, rows, kind)}"
 
 
 def prefill_name(width: int, kind: ChunkKind = "greedy") -> str:
@@ -169,6 +191,18 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
         Commit(),
     ]
     return Pipeline(tuple(passes), config.goals(kind), tier_name(draft_len, rows, kind))
+
+
+def mixed_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:
+    """Passes that make the step of one tier with a piece of a prompt beside its rows."""
+    passes: list[Pass] = [
+        BindMixedRows(rows, config.prompt_rows(draft_len), config.width(draft_len)),
+        *config.draft_passes(draft_len, kind),
+        MixedInputs(draft_len),
+        *config.choice_passes(kind),
+        Commit(),
+    ]
+    return Pipeline(tuple(passes), config.goals(kind), mixed_name(draft_len, rows, kind))
 
 
 def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy") -> Pipeline:

@@ -55,6 +55,7 @@ class Speculator:
             arena=build.arena,
             executables=build.executables,
             make=build.make,
+            make_mixed=build.make_mixed,
             policy=policy,
             ready=config.mode.ready and not config.rule.fills_drafts,
             options=options,
@@ -345,7 +346,10 @@ class Speculator:
         if is_consumed(target.model):
             raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
         files = saved_files(
-            target.model, self._build, self._config.backend, [*engine.tiers.values(), *engine.prefill_tiers.values()]
+            target.model,
+            self._build,
+            self._config.backend,
+            [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()],
         )
         # What "auto" took: steps and bodies are made for that one.
         given = {**self._given, "backend": self._config.backend.name}

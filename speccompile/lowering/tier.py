@@ -28,11 +28,13 @@ PrefillName = tuple[int, ChunkKind]
 
 @dataclass(frozen=True)
 class TierKey:
-    """Rows B, verify width T, and the kind of step or of prompt chunk."""
+    """Rows B, verify width T, the kind of step or of prompt chunk, and how many tokens of a prompt a mixed step reads
+    along."""
 
     rows: int
     width: int
     sampling: ChunkKind = "greedy"
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)

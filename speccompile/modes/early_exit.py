@@ -75,6 +75,8 @@ class DraftEarlyExit(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         anchors, slots, start = graph.anchors, graph.values["slots"], graph.anchors.start
+        # The target of a mixed step has rows that nobody drafts for.
+        target_slots = graph.values.get("target_slots", slots)
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         token, position, lens = graph.insert(newest, *state, slots, before=start, draft_len=self.draft_len)
         drafted, drawn_from = [], []
@@ -82,7 +84,7 @@ class DraftEarlyExit(Pass):
             context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
             begun = length
         for place in range(self.draft_len):
-            inputs = {anchors.tokens: token, anchors.positions: position}
+            inputs = {anchors.tokens: token, anchors.positions: position, target_slots: slots}
             hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
             logits = graph.splice(graph.values["logits"], {**inputs, anchors.layers[-1]: hidden}, before=start)
             if self.draws:

@@ -42,6 +42,6 @@ class BindRows(Pass):
         return Changes(1, f"rows over the slots in {self.source!r}, {rows} a step")
 
 
-def first_rows(slots: torch.Tensor, *, rows: int) -> torch.Tensor:
-    """The slots ``[rows]`` of the first rows."""
-    return slots[:rows]
+def first_rows(values: torch.Tensor, *, rows: int) -> torch.Tensor:
+    """Of the first rows, ``[rows, ...]``."""
+    return values[:rows]

@@ -41,7 +41,7 @@ class VerifyInputs(Pass):
             width=self.width,
             vocab_size=graph.layout.vocab_size,
         )
-        _feed_target(graph, read, positions, self.width)
+        feed_target(graph, read, positions, self.width)
         judged = self.draft_len + 1
         if judged < self.width:
             logits = graph.insert(first_places, graph.values["logits"], count=judged)
@@ -78,11 +78,12 @@ class PrefillInputs(Pass):
         )
         graph.name_value("last_index", last_index)
         graph.name_value("ready", ready)
-        _feed_target(graph, read, positions, self.width)
+        feed_target(graph, read, positions, self.width)
         return Changes(2, f"the target reads a chunk of {self.width}")
 
 
-def _feed_target(graph: StepGraph, read: fx.Node, positions: fx.Node, width: int) -> None:
+def feed_target(graph: StepGraph, read: fx.Node, positions: fx.Node, width: int) -> None:
+    """Let the target read these tokens at these positions, ``[B, T]`` each."""
     graph.bind_input("input_ids", read)
     graph.bind_input("position_ids", positions)
     graph.name_value("input_tokens", read)

@@ -158,8 +158,9 @@ class Engine(Turns):
     ) -> Request:
         """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
         self._target.check_prompt(prompt)
-        if params.kind != "greedy":
-            self._prepare_in_turn(params.kind)
+        watched = not params.patient
+        if not self.prepared(params.kind, watched=watched):
+            self._prepare_in_turn(params.kind, watched=watched)
         layout = self.arena.layout
         room = min(params.max_new_tokens, layout.max_len - len(prompt))
         listener = Listener(shown, room, streamer, criteria)

@@ -15,6 +15,8 @@ CHUNKS = 5
 # Chunks of other widths after which the oldest measurement of an unused one is dropped: one slow run must not rule a
 # width out for good.
 FORGOTTEN = 64
+# Stands for mixed steps where others are told by their width.
+MIXED = 0
 # The budget in tokens where chunks may not depend on time and none was given.
 FIXED_TOKENS = 64
 
@@ -52,8 +54,9 @@ class PrefillBudget:
         self.fixed = fixed
         self._widths = tuple(widths)
         self._steps: deque[float] = deque(maxlen=STEPS)
-        self._chunks: dict[int, deque[float]] = {width: deque(maxlen=CHUNKS) for width in widths}
-        self._unused = dict.fromkeys(widths, 0)
+        # Of chunks by width, and of mixed steps.
+        self._chunks: dict[int, deque[float]] = {width: deque(maxlen=CHUNKS) for width in (*widths, MIXED)}
+        self._unused = dict.fromkeys(self._chunks, 0)
 
     def note_step(self, seconds: float) -> None:
         """A decode step took so long."""
@@ -68,6 +71,18 @@ class PrefillBudget:
             if measured and self._unused[other] >= FORGOTTEN:
                 measured.popleft()
                 self._unused[other] = 0
+
+    def note_mixed(self, seconds: float) -> None:
+        """A decode step that read a piece of a prompt along took so long."""
+        self.note_chunk(MIXED, seconds)
+
+    @property
+    def mixes(self) -> bool:
+        """Prompts are read along with decode steps: no budget was given, and it takes no longer than it may."""
+        measured = self._chunks[MIXED]
+        longest = LONGEST_WAIT * self.usual_step
+        fits = not measured or not longest or statistics.median(measured) <= longest
+        return self.tokens is None and fits
 
     @property
     def usual_step(self) -> float:

@@ -48,7 +48,7 @@ class RequestStats(Counters):
 
     ``finish_reason`` is ``eos``, ``stop``, ``max_new_tokens``, ``max_len``, ``cancelled`` or ``error``; empty until it
     has ended. Of its prompt's tokens, ``prefill_tokens`` were read, and the KV of ``reused_tokens`` was there already;
-    where that is all but the last, the first decode step reads the last.
+    where that is all but the last, the first decode step of its own reads the last.
     """
 
     prompt_tokens: int = 0
@@ -64,7 +64,8 @@ class Stats(Counters):
 
     ``steps`` counts runs of a tier, each one target pass over all rows, so it equals ``target_passes`` for drafts in a
     chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``. ``tier_steps`` counts
-    steps by draft length, ``rows_steps`` by the row count of the executable.
+    steps by draft length, ``rows_steps`` by the row count of the executable. ``prefill_tokens`` are those read in
+    ``prefill_passes`` and along with decode steps.
     """
 
     steps: int = 0
@@ -84,7 +85,3 @@ class Stats(Counters):
         self.target_passes += 1
         self.tier_steps[draft_len] = self.tier_steps.get(draft_len, 0) + 1
         self.rows_steps[rows] = self.rows_steps.get(rows, 0) + 1
-
-    def count_prefill(self, tokens: int) -> None:
-        self.prefill_passes += 1
-        self.prefill_tokens += tokens

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from speccompile.errors import UndecidedLogits
-from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier
+from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier, TierName
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy, check_tier
@@ -46,6 +46,7 @@ class Stepper:
         arena: state of all slots.
         executables: what requests run that ask for nothing.
         make: makes those of another kind, when the first request needs them.
+        make_mixed: makes the mixed tiers of a kind, when the first request is submitted whose tokens are watched.
         policy: chooses the draft length of each step.
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
         options: of the engine.
@@ -59,6 +60,7 @@ class Stepper:
         arena: Arena,
         executables: Executables,
         make: Callable[[Kind], Executables],
+        make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
         policy: Policy,
         *,
         ready: bool,
@@ -70,7 +72,9 @@ class Stepper:
         self.arena = arena
         self.tiers = dict(sorted(executables.tiers.items()))
         self.prefill_tiers = dict(sorted(executables.prefill.items()))
-        self._make = make
+        self.mixed_tiers: dict[TierName, Tier] = {}
+        self._make, self._make_mixed = make, make_mixed
+        self._mixed_kinds: set[Kind] = set()
         self.policy = policy
         self.ready = ready
         self.options = options
@@ -109,16 +113,24 @@ class Stepper:
         """Nothing waits and nothing runs."""
         return not (self.running or len(self.waiting) or self._flights)
 
-    def prepare(self, kind: Kind) -> None:
-        """Make the executables of a kind, unless they are there."""
-        if not any(built == kind for _, _, built in self.tiers):
+    def prepared(self, kind: Kind, *, watched: bool) -> bool:
+        """What requests of a kind run is there: for those whose tokens are ``watched``, mixed tiers too."""
+        return any(built == kind for *_, built in self.tiers) and (not watched or kind in self._mixed_kinds)
+
+    def prepare(self, kind: Kind, *, watched: bool = False) -> None:
+        """Make what is not there of that."""
+        if not any(built == kind for *_, built in self.tiers):
             made = self._make(kind)
             self.prefill_tiers = {**self.prefill_tiers, **made.prefill}
             self.tiers = {**self.tiers, **made.tiers}
+        if watched and kind not in self._mixed_kinds:
+            self.mixed_tiers = {**self.mixed_tiers, **self._make_mixed(kind)}
+            self._mixed_kinds.add(kind)
 
-    def next_tier(self) -> Tier:
+    def next_tier(self, *, mixed: bool = False) -> Tier:
         """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; the
         smallest row count that holds all live rows; and the least kind that serves all of them."""
+        tiers = self.mixed_tiers if mixed else self.tiers
         live = len(self._rows)
         draft_len = self.policy.choose(live)
         check_tier(draft_len, self.draft_lens)
@@ -127,8 +139,10 @@ class Stepper:
         elif self.ready:
             proposed = self._longest_proposal()
             draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
-        kind: Kind = max((request.params.kind for request in self._rows), key=KINDS.index, default="greedy")
-        return self.tiers[draft_len, min(rows for rows in self.row_counts if rows >= live), kind]
+        return tiers[draft_len, min(rows for rows in self.row_counts if rows >= live), self._kind_of_rows()]
+
+    def _kind_of_rows(self) -> Kind:
+        return max((request.params.kind for request in self._rows), key=KINDS.index, default="greedy")
 
     def _longest_proposal(self) -> int:
         if "draft_lens" not in self.arena:
@@ -184,14 +198,27 @@ class Stepper:
             self._fail([request], error)
 
     def _decode(self, rows: list[Request]) -> None:
-        self.tier = self.next_tier()
+        reader = self._prefilling
+        if reader is not None and not self._reads_along(reader):
+            reader = None
+        self.tier = self.next_tier(mixed=reader is not None)
+        if reader is not None:
+            self._point_at(reader)
         started = time.perf_counter()
         self.tier.run()
         places = self.tier.draft_len + 1
         records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}
         self._flights.append(Flight(rows, self._outcome(), records))
-        self.prefill_budget.note_step(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
         self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
+        if reader is None:
+            self.prefill_budget.note_step(seconds)
+            return
+        self.prefill_budget.note_mixed(seconds)
+        count = min(self.tier.key.prompt_tokens, len(reader.prompt) - 1 - reader.cached)
+        self._count_read(reader, count)
+        if reader.cached == len(reader.prompt) - 1:
+            self._join(reader)
 
     def _outcome(self) -> torch.Tensor:
         return torch.stack([self.arena[name].long() for name in ("emitted", "accepted", "proposed", "alive")])
@@ -262,7 +289,12 @@ class Stepper:
             request = self._prefilling or self._admit()
             if request is None:
                 return False
-            unwatched = not self._rows or (request.params.patient and all(row.params.patient for row in self._rows))
+            if self._reads_along(request):
+                if request.cached == len(request.prompt) - 1:
+                    self._join(request)
+                    continue
+                return False
+            unwatched = self._unwatched(request)
             width = self._chunk(request, None if unwatched else spent)
             if width is None:
                 return False
@@ -270,6 +302,20 @@ class Stepper:
                 return True
             if width:
                 spent.append(width)
+
+    def _unwatched(self, request: Request) -> bool:
+        return not self._rows or (request.params.patient and all(row.params.patient for row in self._rows))
+
+    def _reads_along(self, request: Request) -> bool:
+        """Its prompt is read along with the next decode step, all but the last token: that is the first which a decode
+        step of its own reads."""
+        return (
+            not request.finished
+            and not self._unwatched(request)
+            and not request.params.wanted.prompt_logprobs
+            and self.prefill_budget.mixes
+            and any(kind == self._kind_of_rows() for *_, kind in self.mixed_tiers)
+        )
 
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
         """Read a chunk of a request's prompt and return its width: 0 if there was nothing to read, None if there was no
@@ -298,20 +344,18 @@ class Stepper:
             self._ask(request)
             if request.finished:
                 return
-        arena["prefill_slot"][0] = request.slot
-        arena["prefill_start"][0] = request.cached
+        self._point_at(request)
         started = time.perf_counter()
         kind = self._kind_of_chunk(request, is_last)
         self.prefill_tiers[width, kind].run()
         if kind != "prompt_scored":
             # Those run the lm_head over all places, and say nothing of others.
             self.prefill_budget.note_chunk(width, time.perf_counter() - started)
-        self.stats.count_prefill(count)
-        request.stats.prefill_tokens += count
+        self.stats.prefill_passes += 1
         if request.params.wanted.prompt_logprobs:
             followed = min(count, len(request.prompt) - 1 - request.cached)
             request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
-        request.cached += count
+        self._count_read(request, count)
         if is_last:
             self._join(request)
             slot = request.slot
@@ -319,6 +363,16 @@ class Stepper:
                 request, int(arena["emitted"][slot]), bool(arena["alive"][slot]), request.records.look(slot, 1)
             )
             self._retire([request])
+
+    def _point_at(self, request: Request) -> None:
+        """The next run reads its prompt on."""
+        self.arena["prefill_slot"][0] = request.slot
+        self.arena["prefill_start"][0] = request.cached
+
+    def _count_read(self, request: Request, count: int) -> None:
+        self.stats.prefill_tokens += count
+        request.stats.prefill_tokens += count
+        request.cached += count
 
     def _kind_of_chunk(self, request: Request, is_last: bool) -> ChunkKind:
         if request.params.wanted.prompt_logprobs:

@@ -221,14 +221,14 @@ class Turns(Stepper):
                 self._async_driver = None
                 self._ensure_driver()
 
-    def _prepare_in_turn(self, kind: Kind) -> None:
+    def _prepare_in_turn(self, kind: Kind, *, watched: bool) -> None:
         """The first request of a kind waits until its executables are there; so does a step that another thread does
         meanwhile."""
         if self._turn_owner == threading.get_ident():
-            self.prepare(kind)
+            self.prepare(kind, watched=watched)
             return
         with self._own_turn():
-            self.prepare(kind)
+            self.prepare(kind, watched=watched)
 
     # --- the end -------------------------------------------------------------------------------------
 

@@ -126,6 +126,9 @@ def test_a_measured_budget_follows_what_is_measured(
         for width in spec.prefill:
             for _ in range(STEPS):
                 engine.prefill_budget.note_chunk(width, 0.01)
+        for _ in range(STEPS):
+            # Reading along is no way out.
+            engine.prefill_budget.note_mixed(1e6)
         late = engine.submit(random_prompt(128, seed=int(step_seconds)), max_new_tokens=1)
         runs.clear()
         engine.step()

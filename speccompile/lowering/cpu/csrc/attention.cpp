@@ -133,11 +133,12 @@ void softmax(const Attention& problem, float* scores, int64_t count, float& top,
 template <typename T>
 float* gather_queries(const Attention& p, const Queries& piece) {
   const int64_t group = p.heads / p.groups;
-  float* gathered = at_least(scratch().queries, (piece.last_place - piece.first_place) * group * p.depth);
+  float* gathered = at_least(scratch().queries, (piece.last - piece.first) * group * p.depth);
   float* to = gathered;
-  for (int64_t place = piece.first_place; place < piece.last_place; ++place) {
+  for (int64_t place = piece.first; place < piece.last; ++place) {
+    const T* all_heads = static_cast<const T*>(p.q) + place / p.width * p.q_row + place % p.width * p.q_place;
     for (int64_t head = piece.group * group; head < (piece.group + 1) * group; ++head, to += p.depth) {
-      const T* from = static_cast<const T*>(p.q) + piece.row * p.q_row + place * p.q_place + head * p.q_head;
+      const T* from = all_heads + head * p.q_head;
       for (int64_t i = 0; i < p.depth; ++i) {
         to[i] = static_cast<float>(from[i]) * p.scale;
       }
@@ -148,13 +149,11 @@ float* gather_queries(const Attention& p, const Queries& piece) {
 
 template <typename T>
 void block_part(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
-  const int64_t group = p.heads / p.groups, queries = (piece.last_place - piece.first_place) * group;
-  const int64_t* positions = p.positions + piece.row * p.width;
-  const auto [nearest_at, furthest_at] =
-      std::minmax_element(positions + piece.first_place, positions + piece.last_place);
+  const int64_t group = p.heads / p.groups, queries = (piece.last - piece.first) * group;
+  const auto [nearest_at, furthest_at] = std::minmax_element(p.positions + piece.first, p.positions + piece.last);
   const int64_t nearest = *nearest_at, furthest = *furthest_at;
   const int64_t start = block * kBlock, places = std::min(kBlock, furthest + 1 - start), count = padded(places);
-  const int64_t slot = p.slots[piece.row];
+  const int64_t slot = p.slots[piece.first / p.width];
   const T* keys = static_cast<const T*>(p.k) + slot * p.k_slot + start * p.k_place + piece.group * p.k_head;
   const T* values = static_cast<const T*>(p.v) + slot * p.v_slot + start * p.v_place + piece.group * p.v_head;
 
@@ -166,7 +165,7 @@ void block_part(const Attention& p, const Queries& piece, const float* gathered,
   }
   for (int64_t query = 0; query < queries; ++query) {
     float* own = scores + query * kBlock;
-    hide(p, own, positions[piece.first_place + query / group], start, count);
+    hide(p, own, p.positions[piece.first + query / group], start, count);
     softmax(p, own, count, part.tops[query], part.totals[query]);
     if (part.totals[query] == 0.0f) {
       std::fill_n(own, count, 0.0f);
@@ -228,8 +227,8 @@ void join(const Attention& p, int64_t queries, Part state, Part next) {
 void finish(const Attention& p, const Queries& piece, int64_t queries, Part state) {
   const int64_t group = p.heads / p.groups;
   for (int64_t query = 0; query < queries; ++query) {
-    const int64_t place = piece.first_place + query / group, head = piece.group * group + query % group;
-    float* out = p.out + ((piece.row * p.width + place) * p.heads + head) * p.value_depth;
+    const int64_t place = piece.first + query / group, head = piece.group * group + query % group;
+    float* out = p.out + (place * p.heads + head) * p.value_depth;
     for (int64_t i = 0; i < p.value_depth; ++i) {
       out[i] = state.values[query * state.columns + i] / state.totals[query];
     }
@@ -253,7 +252,7 @@ int64_t places_at_once(const Attention& problem) {
 }
 
 int64_t query_count(const Attention& problem, const Queries& piece) {
-  return (piece.last_place - piece.first_place) * (problem.heads / problem.groups);
+  return (piece.last - piece.first) * (problem.heads / problem.groups);
 }
 
 }  // namespace
@@ -265,24 +264,24 @@ int64_t most_pieces(const Attention& problem) {
 
 Plan plan(const Attention& problem, Queries* pieces) {
   Plan made{pieces, 0, 0};
-  const int64_t places = places_at_once(problem);
-  for (int64_t row = 0; row < problem.rows; ++row) {
-    const int64_t* positions = problem.positions + row * problem.width;
-    for (int64_t first = 0; first < problem.width; first += places) {
-      const int64_t last = std::min(first + places, problem.width);
-      const auto [nearest, furthest] = std::minmax_element(positions + first, positions + last);
-      const int64_t first_block = first_seen(problem, *nearest) / kBlock, last_block = *furthest / kBlock + 1;
-      for (int64_t group = 0; group < problem.groups; ++group) {
-        pieces[made.count++] = {row, group, first, last, first_block, last_block, made.parts};
-        made.parts += last_block - first_block;
-      }
+  const int64_t most = places_at_once(problem), places = problem.rows * problem.width;
+  const auto slot = [&](int64_t place) { return problem.slots[place / problem.width]; };
+  for (int64_t first = 0, last = 0; first < places; first = last) {
+    while (last < places && last < first + most && slot(last) == slot(first)) {
+      ++last;
+    }
+    const auto [nearest, furthest] = std::minmax_element(problem.positions + first, problem.positions + last);
+    const int64_t first_block = first_seen(problem, *nearest) / kBlock, last_block = *furthest / kBlock + 1;
+    for (int64_t group = 0; group < problem.groups; ++group) {
+      pieces[made.count++] = {group, first, last, first_block, last_block, made.parts};
+      made.parts += last_block - first_block;
     }
   }
   return made;
 }
 
 int64_t part_size(const Attention& problem) {
-  const int64_t places = std::min(places_at_once(problem), problem.width);
+  const int64_t places = std::min(places_at_once(problem), problem.rows * problem.width);
   return part_floats(problem, places * (problem.heads / problem.groups));
 }
 

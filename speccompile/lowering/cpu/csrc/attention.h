@@ -23,9 +23,10 @@ struct Attention {
   float* out;             // [rows, width, heads, value_depth]
 };
 
-// The queries of some places of one row, in the heads that share one KV head.
+// The queries of some places of one slot, in the heads that share one KV head. Places are counted through all rows, so
+// that neighbouring rows of one slot are taken together.
 struct Queries {
-  int64_t row, group, first_place, last_place;
+  int64_t group, first, last;
   int64_t first_block, last_block;  // What they see of the keys.
   int64_t first_part;               // In a list of parts, one for each block.
 };
