@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speccompile.build import Build
-from speccompile.pipelines import BuildConfig
+from speccompile.pipelines import MIXED_TOKENS, BuildConfig
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
 
@@ -24,7 +24,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "drafts": drafts,
         "tiers": f"K in {engine.draft_lens}, each for {_list(engine.row_counts)} rows; "
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
-        "engine": _engine(engine),
+        "engine": _engine(config, engine),
         "policy": str(engine.policy),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         **_processors(config),
@@ -59,12 +59,13 @@ def _list(numbers: tuple[int, ...]) -> str:
     return ", ".join(str(number) for number in numbers)
 
 
-def _engine(engine: Engine) -> str:
+def _engine(config: BuildConfig, engine: Engine) -> str:
     tokens = engine.prefill_budget.tokens
     budget = f"as many as keep a step within {LONGEST_WAIT:g} usual ones" if tokens is None else str(tokens)
+    along = f", {MIXED_TOKENS} of them along with a step" if tokens is None and config.mixes else ""
     return (
         f"{engine.arena.layout.max_batch} slots, at most {engine.options.max_waiting} waiting; "
-        f"prompt tokens between two steps: {budget}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "
+        f"prompt tokens between two steps: {budget}{along}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "
         f"results are read {'one step late' if engine.late else 'when a step ends'}"
     )
 

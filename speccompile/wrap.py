@@ -81,8 +81,8 @@ def wrap(
         weights: ``int8`` rounds the weights of linears and, as it goes, what they are multiplied with, in groups of 64.
             That is another model: it is faster, and its text differs. ``spec.check`` compares with that model.
         max_waiting: most requests of ``spec.engine`` that wait for a slot.
-        prefill_budget: most prompt tokens that ``spec.engine`` reads between two decode steps. None measures what they
-            cost, and keeps a step with its prompts within 2 usual steps.
+        prefill_budget: most prompt tokens that ``spec.engine`` reads between two decode steps. None reads them along
+            with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
         prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
             Where tiers run one shape for ``deterministic=True``, none does.
         sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other

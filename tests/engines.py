@@ -100,6 +100,8 @@ class Bench:
         self.model = model
         self.plan = make_plan(model, mode, backend="eager", **sizes | options)
         self.build = build(model, self.plan.info, self.plan.config)
+        # Made once, like the rest: what the first watched request makes belongs to the fingerprint.
+        self.build.make_mixed(self.plan.config.kind)
         self.made: list[Engine] = []
 
     def make(self, policy: Policy | None = None, **options: Any) -> Speculator:
