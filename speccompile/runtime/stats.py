@@ -85,3 +85,7 @@ class Stats(Counters):
         self.target_passes += 1
         self.tier_steps[draft_len] = self.tier_steps.get(draft_len, 0) + 1
         self.rows_steps[rows] = self.rows_steps.get(rows, 0) + 1
+
+    def count_prefill(self, tokens: int) -> None:
+        self.prefill_passes += 1
+        self.prefill_tokens += tokens

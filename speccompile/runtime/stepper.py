@@ -216,6 +216,7 @@ class Stepper:
             return
         self.prefill_budget.note_mixed(seconds)
         count = min(self.tier.key.prompt_tokens, len(reader.prompt) - 1 - reader.cached)
+        self.stats.prefill_tokens += count
         self._count_read(reader, count)
         if reader.cached == len(reader.prompt) - 1:
             self._join(reader)
@@ -351,7 +352,7 @@ class Stepper:
         if kind != "prompt_scored":
             # Those run the lm_head over all places, and say nothing of others.
             self.prefill_budget.note_chunk(width, time.perf_counter() - started)
-        self.stats.prefill_passes += 1
+        self.stats.count_prefill(count)
         if request.params.wanted.prompt_logprobs:
             followed = min(count, len(request.prompt) - 1 - request.cached)
             request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
@@ -369,8 +370,8 @@ class Stepper:
         self.arena["prefill_slot"][0] = request.slot
         self.arena["prefill_start"][0] = request.cached
 
-    def _count_read(self, request: Request, count: int) -> None:
-        self.stats.prefill_tokens += count
+    @staticmethod
+    def _count_read(request: Request, count: int) -> None:
         request.stats.prefill_tokens += count
         request.cached += count
 

@@ -35,7 +35,10 @@ def model() -> LlamaForCausalLM:
 
 @functools.cache
 def spec_of(mode: str, slots: int) -> Speculator:
-    return speccompile.wrap(model(), mode, tiers=TIERS, max_batch=slots, max_len=MAX_LEN, backend="eager")
+    spec = speccompile.wrap(model(), mode, tiers=TIERS, max_batch=slots, max_len=MAX_LEN, backend="eager")
+    # What the first watched request makes belongs to the fingerprint.
+    spec.engine.prepare("greedy", watched=True)
+    return spec
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import greedy
+from engines import breaking, greedy
 from tiny import admitted, cancel_all, random_prompt
 from transformers import LlamaForCausalLM
 
@@ -131,6 +131,20 @@ def test_a_prompt_that_is_cancelled_half_read_leaves_nothing(spec: Speculator, m
     engine.run()
     for request in (running, after):
         assert request.new_tokens == greedy(model, request.prompt, request.params.max_new_tokens)
+
+
+def test_a_mixed_step_that_fails_ends_its_rows_and_the_prompt(spec: Speculator, model: LlamaForCausalLM) -> None:
+    engine, tiers = spec.engine, dict(spec.engine.mixed_tiers)
+    running = admitted(engine, random_prompt(6, seed=81), max_new_tokens=30)
+    late = engine.submit(random_prompt(60, seed=82), max_new_tokens=9)
+    waiting = [engine.submit(random_prompt(20, seed), max_new_tokens=9) for seed in (83, 84, 85)]
+    breaking(engine, engine.mixed_tiers, RuntimeError("a kernel failed"), lambda _: True)
+    engine.step()
+    engine.mixed_tiers = tiers
+    assert running.finish_reason == late.finish_reason == "error"
+    engine.run()
+    for request in waiting:
+        assert request.new_tokens == greedy(model, request.prompt, 9)
 
 
 # --- steps -------------------------------------------------------------------------------------------------------

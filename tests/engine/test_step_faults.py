@@ -48,9 +48,10 @@ MEMORY = [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")]
 @pytest.mark.parametrize("length", [5, 40])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_prompt_that_finds_no_memory(
-    engine: Engine, model: LlamaForCausalLM, error: Exception, length: int, after: bool
+    make: Make, model: LlamaForCausalLM, error: Exception, length: int, after: bool
 ) -> None:
     """``after``: its chunk was computed, but the step did not come to its end. ``length`` 40 is two chunks."""
+    engine = make(prefill_budget=64).engine
     others = neighbours(engine, new=60)
     for other in others:
         while not other.new_tokens:
@@ -92,7 +93,7 @@ def test_a_slot_that_cannot_be_written(
 
 def test_generate_without_memory_for_one_prompt(make: Make, model: LlamaForCausalLM) -> None:
     """What the caller gets is the error itself, and no row stays."""
-    spec = make()
+    spec = make(prefill_budget=64)
     others = neighbours(spec.engine)
     admitted = [0]
 
