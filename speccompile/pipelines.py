@@ -23,6 +23,7 @@ from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
 from speccompile.passes.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import NoDrafts
+from speccompile.passes.join_linears import JoinLinears
 from speccompile.passes.last_logits import LastLogits
 from speccompile.passes.mixed import BindMixedRows, MixedInputs
 from speccompile.passes.outline import OutlineLayers
@@ -160,8 +161,8 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
     if config.route == "attention":
         stock = ChooseAttention("attention_fixed_order" if config.one_shape else "attention")
         attention = ChooseAttention("native_attention") if config.kernels.native else stock
-    linears = PackLinears(packs) if config.kernels.native else KeepLinears()
-    passes = (BoundPositions(), attention, linears, OutlineLayers())
+    linears: tuple[Pass, ...] = (PackLinears(packs), JoinLinears()) if config.kernels.native else (KeepLinears(),)
+    passes = (BoundPositions(), attention, *linears, OutlineLayers())
     return Pipeline(passes, facts("outlined"), "the captured model")
 
 

@@ -50,7 +50,7 @@ class PackLinears(Pass):
     name: ClassVar[str] = "choose_linear"
     looks_for: ClassVar[str] = "linears"
     requires: ClassVar[Facts] = facts("captured")
-    provides: ClassVar[Facts] = facts("linears_chosen")
+    provides: ClassVar[Facts] = facts("linears_packed")
     # A model may have all of its weights in other forms (experts, say).
     optional: ClassVar[bool] = True
 

@@ -63,6 +63,24 @@ def test_a_row_has_the_same_bits_in_any_company(
     assert torch.equal(ops.packed_linear(x[first:last], packed, None, outputs), whole[first:last])
 
 
+@dtypes
+@settings(max_examples=15)
+@given(st.lists(features, min_size=1, max_size=4), depths, row_counts, st.booleans())
+def test_several_linears_are_those_that_they_join(
+    dtype: torch.dtype, counts: list[int], depth: int, rows: int, with_bias: bool
+) -> None:
+    x, weights = torch.randn(rows, depth).to(dtype), [torch.randn(count, depth).to(dtype) for count in counts]
+    biases = [torch.randn(count).to(dtype) for count in counts] if with_bias else []
+    each = list(zip(weights, biases or [None] * len(counts), counts, strict=True))
+    packed = ops.packed_linears(x, [pack(weight) for weight in weights], biases, counts)
+    wanted = [ops.packed_linear(x, pack(weight), bias, count) for weight, bias, count in each]
+    assert all(map(torch.equal, packed, wanted))
+    rounded = [pack_int8(weight) for weight in weights]
+    joined = ops.int8_linears(x, *map(list, zip(*rounded, strict=True)), biases, counts)
+    alone = [ops.int8_linear(x, *pack_int8(weight), bias, count) for weight, bias, count in each]
+    assert all(map(torch.equal, joined, alone)) and {result.dtype for result in joined} == {dtype}
+
+
 def test_any_leading_dimensions_and_strides() -> None:
     x, weight = torch.randn(2, 12, 3), torch.randn(40, 12)
     result = ops.packed_linear(x.transpose(1, 2), pack(weight), None, 40)

@@ -12,6 +12,8 @@ _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int featur
 _library.define("packed_embedding(Tensor packed, Tensor ids) -> Tensor")
 _library.define("int8_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor")
 _library.define("int8_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor")
+_library.define("packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]")
+_library.define("int8_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]")
 _library.define("native_attention" + SCHEMA)
 
 
@@ -36,6 +38,16 @@ def _int8_embedding(packed, scales, ids, depth):  # type: ignore[no-untyped-def]
     return scales.new_empty((*ids.shape, depth))
 
 
+def _packed_linears(x, packed, biases, features):  # type: ignore[no-untyped-def]
+    """Several ``packed_linear`` of one ``x``; ``biases`` are one for each, or none."""
+    return [x.new_empty((*x.shape[:-1], count)) for count in features]
+
+
+def _int8_linears(x, packed, scales, biases, features):  # type: ignore[no-untyped-def]
+    """Several ``int8_linear`` of one ``x``, which is rounded once."""
+    return [x.new_empty((*x.shape[:-1], count)) for count in features]
+
+
 def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
     """See ``speccompile::attention``; no ``parents``."""
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
@@ -46,6 +58,8 @@ for _name, _fake in (
     ("packed_embedding", _packed_embedding),
     ("int8_linear", _int8_linear),
     ("int8_embedding", _int8_embedding),
+    ("packed_linears", _packed_linears),
+    ("int8_linears", _int8_linears),
     ("native_attention", _native_attention),
 ):
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -35,37 +36,81 @@ Tensor as_float(const Tensor& tensor) {
   return tensor.scalar_type() == ScalarType::Float ? tensor : torch::stable::to(tensor, ScalarType::Float);
 }
 
-Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
-  const int64_t depth = packed.size(1);
-  STD_TORCH_CHECK(x.size(-1) == depth && packed.size(2) == kColumns, "speccompile::packed_linear: the sizes do not fit");
-  const Tensor input = torch::stable::contiguous(as_float(x));
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = features;
-  Tensor out = torch::stable::new_empty(x, sizes, ScalarType::Float);
-  const auto* from = static_cast<const float*>(input.data_ptr());
-  auto* to = static_cast<float*>(out.data_ptr());
-  const int64_t rows = input.numel() / depth;
-  const Type type = type_of(packed);
-  const void* weights = packed.data_ptr();
-  const void* added = bias ? bias->data_ptr() : nullptr;
-  torch::stable::parallel_for(0, packed.size(0), 1, [&](int64_t first, int64_t last) {
-    linear_blocks(type, from, rows, depth, weights, added, to, features, first, last);
+// Blocks of several weights, as one list that threads share out.
+template <typename Run>
+void over_all_blocks(const std::vector<Tensor>& packed, Run run) {
+  int64_t all = 0;
+  for (const Tensor& weight : packed) {
+    all += weight.size(0);
+  }
+  torch::stable::parallel_for(0, all, 1, [&](int64_t first, int64_t last) {
+    int64_t begun = 0;
+    for (size_t i = 0; i < packed.size() && begun < last; begun += packed[i++].size(0)) {
+      const int64_t from = std::max(first - begun, int64_t{0}), to = std::min(last - begun, packed[i].size(0));
+      if (from < to) {
+        run(i, from, to);
+      }
+    }
   });
-  return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
 }
 
-Tensor int8_linear(
-    const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
-  const int64_t depth = x.size(-1), groups = scales.size(1), blocks = packed.size(0);
-  STD_TORCH_CHECK(
-      (depth + kGroup - 1) / kGroup == groups && packed.size(1) * 4 == groups * kGroup,
-      "speccompile::int8_linear: the sizes do not fit");
-  const Tensor input = torch::stable::contiguous(as_float(x));
-  const Tensor added = torch::stable::contiguous(as_float(bias.value_or(scales)));
+std::vector<Tensor> new_outputs(const Tensor& x, const std::vector<int64_t>& features) {
+  std::vector<Tensor> made;
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = features;
-  Tensor out = torch::stable::new_empty(x, sizes, ScalarType::Float);
-  const int64_t rows = input.numel() / depth;
+  for (const int64_t count : features) {
+    sizes.back() = count;
+    made.push_back(torch::stable::new_empty(x, sizes, ScalarType::Float));
+  }
+  return made;
+}
+
+std::vector<Tensor> as_dtype(std::vector<Tensor> outputs, ScalarType dtype) {
+  if (dtype != ScalarType::Float) {
+    for (Tensor& out : outputs) {
+      out = torch::stable::to(out, dtype);
+    }
+  }
+  return outputs;
+}
+
+std::vector<Tensor> packed_linears(
+    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
+    const std::vector<int64_t>& features) {
+  const int64_t depth = x.size(-1), rows = x.numel() / depth;
+  for (const Tensor& weight : packed) {
+    STD_TORCH_CHECK(
+        weight.size(1) == depth && weight.size(2) == kColumns, "speccompile::packed_linear: the sizes do not fit");
+  }
+  const Tensor input = torch::stable::contiguous(as_float(x));
+  const std::vector<Tensor> outputs = new_outputs(x, features);
+  const auto* from = static_cast<const float*>(input.data_ptr());
+  over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
+    linear_blocks(
+        type_of(packed[i]), from, rows, depth, packed[i].data_ptr(), biases.empty() ? nullptr : biases[i].data_ptr(),
+        static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
+  });
+  return as_dtype(outputs, x.scalar_type());
+}
+
+Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
+  return packed_linears(x, {packed}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
+}
+
+std::vector<Tensor> int8_linears(
+    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+    const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  const int64_t depth = x.size(-1), rows = x.numel() / depth, groups = (depth + kGroup - 1) / kGroup;
+  std::vector<Tensor> added;
+  for (size_t i = 0; i < packed.size(); ++i) {
+    STD_TORCH_CHECK(
+        scales[i].size(1) == groups && packed[i].size(1) * 4 == groups * kGroup,
+        "speccompile::int8_linear: the sizes do not fit");
+    if (!biases.empty()) {
+      added.push_back(torch::stable::contiguous(as_float(biases[i])));
+    }
+  }
+  const Tensor input = torch::stable::contiguous(as_float(x));
+  const std::vector<Tensor> outputs = new_outputs(x, features);
   thread_local std::vector<int8_t> inputs;
   thread_local std::vector<float> input_scales;
   inputs.resize(std::max<size_t>(inputs.size(), rows * groups * kGroup));
@@ -73,19 +118,25 @@ Tensor int8_linear(
   const auto* from = static_cast<const float*>(input.data_ptr());
   auto* q = inputs.data();
   auto* q_scales = input_scales.data();
-  const auto* weights = static_cast<const int8_t*>(packed.data_ptr());
-  const auto* weight_scales = static_cast<const float*>(scales.data_ptr());
-  const auto* offsets = bias ? static_cast<const float*>(added.data_ptr()) : nullptr;
-  auto* to = static_cast<float*>(out.data_ptr());
   torch::stable::parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       quantise(from + row * depth, depth, groups, q + row * groups * kGroup, q_scales + row * groups);
     }
   });
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
-    int8_blocks(q, q_scales, rows, groups, weights, weight_scales, offsets, to, features, first, last);
+  over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
+    int8_blocks(
+        q, q_scales, rows, groups, static_cast<const int8_t*>(packed[i].data_ptr()),
+        static_cast<const float*>(scales[i].data_ptr()),
+        added.empty() ? nullptr : static_cast<const float*>(added[i].data_ptr()),
+        static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
   });
-  return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
+  return as_dtype(outputs, x.scalar_type());
+}
+
+Tensor int8_linear(
+    const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
+  return int8_linears(
+      x, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
 
 // As torch's own embedding, which does not read beside its weight either.
@@ -219,6 +270,8 @@ Tensor native_attention(
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&packed_linear));
+  m.impl("packed_linears", TORCH_BOX(&packed_linears));
+  m.impl("int8_linears", TORCH_BOX(&int8_linears));
   m.impl("packed_embedding", TORCH_BOX(&packed_embedding));
   m.impl("int8_linear", TORCH_BOX(&int8_linear));
   m.impl("int8_embedding", TORCH_BOX(&int8_embedding));
