@@ -60,8 +60,8 @@ def test_a_package_is_all_that_a_load_needs(
     model: LlamaForCausalLM, saved: Path, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    run = Pipeline.run
-    monkeypatch.setattr(Pipeline, "run", lambda self, *args: ran.append(self.tier) or run(self, *args))
+    order = Pipeline.order
+    monkeypatch.setattr(Pipeline, "order", lambda self, *args: ran.append(self.tier) or order(self, *args))
     monkeypatch.setattr(build_module, "capture", lambda *args: pytest.fail("captured again"))
     checked: list[int] = []
     check = build_module.check_capture
@@ -115,7 +115,7 @@ def test_steps_that_requests_asked_for_are_saved_too(
         spec.save(path)
     fresh()
     with speccompile.load(path, model) as spec:
-        monkeypatch.setattr(Pipeline, "run", lambda *args: pytest.fail("passes ran again"))
+        monkeypatch.setattr(Pipeline, "order", lambda *args: pytest.fail("passes ran again"))
         assert spec.engine.submit(random_prompt(8), **wish).result().token_ids == expected
 
 
