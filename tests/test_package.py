@@ -27,7 +27,7 @@ from speccompile.runtime.policy import Fixed
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """An empty cache folder, and another empty one at each call."""
     folders = [tmp_path / "cache"]
@@ -344,7 +344,7 @@ def test_compiled_code_is_brought_along(
 
 
 def test_an_artifact_that_inductor_does_not_take_is_told(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inductor, "_artifacts", {})
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
@@ -355,7 +355,7 @@ def test_an_artifact_that_inductor_does_not_take_is_told(
 
 
 def test_where_inductor_keeps_nothing_nothing_is_saved(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Artifact:
         def is_saveable(self) -> bool:
