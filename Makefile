@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/speccompile demo $(ARGS)
 
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --durations=15 $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=15 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -47,11 +47,15 @@ def peak_rss_bytes() -> int:
 def run_cold_and_warm(what: str, model: str, arguments: list[str]) -> dict[str, dict[str, Any]]:
     """Two runs of this module, one after the other, over caches that are empty at the start."""
     with tempfile.TemporaryDirectory(prefix="speccompile-bench-") as folder:
-        caches = {
-            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
-            "SPECCOMPILE_CACHE": str(Path(folder, "speccompile")),
-        }
-        return {heat: run(what, model, arguments, caches) for heat in ("cold", "warm")}
+        return {heat: run(what, model, arguments, caches(Path(folder))) for heat in ("cold", "warm")}
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """What tells a process to keep its caches in ``folder``."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "SPECCOMPILE_CACHE": str(folder / "speccompile"),
+    }
 
 
 def run(what: str, model: str, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def main(
 def _compile_forward(model: PreTrainedModel, ids: torch.Tensor, max_len: int) -> float:
     """Seconds of the first call of the compiled forward on one token, over a static cache that holds a prompt."""
     cache = StaticCache(config=model.config, max_cache_len=max_len)
-    compiled = torch.compile(model.forward)
+    compiled = torch.compile(model.forward, fullgraph=True)
     with torch.no_grad():
         model(input_ids=ids, past_key_values=cache, use_cache=True)
         started = time.perf_counter()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
@@ -72,9 +73,10 @@ def seconds(work: Work) -> float:
 def read_once(spec: Speculator) -> Work:
     """Everything that a step reads of the weights, as fast as torch reads."""
     weights = {
-        tensor.data_ptr(): tensor
+        # Rounded weights are read as fast as bytes come in whatever they say.
+        tensor.data_ptr(): tensor.view(torch.int64) if tensor.dtype == torch.int8 else tensor
         for name, tensor in zip(spec.tiers[0].argument_names, spec.tiers[0].arguments, strict=True)
-        if name not in spec.arena and tensor.is_floating_point()
+        if name not in spec.arena and (tensor.is_floating_point() or tensor.dtype == torch.int8)
     }
     return lambda: min(seconds(lambda: [tensor.sum() for tensor in weights.values()]) for _ in range(2))
 
@@ -101,7 +103,10 @@ def interleaved(works: Mapping[str, Work], repeats: int) -> dict[str, list[float
     return taken
 
 
-def compare(model: PreTrainedModel, large: Speculator, small: Speculator, repeats: int) -> dict[str, Any]:
+def compare(
+    model: PreTrainedModel, large: Speculator, small: Speculator, repeats: int, unrounded: Speculator | None = None
+) -> dict[str, Any]:
+    """``unrounded`` reads the model's own weights, where the others read rounded ones."""
     draft_len = max(large.engine.draft_lens)
     plain, wide = "K=0", f"K={draft_len}"
     generator = torch.Generator().manual_seed(0)
@@ -113,6 +118,8 @@ def compare(model: PreTrainedModel, large: Speculator, small: Speculator, repeat
         f"{plain}, context {SHORT}, max_len {SMALL_CACHE}": step(small, 0, SHORT),
         f"{plain}, context {LONG}": step(large, 0, LONG),
     }
+    if unrounded is not None:
+        works[f"{plain}, context {SHORT}, unrounded"] = step(unrounded, 0, SHORT)
     taken = interleaved(works, repeats)
     prompts = {"prompt": prefill(large, ids), "prompt, transformers": transformers_prefill(model, ids)}
     taken |= interleaved(prompts, max(3, repeats // 8))
@@ -127,6 +134,10 @@ def compare(model: PreTrainedModel, large: Speculator, small: Speculator, repeat
         Ratio(f"context {LONG} to {SHORT}", f"{plain}, context {LONG}", f"{plain}, context {SHORT}"),
         Ratio(f"a prompt of {PROMPT} tokens, to transformers'", "prompt", "prompt, transformers"),
     ]
+    if unrounded is not None:
+        wanted.append(
+            Ratio("unrounded weights to rounded", f"{plain}, context {SHORT}, unrounded", f"{plain}, context {SHORT}")
+        )
     median = {name: statistics.median(values) for name, values in taken.items()}
     least = {name: min(values) for name, values in taken.items()}
     return {
@@ -154,20 +165,28 @@ def main(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
     mode: Annotated[str, typer.Option(help="How to draft.")] = "ngram",
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,7",
+    weights: Annotated[str, typer.Option(help="same or int8, which then is timed beside the model's own.")] = "same",
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 40,
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
+    quick: Annotated[bool, typer.Option(help="Two of each, to see that it runs.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     """Time single steps, in turns."""
+    if quick:
+        repeats = 2
     with session():
         draft_lens = parse_tiers(tiers)
         target, _ = load(model)
-        with (
-            wrap(target, mode, tiers=draft_lens, max_len=LARGE_CACHE, backend=backend, prefix_reuse=False) as large,
-            wrap(target, mode, tiers=draft_lens, max_len=SMALL_CACHE, backend=backend) as small,
-            task("step by step"),
-        ):
-            report = compare(target, large, small, repeats)
+        options: dict[str, Any] = {"tiers": draft_lens, "backend": backend, "weights": weights}
+        with contextlib.ExitStack() as stack:
+            large = stack.enter_context(wrap(target, mode, max_len=LARGE_CACHE, prefix_reuse=False, **options))
+            small = stack.enter_context(wrap(target, mode, max_len=SMALL_CACHE, **options))
+            unrounded = None
+            if weights != "same":
+                options["weights"] = "same"
+                unrounded = stack.enter_context(wrap(target, mode, max_len=LARGE_CACHE, **options))
+            with task("step by step"):
+                report = compare(target, large, small, repeats, unrounded)
             kernels = large.explain().partition("kernels")[2].partition("\n")[0].strip()
         console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
         for table in tables(report):
@@ -175,6 +194,7 @@ def main(
         console.print(f"kernels: {kernels}")
         if json_file is not None:
             settings = {"model": model, "mode": mode, "tiers": draft_lens, "repeats": repeats, "kernels": kernels}
+            settings["weights"] = weights
             json_file.write_text(json.dumps({"machine": describe(), "settings": settings, **report}, indent=1) + "\n")
 
 

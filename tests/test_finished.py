@@ -37,13 +37,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What passes were run over, in order."""
     names: list[str] = []
-    run = Pipeline.run
+    order = Pipeline.order
 
     def noted(self: Pipeline, *args: Any) -> Any:
         names.append(self.tier)
-        return run(self, *args)
+        return order(self, *args)
 
-    monkeypatch.setattr(Pipeline, "run", noted)
+    monkeypatch.setattr(Pipeline, "order", noted)
     return names
 
 

@@ -133,6 +133,40 @@ def test_insert_goes_where_it_is_told() -> None:
     assert list(step.graph.nodes)[-2] is last
 
 
+def test_insert_traces_a_function_once_for_alike_tensors_and_constants() -> None:
+    step, calls = small_graph(), []
+
+    def power(x: torch.Tensor, *, by: int) -> torch.Tensor:
+        calls.append(by)
+        return x**by
+
+    x, logits = node(step, "x"), step.values["logits"]
+    made = [step.insert(power, x, by=2), step.insert(power, logits, by=2), step.copy().insert(power, x, by=2)]
+    assert calls == [2]
+    made += [step.insert(power, logits, by=3), step.insert(power, node(step, "w"), by=2)]
+    assert calls == [2, 3, 2] and len({id(item) for item in made}) == 5
+    # A list could be another one by the next time.
+    for _ in range(2):
+        step.insert(lambda x, by: calls.append(by) or x, x, by=[4])
+    assert calls[3:] == [[4], [4]]
+    step.set_outputs(logits, *made[:2])
+    logits, *squares = execute(step, **some_inputs())
+    torch.testing.assert_close(squares, [some_inputs()["x"] ** 2, logits**2])
+
+
+def test_insert_tells_copies_of_one_trace_apart() -> None:
+    step = small_graph()
+    x, logits = node(step, "x"), step.values["logits"]
+    first, second = (step.insert(torch.neg, item) for item in (x, logits))
+    difference = step.insert(torch.sub, first, second)
+    # And one tensor twice is not two tensors.
+    nothing = step.insert(torch.sub, first, first)
+    step.set_outputs(logits, difference, nothing)
+    logits, difference, nothing = execute(step, **some_inputs())
+    torch.testing.assert_close(difference, logits - some_inputs()["x"])
+    assert difference.any() and not nothing.any()
+
+
 def test_insert_refuses_tensor_constants() -> None:
     step = small_graph()
 

@@ -27,7 +27,7 @@ from speccompile.runtime.policy import Fixed
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """An empty cache folder, and another empty one at each call."""
     folders = [tmp_path / "cache"]
@@ -60,8 +60,8 @@ def test_a_package_is_all_that_a_load_needs(
     model: LlamaForCausalLM, saved: Path, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    run = Pipeline.run
-    monkeypatch.setattr(Pipeline, "run", lambda self, *args: ran.append(self.tier) or run(self, *args))
+    order = Pipeline.order
+    monkeypatch.setattr(Pipeline, "order", lambda self, *args: ran.append(self.tier) or order(self, *args))
     monkeypatch.setattr(build_module, "capture", lambda *args: pytest.fail("captured again"))
     checked: list[int] = []
     check = build_module.check_capture
@@ -115,7 +115,7 @@ def test_steps_that_requests_asked_for_are_saved_too(
         spec.save(path)
     fresh()
     with speccompile.load(path, model) as spec:
-        monkeypatch.setattr(Pipeline, "run", lambda *args: pytest.fail("passes ran again"))
+        monkeypatch.setattr(Pipeline, "order", lambda *args: pytest.fail("passes ran again"))
         assert spec.engine.submit(random_prompt(8), **wish).result().token_ids == expected
 
 
@@ -344,7 +344,7 @@ def test_compiled_code_is_brought_along(
 
 
 def test_an_artifact_that_inductor_does_not_take_is_told(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inductor, "_artifacts", {})
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
@@ -355,7 +355,7 @@ def test_an_artifact_that_inductor_does_not_take_is_told(
 
 
 def test_where_inductor_keeps_nothing_nothing_is_saved(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Artifact:
         def is_saveable(self) -> bool:

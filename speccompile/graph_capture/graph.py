@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -89,12 +89,20 @@ class Anchors:
         )
 
 
+@dataclass(frozen=True)
+class Trace:
+    """What a function does to its tensors, as a graph that returns a flat tuple, and the structure of its result."""
+
+    graph: fx.Graph
+    structure: pytree.TreeSpec
+
+
 @dataclass
 class StepGraph:
     """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
 
     ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`); ``logits_processors`` are
-    the user's own, for whatever pass processes logits.
+    the user's own, for whatever pass processes logits. ``traces`` are those of :meth:`insert`, for all steps of a wrap.
 
     Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
     verifier, which recomputes ``node.meta["val"]`` after every pass.
@@ -110,6 +118,7 @@ class StepGraph:
     values: dict[str, fx.Node] = field(default_factory=dict)
     bodies: dict[str, Body] = field(default_factory=dict)
     fake_mode: FakeTensorMode = field(default_factory=FakeTensorMode)
+    traces: dict[Hashable, Trace] = field(default_factory=dict, repr=False)
     route: Route = "attention"
     logits_processors: tuple[UserProcessor, ...] = ()
 
@@ -135,6 +144,7 @@ class StepGraph:
             values={name: node_map[node] for name, node in self.values.items()},
             bodies=dict(self.bodies),
             fake_mode=self.fake_mode,
+            traces=self.traces,
             logits_processors=self.logits_processors,
         )
 
@@ -198,9 +208,34 @@ class StepGraph:
         """Trace ``function(*tensors, **constants)`` on the fakes of ``nodes`` and put its ops into the graph.
 
         The function is plain PyTorch and may write state in place. Returns nodes where it returned tensors.
-        ``before`` defaults to the end of the graph.
+        ``before`` defaults to the end of the graph. One that was traced on such tensors, with these constants, is not
+        traced again.
         """
+        traced = self._traced(function, nodes, constants)
+        node_map = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        with self.graph.inserting_before(before or self.output):
+            for node in traced.graph.nodes:
+                if node.op == "call_function":
+                    new = self.graph.node_copy(node, node_map.__getitem__)
+                    # The trace has computed it from this very call.
+                    new.meta = {"val": node.meta.get("val"), "seen": (new.target, new.args, new.kwargs)}
+                    node_map[node] = new
+        outputs: Any = traced.graph.output_node().args[0]
+        return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], traced.structure)
 
+    def _traced(self, function: Callable[..., Any], nodes: Sequence[fx.Node], constants: Mapping[str, Any]) -> Trace:
+        values = [node.meta["val"] for node in nodes]
+        key = (function, tuple(constants.items()), tuple(map(_kind, values)), tuple(map(nodes.index, nodes)))
+        try:
+            known = self.traces.get(key)
+        except TypeError:
+            # A constant has no hash, so nobody could tell it from another one.
+            return self._trace(function, nodes, constants)
+        if known is None:
+            known = self.traces[key] = self._trace(function, nodes, constants)
+        return known
+
+    def _trace(self, function: Callable[..., Any], nodes: Sequence[fx.Node], constants: Mapping[str, Any]) -> Trace:
         def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
             result = function(*tensors, **constants)
             flat_result, structure[0] = pytree.tree_flatten(result)
@@ -208,21 +243,20 @@ class StepGraph:
 
         structure: list[Any] = [None]
         with self.fake_mode, torch.no_grad():
-            traced = make_fx(flat)(*[node.meta["val"] for node in nodes])
-        node_map = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
-        with self.graph.inserting_before(before or self.output):
-            for node in traced.graph.nodes:
-                if node.op == "get_attr":
-                    raise ValueError(
-                        f"{function.__name__} makes the tensor constant {node.target!r} while it is traced; "
-                        "use torch.arange / torch.full, or a state tensor"
-                    )
-                if node.op == "call_function":
-                    new = self.graph.node_copy(node, node_map.__getitem__)
-                    new.meta = {"val": node.meta.get("val")}
-                    node_map[node] = new
-        outputs: Any = traced.graph.output_node().args[0]
-        return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], structure[0])
+            # Two copies of one trace share their fakes, by which alone a tracer tells its inputs apart.
+            fakes = {node: node.meta["val"] for node in nodes}
+            owners = {id(value): node for node, value in fakes.items()}
+            own = {
+                node: value.detach() if isinstance(value, torch.Tensor) and owners[id(value)] is not node else value
+                for node, value in fakes.items()
+            }
+            traced = make_fx(flat)(*[own[node] for node in nodes])
+        for node in traced.graph.find_nodes(op="get_attr"):
+            raise ValueError(
+                f"{function.__name__} makes the tensor constant {node.target!r} while it is traced; "
+                "use torch.arange / torch.full, or a state tensor"
+            )
+        return Trace(traced.graph, structure[0])
 
     def splice(self, output: fx.Node, replace: Mapping[fx.Node, fx.Node], before: fx.Node) -> fx.Node:
         """Copy the part of the graph that computes ``output`` from ``replace``'s keys, reading its values instead.
@@ -318,18 +352,23 @@ class StepGraph:
             return cast(Any, node.target)(*args, **kwargs)
 
 
+def _kind(value: Any) -> Hashable:
+    """All that a trace may depend on of a fake."""
+    if not isinstance(value, torch.Tensor):
+        return type(value), value
+    return value.shape, value.dtype, value.stride(), value.storage_offset(), value.device
+
+
 def _alike(new: Any, old: Any) -> bool:
     """Whether nothing that is computed from the one can have another shape, dtype or stride than from the other."""
     if isinstance(new, list | tuple):
         return type(new) is type(old) and len(new) == len(old) and all(map(_alike, new, old))
     if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
         return type(new) is type(old) is int and new == old
-    kinds = [(value.shape, value.dtype, value.stride(), value.storage_offset(), value.device) for value in (new, old)]
-    return kinds[0] == kinds[1]
+    return _kind(new) == _kind(old)
 
 
 def _is_current(node: fx.Node) -> bool:
     """Whether ``meta["val"]`` was computed from the call that the node makes now."""
     seen = node.meta.get("seen")
-    call = (node.target, node.args, node.kwargs)
-    return seen is not None and all(now is then for now, then in zip(call, seen, strict=True))
+    return seen is not None and seen[0] is node.target and seen[1] is node.args and seen[2] is node.kwargs

@@ -24,20 +24,8 @@ class AdvanceGuide(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         most = int(graph.values["target_tokens"].meta["val"].shape[1])
-
-        def advance(
-            guide_state: torch.Tensor,
-            slots: torch.Tensor,
-            tokens: torch.Tensor,
-            length: torch.Tensor,
-            emitted: torch.Tensor,
-            *tables: torch.Tensor,
-        ) -> None:
-            op = torch.ops.speccompile.advance_guide_
-            op(guide_state, slots, tokens, length, emitted, most, tables)
-
         state = [graph.state(name) for name in ("tokens", "length", "emitted", *_TABLES)]
-        graph.insert(advance, graph.state("guide_state"), graph.values["slots"], *state)
+        graph.insert(advance, graph.state("guide_state"), graph.values["slots"], *state, most=most)
         return Changes(1, f"up to {most} tokens")
 
 
@@ -52,9 +40,22 @@ class CutDrafts(Pass):
     provides: ClassVar[Facts] = facts("drafts_cut")
 
     def run(self, graph: StepGraph) -> Changes:
-        def cut(draft_lens: torch.Tensor, slots: torch.Tensor, *others: torch.Tensor) -> None:
-            torch.ops.speccompile.cut_drafts_(draft_lens, slots, *others[:2], others[2:])
-
         state = [graph.state(name) for name in ("draft_tokens", "guide_state", *_TABLES)]
         graph.insert(cut, graph.state("draft_lens"), graph.values["slots"], *state)
         return Changes(1)
+
+
+def advance(
+    guide_state: torch.Tensor,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    emitted: torch.Tensor,
+    *tables: torch.Tensor,
+    most: int,
+) -> None:
+    torch.ops.speccompile.advance_guide_(guide_state, slots, tokens, length, emitted, most, tables)
+
+
+def cut(draft_lens: torch.Tensor, slots: torch.Tensor, *others: torch.Tensor) -> None:
+    torch.ops.speccompile.cut_drafts_(draft_lens, slots, *others[:2], others[2:])

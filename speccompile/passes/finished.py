@@ -69,18 +69,19 @@ class StepMaker:
     def finish(self, pipeline: Pipeline) -> FinishedStep:
         name = self._name(pipeline)
         stored = None if name is None else self._storage.read(name)
-        if stored is not None:
+        if name is not None and stored is not None:
             return self._read(pipeline, name, json.loads(stored))
-        stages = self._run(pipeline)
-        graph = stages.last.graph
-        return FinishedStep(
-            to_python(graph, pipeline.tier),
-            tuple(graph.ports[node.name] for node in graph.placeholders),
-            graph.sizes["B"],
-            graph.sizes["T"],
-            stages,
-            name,
-        )
+        if name is None:
+            # What its passes read may be different when somebody looks.
+            stages = self._run(pipeline)
+            graph = stages.last.graph
+            source = to_python(graph, pipeline.tier)
+        else:
+            graph = pipeline.finish(self._outlined)
+            source = to_python(graph, pipeline.tier)
+            stages = self._made_later(pipeline, name, source)
+        ports = tuple(graph.ports[node.name] for node in graph.placeholders)
+        return FinishedStep(source, ports, graph.sizes["B"], graph.sizes["T"], stages, name)
 
     def store(self, steps: Iterable[FinishedStep]) -> None:
         """Store those that are not yet."""
@@ -92,8 +93,8 @@ class StepMaker:
         _, stages = pipeline.run(self._outlined, self._model.last)
         return self._model.followed_by(stages)
 
-    def _read(self, pipeline: Pipeline, name: str | None, data: dict[str, Any]) -> FinishedStep:
-        source = data["source"]
+    def _made_later(self, pipeline: Pipeline, name: str, source: str) -> Stages:
+        """The stages that ``source`` comes from, made when somebody looks at them."""
 
         def made() -> Stages:
             stages = self._run(pipeline)
@@ -104,12 +105,16 @@ class StepMaker:
                 )
             return stages
 
+        return Stages(made)
+
+    def _read(self, pipeline: Pipeline, name: str, data: dict[str, Any]) -> FinishedStep:
         outlined, layout = self._outlined, self._outlined.layout
         ports = tuple(
             outlined.ports[port] if port in outlined.ports else Port.of_state(layout.tensors[port], outlined.device)
             for port in data["ports"]
         )
-        return FinishedStep(source, ports, data["rows"], data["width"], Stages(made), name)
+        stages = self._made_later(pipeline, name, data["source"])
+        return FinishedStep(data["source"], ports, data["rows"], data["width"], stages, name)
 
     def _name(self, pipeline: Pipeline) -> str | None:
         """None for passes that read what no key could tell: code from outside of this package, or values that it has

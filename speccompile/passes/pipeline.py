@@ -139,17 +139,31 @@ class Pipeline:
         """Run all passes on a copy of ``graph``; ``first`` is the stage that it comes from."""
         graph = graph.copy()
         stages = [] if first is None else [first]
+        started = time.perf_counter()
+        for item, changes in self._passes(graph):
+            seconds = time.perf_counter() - started
+            previous = stages[-1] if stages else None
+            stages.append(Stage(item.name, self.tier, graph.copy(), seconds, changes.note, previous))
+            started = time.perf_counter()
+        return graph, Stages(stages)
+
+    def finish(self, graph: StepGraph) -> StepGraph:
+        """What :meth:`run` leaves of ``graph``, without the stages in between, whose copies take time."""
+        graph = graph.copy()
+        for _ in self._passes(graph):
+            pass
+        return graph
+
+    def _passes(self, graph: StepGraph) -> Iterator[tuple[Pass, Changes]]:
+        """Run them on ``graph`` itself, one with each turn."""
         for item in self.order(graph.facts):
             _require(item.requires, graph.facts, f"pass {item.name!r}")
-            started = time.perf_counter()
             changes = item.run(graph)
             if changes.matched == 0 and not item.optional:
                 raise NothingMatched(name=item.name, looked_for=item.looks_for)
             self._finish(graph, item)
-            previous = stages[-1] if stages else None
-            stages.append(self._stage(graph, item, changes, started, previous))
+            yield item, changes
         _require(self.goals, graph.facts, self.tier)
-        return graph, Stages(stages)
 
     def _finish(self, graph: StepGraph, item: Pass) -> None:
         graph.facts = (graph.facts - item.invalidates) | item.provides
@@ -157,10 +171,6 @@ class Pipeline:
             if node.op in ("call_function", "call_module"):
                 node.meta.setdefault("pass", item.name)
         verify(graph, item.name)
-
-    def _stage(self, graph: StepGraph, item: Pass, changes: Changes, started: float, previous: Stage | None) -> Stage:
-        seconds = time.perf_counter() - started
-        return Stage(item.name, self.tier, graph.copy(), seconds, changes.note, previous)
 
 
 def _require(needed: Iterable[str], provided: Iterable[str], consumer: str) -> None:

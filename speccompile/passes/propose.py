@@ -39,26 +39,15 @@ class Propose(Pass):
         core = [graph.state(name) for name in ("tokens", "length", "limit", "draft_tokens", "draft_lens")]
         own = [graph.state(name) for name in self.state]
 
-        def propose_and_store(
-            tokens: torch.Tensor,
-            length: torch.Tensor,
-            limit: torch.Tensor,
-            draft_tokens: torch.Tensor,
-            draft_lens: torch.Tensor,
-            slots: torch.Tensor,
-            *own_state: torch.Tensor,
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            longest = graph.layout.max_draft_len
-            own = (slots, *own_state) if own_state else ()
-            proposal = self.propose(tokens[slots], length[slots], *own, draft_len=longest)
-            drafts, lens = _checked(proposal, slots.shape[0], longest)
-            draft_tokens.index_put_((slots,), drafts)
-            useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
-            draft_lens.index_put_((slots,), useful)
-            return drafts, lens
-
         try:
-            drafts, _ = graph.insert(propose_and_store, *core, graph.values["slots"], *own)
+            drafts, _ = graph.insert(
+                propose_and_store,
+                *core,
+                graph.values["slots"],
+                *own,
+                propose=self.propose,
+                longest=graph.layout.max_draft_len,
+            )
         except PassError:
             raise
         except Exception as error:
@@ -68,6 +57,31 @@ class Propose(Pass):
                 "decisions on values; constants come from torch.arange, torch.full or state"
             ) from error
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
+
+
+def propose_and_store(
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_lens: torch.Tensor,
+    slots: torch.Tensor,
+    *own_state: torch.Tensor,
+    propose: ProposeFunction,
+    longest: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` says of the rows ``slots [B]``.
+
+    Returns:
+        Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
+    """
+    own = (slots, *own_state) if own_state else ()
+    proposal = propose(tokens[slots], length[slots], *own, draft_len=longest)
+    drafts, lens = _checked(proposal, slots.shape[0], longest)
+    draft_tokens.index_put_((slots,), drafts)
+    useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
+    draft_lens.index_put_((slots,), useful)
+    return drafts, lens
 
 
 def _checked(proposal: Any, rows: int, longest: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -72,7 +72,7 @@ def process(
         context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
         drafted: how many of the ``row_length`` tokens are drafts.
     """
-    names = list(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
+    names = tuple(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
     user = graph.logits_processors
     tensors = [graph.state(name) for name in names]
     for index, processor in enumerate(user):
@@ -93,7 +93,7 @@ def processed(
     row_length: torch.Tensor,
     slots: torch.Tensor,
     *tensors: torch.Tensor,
-    names: list[str],
+    names: tuple[str, ...],
     drafted: int = 0,
     user: tuple[UserProcessor, ...] = (),
 ) -> torch.Tensor:

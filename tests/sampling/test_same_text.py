@@ -39,7 +39,7 @@ def specs(model: LlamaForCausalLM) -> Iterator[dict[str, Speculator]]:
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
     specs: dict[str, Speculator], data: st.DataObject
 ) -> None:

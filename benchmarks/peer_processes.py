@@ -1,0 +1,117 @@
+"""Other engines as variants of a comparison: each in a process of its own, reading one GGUF file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf.quants import dequantize, quantize
+from transformers import PreTrainedModel
+
+from speccompile.cli.measure import Clock, Variant
+from speccompile.pretrained import smollm2_gguf
+
+WORKER = Path(__file__).with_name("peer_worker.py")
+#: What a line is called, by the name that the worker has for it.
+PEERS = {"llama.cpp": "llama.cpp Q8_0", "openvino": "OpenVINO int8"}
+NOT_INSTALLED = "not installed"
+
+
+class Peer:
+    """An engine that answers requests in a process of its own.
+
+    ``installed`` is its package and version, or None where that Python does not have it.
+    """
+
+    def __init__(self, name: str, python: str, model: Path, threads: int) -> None:
+        self.name = PEERS[name]
+        self._said = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 -- lives as long as the process
+        self._process = subprocess.Popen(
+            [python, str(WORKER), name, str(model), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+        )
+        self.installed: str | None = self._answer().get("ready")
+
+    def variant(self, eos: list[int]) -> Variant:
+        """It decodes greedily; ``eos`` ends a text."""
+
+        def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+            assert self._process.stdin is not None
+            request = {"ids": ids[0].tolist(), "new": new_tokens, "eos": eos}
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+            clock.first_seconds = answer["first_seconds"]
+            clock.passes = clock.emitted = len(answer["tokens"]) - 1
+            return torch.cat([ids, torch.tensor([answer["tokens"]], dtype=ids.dtype)], dim=1)
+
+        return Variant(self.name, generate)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._said.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._said.seek(0)
+            end = " ".join(self._said.read().splitlines()[-5:])
+            raise RuntimeError(f"{self.name} has ended without an answer: {end}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.contextmanager
+def peers(python: str, threads: int) -> Iterator[list[Peer]]:
+    """All of them, over the weights of SmolLM2 rounded to Q8_0."""
+    with tempfile.TemporaryDirectory(prefix="speccompile-peers-") as folder, contextlib.ExitStack() as stack:
+        model = Path(folder, "SmolLM2-135M-Instruct.Q8_0.gguf")
+        write_q8_0(smollm2_gguf(Path(folder)), model)
+        started = [Peer(name, python, model, threads) for name in PEERS]
+        for peer in started:
+            stack.callback(peer.close)
+        yield started
+
+
+def eos_of(model: PreTrainedModel) -> list[int]:
+    eos = model.generation_config.eos_token_id
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+
+def write_q8_0(source: Path, target: Path) -> None:
+    """The same model with all its matrices in Q8_0 (32 weights share a scale), its vectors in float32."""
+    reader = GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(target, architecture)
+    for name, item in reader.fields.items():
+        # The writer has its own architecture and header.
+        if name == "general.architecture" or name.startswith("GGUF."):
+            continue
+        if name == "general.file_type":
+            writer.add_file_type(7)  # mostly Q8_0
+            continue
+        kind = item.types[0]
+        inner = item.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, item.contents(), kind, sub_type=inner)
+    for tensor in reader.tensors:
+        values = dequantize(tensor.data, tensor.tensor_type)
+        kind = GGMLQuantizationType.Q8_0 if values.ndim > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

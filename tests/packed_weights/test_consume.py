@@ -1,0 +1,165 @@
+"""``consume=True``: the model's weights become the packs, and there is one copy."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched
+from tiny import tiny_llama
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks import isolated
+from speccompile.errors import ModelConsumed, WeightsReplaced
+from speccompile.lowering.cpu import packing
+from speccompile.pretrained import fetch_smollm2
+
+
+@pytest.mark.parametrize("name", ["untied", "tied", "gpt2"])
+def test_one_copy_is_left(name: str) -> None:
+    """Whoever still held a weight of the model (a stage, a port, a sample of it) would keep its storage."""
+    model = MODELS[name]()
+    refs = watched(model)
+    matrices = {path for path, parameter in model.named_parameters() if parameter.dim() == 2}
+    if name == "gpt2":
+        matrices -= {"transformer.wpe.weight"}
+    elif name == "untied":
+        matrices -= {"model.embed_tokens.weight"}
+    spec = consumed(model)
+    spec.generate(PROMPTS, max_new_tokens=8)
+    gc.collect()
+    assert set(refs) - alive(refs) == matrices
+    assert f"consumed: {len(matrices)} of them in {spec._build.packs.nbytes / 2**20:.1f} MiB" in spec.explain()
+
+
+def test_what_is_not_consumed_keeps_its_weights() -> None:
+    model = tiny_llama()
+    refs = watched(model)
+    spec = consumed(model, consume=False)
+    assert alive(refs) == set(refs) and "consumed" not in spec.explain()
+
+
+def test_the_pack_is_what_the_model_has() -> None:
+    model = tiny_llama(tie_word_embeddings=True)
+    spec = consumed(model)
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    tiers = [*spec.engine.tiers.values(), *spec.prefill.values()]
+    for tier in tiers:
+        for name, tensor in zip(tier.argument_names, tier.arguments, strict=True):
+            assert not name.endswith("_packed") or tensor.data_ptr() in own
+    assert model.lm_head.parametrizations.weight.original is model.model.embed_tokens.parametrizations.weight.original
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_they_go_one_by_one(monkeypatch: pytest.MonkeyPatch, stored: bool, tmp_path: Path) -> None:
+    """There never are two whole copies: when a weight is packed, those packed before are gone."""
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    small: dict[str, Any] = {"tiers": (0,), "max_batch": 1, "max_len": 8}
+    if stored:
+        consumed(tiny_llama(), **small)
+    model = tiny_llama()
+    refs = watched(model)
+    left = []
+    pack = packing.pack
+
+    def noted(weight: torch.Tensor) -> torch.Tensor:
+        gc.collect()
+        left.append(len(alive(refs)))
+        return pack(weight)
+
+    monkeypatch.setattr(packing, "pack", noted)
+    spec = consumed(model, **small)
+    assert spec.stages["capture"].note == ("read from the store" if stored else "exported")
+    assert left == list(range(len(refs), len(refs) - 15, -1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_text_is_the_models_own(name: str) -> None:
+    model = MODELS[name]()
+    wanted = greedy(copy.deepcopy(model), new=20)
+    plain = copy.deepcopy(model)
+    spec = consumed(model)
+    with torch.no_grad():
+        assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
+    assert torch.equal(greedy(model, new=20), wanted)
+    assert spec.check(PROMPTS, max_new_tokens=20, eos_token_id=[]).largest_logit_change < 0.05
+    if name != "bfloat16":
+        for draft_len in (0, 3):
+            spec.set_tier(draft_len)
+            assert torch.equal(spec.generate(PROMPTS, max_new_tokens=20, eos_token_id=[]), wanted)
+
+
+def test_every_stage_runs() -> None:
+    spec = consumed(tiny_llama())
+    for stage in spec.stages.values():
+        stage.call(*stage.make_inputs())
+    spec.generate(PROMPTS, max_new_tokens=4, do_sample=True, seed=1)
+
+
+def test_it_cannot_be_wrapped_again() -> None:
+    model = tiny_llama()
+    with consumed(model) as spec:
+        spec.generate(PROMPTS, max_new_tokens=4)
+    for consume in (False, True):
+        with pytest.raises(ModelConsumed, match=r"cannot be wrapped again\. Load the model again"):
+            consumed(model, consume=consume)
+
+
+def test_what_becomes_of_other_wraps_of_the_model() -> None:
+    model = tiny_llama()
+    before = consumed(model, consume=False)
+    spec = consumed(model)
+    with pytest.raises(WeightsReplaced):
+        before.generate(PROMPTS)
+    spec.generate(PROMPTS, max_new_tokens=4)
+
+
+def test_its_weights_cannot_be_changed() -> None:
+    model = tiny_llama()
+    spec = consumed(model)
+    up = model.model.layers[0].mlp.up_proj
+    with pytest.raises(ModelConsumed, match="cannot be assigned to"):
+        up.weight = torch.zeros_like(up.weight)
+    with pytest.raises(ModelConsumed, match="cannot be loaded anew"):
+        model.load_state_dict(tiny_llama(seed=1).state_dict(), strict=False)
+    spec.generate(PROMPTS, max_new_tokens=4)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"), torch.no_grad():
+        up.weight.mul_(2)
+    model.double()
+    with pytest.raises(WeightsReplaced):
+        spec.generate(PROMPTS)
+
+
+def test_the_model_can_be_trained_through_what_is_left() -> None:
+    model = tiny_llama()
+    consumed(model)
+    model(PROMPTS, labels=PROMPTS).loss.backward()
+    assert model.model.norm.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", ["tied", "gpt2"])
+def test_it_can_be_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    plain = {key: value.clone() for key, value in model.state_dict().items()}
+    wanted = greedy(model, new=20)
+    consumed(model)
+    state = model.state_dict()
+    assert state.keys() == plain.keys() and all(torch.equal(state[key], plain[key]) for key in plain)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(greedy(AutoModelForCausalLM.from_pretrained(tmp_path), new=20), wanted)
+
+
+@pytest.mark.real
+def test_memory_of_five_tiers() -> None:
+    """1.3 times the weights, the KV, and 600 MB for Python, torch, transformers and what the build needs besides."""
+    max_len, width = 2048, 16
+    config = AutoConfig.from_pretrained(fetch_smollm2())
+    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * (max_len + width) * 2 * 4
+    weights = 134_515_008 * 4
+    arguments = ["--tiers", "0,1,3,7,15", "--max-len", str(max_len), "--consume"]
+    measured = isolated.run(isolated.SPECULATOR, str(fetch_smollm2()), arguments, {})
+    assert measured["peak_rss_bytes"] <= 1.3 * weights + kv + 600e6
