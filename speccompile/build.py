@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.cpu.consume import ConsumedWeights
 from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.lowering.cpu.rounded import as_packed
+from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK
 from speccompile.lowering.tier import ChunkKind, Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
@@ -50,6 +52,7 @@ from speccompile.pipelines import (
 )
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
+from speccompile.runtime.outcomes import pack
 from speccompile.storage import CacheFolder, Storage
 
 
@@ -63,6 +66,8 @@ class Build:
         model: stages of the model alone, which all executables start from.
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
+        captures: the CUDA graphs, None if there are none.
+        pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a graph if there are graphs.
     """
 
     config: BuildConfig
@@ -75,6 +80,8 @@ class Build:
     executables: Executables
     make: Callable[[Kind], Executables]
     capture_difference: float
+    captures: Captures | None
+    pack: Callable[[], torch.Tensor]
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -207,9 +214,15 @@ def build(
                 stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
                 _prove(stages, lowered, clock)
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
+    captures = config.backend.captures(arena)
+    pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
     with clock.time("binding"):
         executables = _executables(config, arena, outlined, stages.tiers, stages.prefill)
         stages.maker.store([*stages.tiers.values(), *stages.prefill.values()])
+    if captures is not None:
+        with task("capture CUDA graphs"), clock.time("CUDA graphs"):
+            executables = captures.of(executables)
+            pack_arena = captures.function(pack_arena)
     if info.device.type == "cpu":
         # Another thread may run the steps.
         release_workers()
@@ -218,7 +231,8 @@ def build(
         with task(f"build the {kind} steps"):
             tiers, prefill = _steps_of_kind(config, stages.maker, kind)
             stages.maker.store([*tiers.values(), *prefill.values()])
-            return _executables(config, arena, outlined, tiers, prefill)
+            made = _executables(config, arena, outlined, tiers, prefill)
+            return made if captures is None else captures.of(made)
 
     return Build(
         config,
@@ -231,6 +245,8 @@ def build(
         executables,
         make,
         difference,
+        captures,
+        pack_arena,
         clock.seconds,
     )
 

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-import torch
-
 from speccompile.errors import UndecidedLogits
 from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.options import EngineOptions
+from speccompile.runtime.outcomes import Outcome, Outcomes
 from speccompile.runtime.policy import Policy, check_tier
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.records import Record
@@ -30,12 +29,11 @@ from speccompile.sampling.allowed import ask
 class Flight:
     """A run whose results have not been read yet.
 
-    ``outcome`` is ``[4, N]``: emitted, accepted and proposed tokens of each slot, and whether it is alive. It is a
-    copy, since the next run overwrites them; and so are ``records``, of the rows that want any.
+    ``outcome`` and ``records``, of the rows that want any, are copies, since the next run overwrites the arena.
     """
 
     rows: list[Request]
-    outcome: torch.Tensor
+    outcome: Outcome
     records: dict[Request, Record]
 
 
@@ -47,6 +45,7 @@ class Stepper:
         executables: what requests run that ask for nothing.
         make: makes those of another kind, when the first request needs them.
         policy: chooses the draft length of each step.
+        outcomes: what runs tell the host.
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
         options: of the engine.
         one_shape: all steps and chunks run one shape, so that a text depends in no bit on what else ran.
@@ -60,6 +59,7 @@ class Stepper:
         executables: Executables,
         make: Callable[[Kind], Executables],
         policy: Policy,
+        outcomes: Outcomes,
         *,
         ready: bool,
         options: EngineOptions,
@@ -72,6 +72,7 @@ class Stepper:
         self.prefill_tiers = dict(sorted(executables.prefill.items()))
         self._make = make
         self.policy = policy
+        self.outcomes = outcomes
         self.ready = ready
         self.options = options
         self.stats = Stats(arena.layout.max_draft_len)
@@ -79,8 +80,10 @@ class Stepper:
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
         self.tier = next(iter(self.tiers.values()))
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.
-        #: Only where it runs beside the host, and where nothing of a step decides which tier comes next.
-        self.late = arena.device.type == "cuda" and not (ready and "draft_lens" in arena)
+        #: Only where it runs beside the host, and where nothing of a step decides which tier comes next, or has to be
+        #: cleared in front of it.
+        waits = (ready and "draft_lens" in arena) or reads_dead_places
+        self.late = arena.device.type == "cuda" and not waits
         self.prefill_budget = PrefillBudget(
             sorted({width for width, _ in self.prefill_tiers}), options.prefill_budget, fixed=one_shape
         )
@@ -179,7 +182,7 @@ class Stepper:
             return
         try:
             allowed = ask(sampling.asks, sampling.row, request.prompt + request.new_tokens, layout.vocab_size)
-            self.arena["allowed_tokens"][request.slot] = allowed
+            self.arena.write("allowed_tokens", request.slot, allowed)
         except BaseException as error:
             self._fail([request], error)
 
@@ -189,27 +192,24 @@ class Stepper:
         self.tier.run()
         places = self.tier.draft_len + 1
         records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}
-        self._flights.append(Flight(rows, self._outcome(), records))
+        self._flights.append(Flight(rows, self.outcomes.take(), records))
         self.prefill_budget.note_step(time.perf_counter() - started)
         self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
 
-    def _outcome(self) -> torch.Tensor:
-        return torch.stack([self.arena[name].long() for name in ("emitted", "accepted", "proposed", "alive")])
-
     def _collect(self, flight: Flight) -> None:
         """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
-        columns = flight.outcome.tolist()
+        told = flight.outcome.read()
         for request in flight.rows:
             if request.finished:
                 continue
-            emitted, accepted, proposed, alive = (column[request.slot] for column in columns)
+            emitted, accepted, proposed, alive, *newest = told[request.slot]
             if alive and not emitted:
                 self._set_back(request)
                 continue
             self._stuck.discard(request)
             self.stats.count(emitted, accepted, proposed)
             request.stats.count(emitted, accepted, proposed)
-            self._hand_out(request, emitted, bool(alive), flight.records.get(request, {}))
+            self._hand_out(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
         self._retire(flight.rows)
 
     def _set_back(self, request: Request) -> None:
@@ -218,12 +218,10 @@ class Stepper:
         if self._reads_dead_places:
             self.arena.clear_text_state(request.slot, request.cached)
 
-    def _hand_out(self, request: Request, emitted: int, alive: bool, record: Record) -> None:
-        done = len(request.prompt) + len(request.new_tokens)
-        new: list[int] = self.arena["tokens"][request.slot, done : done + emitted].tolist()
-        request.cached = done + emitted - 1
+    def _hand_out(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
+        request.cached = len(request.prompt) + len(request.new_tokens) + len(new) - 1
         try:
-            request.records.add(record, emitted)
+            request.records.add(record, len(new))
             self._tell(request, new)
         except BaseException as error:
             self._blame(request, error)
@@ -298,8 +296,8 @@ class Stepper:
             self._ask(request)
             if request.finished:
                 return
-        arena["prefill_slot"][0] = request.slot
-        arena["prefill_start"][0] = request.cached
+        arena.write("prefill_slot", 0, request.slot)
+        arena.write("prefill_start", 0, request.cached)
         started = time.perf_counter()
         kind = self._kind_of_chunk(request, is_last)
         self.prefill_tiers[width, kind].run()
@@ -314,10 +312,9 @@ class Stepper:
         request.cached += count
         if is_last:
             self._join(request)
-            slot = request.slot
-            self._hand_out(
-                request, int(arena["emitted"][slot]), bool(arena["alive"][slot]), request.records.look(slot, 1)
-            )
+            record = request.records.look(request.slot, 1)
+            emitted, _, _, alive, *newest = self.outcomes.take().read()[request.slot]
+            self._hand_out(request, newest[:emitted], bool(alive), record)
             self._retire([request])
 
     def _kind_of_chunk(self, request: Request, is_last: bool) -> ChunkKind:
@@ -382,4 +379,4 @@ class Stepper:
     def _bind_rows(self) -> None:
         slots = [request.slot for request in self._rows]
         slots += [self.arena.layout.dummy_slot] * (self.arena.layout.max_batch - len(slots))
-        self.arena["slots"].copy_(torch.tensor(slots, dtype=torch.int64))
+        self.arena.write("slots", slice(None), slots)
