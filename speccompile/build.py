@@ -28,7 +28,7 @@ from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore, capture_file
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph_capture.support import ModelInfo, named_tensors
 from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.cpu.consume import ConsumedWeights
 from speccompile.lowering.cpu.packing import WeightPacks
@@ -214,7 +214,7 @@ def build(
                 stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
                 _prove(stages, lowered, clock)
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
-    captures = config.backend.captures(arena)
+    captures = config.backend.captures(arena, partial(named_tensors, model))
     pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
     with clock.time("binding"):
         executables = _executables(config, arena, outlined, stages.tiers, stages.prefill)

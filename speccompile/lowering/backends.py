@@ -12,7 +12,7 @@ import torch
 from speccompile.errors import NeedsCuda, UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.cuda.captures import Captures
+from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
 from speccompile.lowering.inductor import compiled_bodies, compiled_files, probe
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
@@ -43,8 +43,11 @@ class Backend(Protocol):
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         """What a package keeps of the compiled bodies of ``graph``, by name."""
 
-    def captures(self, arena: Arena) -> Captures | None:
-        """What captures the bound tiers of one wrap; None if they run as they are."""
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        """What captures the bound tiers of one wrap; None if they run as they are.
+
+        ``weights`` are the model's own, by path, as they are when it is called.
+        """
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Eager:
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         return {}
 
-    def captures(self, arena: Arena) -> Captures | None:
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
         return None
 
 
@@ -102,7 +105,7 @@ class Inductor:
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         return compiled_files(graph)
 
-    def captures(self, arena: Arena) -> Captures | None:
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
         return None
 
 
@@ -112,8 +115,8 @@ class CudaGraph(Inductor):
 
     name: str = "cudagraph"
 
-    def captures(self, arena: Arena) -> Captures | None:
-        return Captures(arena, CudaDevice(arena.device))
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        return Captures(arena, CudaDevice(arena.device), weights)
 
 
 BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor, "cudagraph": CudaGraph}

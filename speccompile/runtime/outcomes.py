@@ -31,14 +31,13 @@ class Buffer(Protocol):
 
 
 class HostBuffer:
-    """Where the arena is the host's own memory; what :func:`pack` returns is a copy already."""
+    """Where the arena is the host's own memory, and a run has ended when it returns."""
 
     def fill(self, packed: torch.Tensor) -> None:
-        self._packed = packed
+        self._told: list[list[int]] = packed.tolist()
 
     def read(self) -> list[list[int]]:
-        told: list[list[int]] = self._packed.tolist()
-        return told
+        return self._told
 
 
 class PinnedBuffer:

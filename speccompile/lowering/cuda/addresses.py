@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from speccompile.errors import CapturedElsewhere, StaleGraph
-from speccompile.lowering.tier import Tier, bind
+from speccompile.lowering.tier import Tier
 
 #: Where a tensor lies: address, shape, strides.
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -20,21 +20,24 @@ def place_of(tensor: torch.Tensor) -> Place:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
 
 
-def check_places(tier: Tier, captured: Sequence[Place]) -> None:
+def check_places(tier: Tier, captured: Sequence[Place], weights: Mapping[str, torch.Tensor]) -> None:
     """Compare where the tier's tensors are now with where they were when it was captured.
 
-    Looked up anew, not in ``tier.arguments``: a weight that got another storage, or an arena tensor that was replaced,
-    is what this is to find.
+    Looked up anew: in the arena, and in ``weights``, the model's by path. The tier's own are what was captured.
 
     Raises:
         StaleGraph: names the first one that moved.
     """
-    for port, tensor, before in zip(tier.ports, bind(tier.ports, tier.arena), captured, strict=True):
+    for port, bound, before in zip(tier.ports, tier.arguments, captured, strict=True):
+        if port.role == "state":
+            tensor = tier.arena[port.name]
+        elif port.path is not None and not port.own:
+            tensor = weights.get(port.path, bound.new_empty(0))
+        else:
+            tensor = bound
         if place_of(tensor) != before:
-            raise StaleGraph(
-                tier=tier.name, role=port.role, name=port.path or port.name, then=hex(before[0]),
-                now=hex(tensor.data_ptr()),
-            )  # fmt: skip
+            name, then, now = port.path or port.name, hex(before[0]), hex(tensor.data_ptr())
+            raise StaleGraph(tier=tier.name, role=port.role, name=name, then=then, now=now)
 
 
 class Reads(TorchDispatchMode):

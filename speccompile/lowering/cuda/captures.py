@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,8 @@ from speccompile.runtime.arena import Arena
 
 #: Set to 1, every capture and every replay looks at the addresses that the graphs hold.
 CHECK = "SPECCOMPILE_CHECK_GRAPHS"
+
+Weights = Callable[[], Mapping[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,14 @@ class Captures:
     Args:
         arena: of the tiers.
         device: where they are captured.
+        weights: the model's own, by path, as they are when it is called.
         check: whether addresses are looked at; None is what the environment variable says.
     """
 
-    def __init__(self, arena: Arena, device: GraphDevice, check: bool | None = None) -> None:
+    def __init__(self, arena: Arena, device: GraphDevice, weights: Weights, check: bool | None = None) -> None:
         self._arena = arena
         self._device = device
+        self._weights = weights
         self._check = os.environ.get(CHECK) == "1" if check is None else check
         #: By tier and chunk, in the order of capture.
         self.footprints: dict[str, Footprint] = {}
@@ -129,7 +133,7 @@ class Captures:
             self._device.rehearse(tier.run)
         check_reads(tier, reads, self._device.pool_ranges())
         places = [place_of(tensor) for tensor in tier.arguments]
-        return lambda: check_places(tier, places)
+        return lambda: check_places(tier, places, self._weights())
 
 
 def largest_first(tiers: Iterable[Tier]) -> list[Tier]:

@@ -51,18 +51,15 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        with torch.cuda.device(device):
-            self._pool = torch.cuda.MemPool()
-        # torch has a type of its own for what its MemPool.id is.
-        self._handle: Any = self._pool.id
+        self._pool = _new_pool(device)
         self._stream, self._workspaces = _stream_and_workspaces(device)
 
     def warm_up(self, run: Callable[[], Any]) -> None:
         # Outside of the pool first: what compiles and tunes kernels allocates buffers that nobody needs again.
         run()
         with self._inside(self._workspaces):
-            # A process keeps cuBLAS's workspace of a thread and stream for good, and gives it back to its pool when
-            # somebody asks torch to (Inductor's own CUDA graphs do): that pool must outlive all graphs.
+            # torch keeps cuBLAS's workspace of a thread and stream, which graphs hold the address of, until any graph
+            # of that stream ends, or Inductor's own CUDA graphs begin. Here only the next workspace comes to its place.
             square = torch.ones(16, 16, device=self._device)
             torch.mm(square, square)
         self.rehearse(run)
@@ -77,7 +74,8 @@ class CudaDevice:
         # Not torch.cuda.graph: when a capture fails that leaves the capture stream current.
         with torch.cuda.stream(self._stream):
             # Other threads may go on using CUDA meanwhile.
-            graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+            handle: Any = self._pool.id
+            graph.capture_begin(pool=handle, capture_error_mode="thread_local")
             try:
                 run()
             except BaseException:
@@ -114,19 +112,24 @@ class CudaDevice:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        """torch leaves a capture's end where CUDA refuses it: the allocator would wait for that end for good, and the
-        default generator would believe that the capture goes on, until another one has ended (torch 2.11 to 2.13)."""
+        """torch stops where CUDA refuses the end of a capture (2.11 to 2.13): its allocators would go on for good with
+        this pool, and the default generator would believe in the capture until another one has ended."""
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._device.index, self._handle)
-            torch._C._cuda_releasePool(self._device.index, self._handle)
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool.id)
+            torch._C._cuda_releasePool(self._device.index, self._pool.id)
+        self._pool = _new_pool(self._device)
         another = torch.cuda.CUDAGraph()
-        another.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+        another.capture_begin(capture_error_mode="thread_local")
         torch.ones((), device=self._device)
         another.capture_end()
 
 
+def _new_pool(device: torch.device) -> torch.cuda.MemPool:
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool()
+
+
 @functools.cache
 def _stream_and_workspaces(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.MemPool]:
-    """One stream for all captures of the process: cuBLAS keeps a workspace for each."""
-    with torch.cuda.device(device):
-        return torch.cuda.Stream(), torch.cuda.MemPool()
+    """For all captures of the process: cuBLAS takes a workspace for each stream."""
+    return torch.cuda.Stream(device), _new_pool(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,10 @@ def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
         run = _runs(code, namespace)
         run()
         try:
-            device.capture(run)
+            with warnings.catch_warnings():
+                # torch warns of graphs without a kernel, as those of views are.
+                warnings.simplefilter("ignore")
+                device.capture(run)
         except Exception:
             return _statement(source, item.lineno)
     return None
