@@ -34,6 +34,11 @@ class TierKey:
     width: int
     sampling: ChunkKind = "greedy"
 
+    @property
+    def tokens(self) -> int:
+        """That the target reads in one run."""
+        return self.rows * self.width
+
 
 @dataclass(frozen=True)
 class Tier:

@@ -11,13 +11,13 @@ from speccompile.runtime.arena import Arena
 
 
 def pack(arena: Arena) -> torch.Tensor:
-    """int64 ``[N, 4 + T]``: emitted, accepted and proposed tokens of each slot, whether it is alive, and its newest
+    """int64 ``[4 + T, N]``: emitted, accepted and proposed tokens of each slot, whether it is alive, and its newest
     tokens, of which as many are of the newest run as were emitted."""
     emitted, length, tokens = arena["emitted"], arena["length"], arena["tokens"]
     # In bounds for any slot: there are T places behind max_len.
     places = (length - emitted)[:, None] + torch.arange(arena.layout.max_width, device=arena.device)
-    columns = torch.stack([emitted, arena["accepted"], arena["proposed"], arena["alive"].long()], dim=1)
-    return torch.cat([columns, tokens.gather(1, places)], dim=1)
+    columns = torch.stack([emitted, arena["accepted"], arena["proposed"], arena["alive"].long()])
+    return torch.cat([columns, tokens.gather(1, places).T])
 
 
 class Buffer(Protocol):
@@ -65,7 +65,7 @@ class Outcome:
         self._free = free
 
     def read(self) -> list[list[int]]:
-        """:func:`pack` as lists; its buffer is another run's from here on."""
+        """The columns of :func:`pack`; their buffer is another run's from here on."""
         told = self._buffer.read()
         self._free.append(self._buffer)
         return told
@@ -95,5 +95,5 @@ class Outcomes:
 
     @staticmethod
     def of(arena: Arena, pack: Callable[[], torch.Tensor]) -> Outcomes:
-        shape = (arena.layout.max_batch + 1, 4 + arena.layout.max_width)
+        shape = (4 + arena.layout.max_width, arena.layout.max_batch + 1)
         return Outcomes(pack, (lambda: PinnedBuffer(shape)) if arena.device.type == "cuda" else HostBuffer)

@@ -5,10 +5,10 @@ One thread at a time; :class:`~speccompile.runtime.engine.Engine` sees to that.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 
 from speccompile.errors import UndecidedLogits
 from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier
@@ -21,6 +21,7 @@ from speccompile.runtime.records import Record
 from speccompile.runtime.request import Request, as_exception
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
+from speccompile.runtime.timing import clock_of
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.sampling.allowed import ask
 
@@ -73,6 +74,7 @@ class Stepper:
         self._make = make
         self.policy = policy
         self.outcomes = outcomes
+        self.clock = clock_of(arena.device)
         self.ready = ready
         self.options = options
         self.stats = Stats(arena.layout.max_draft_len)
@@ -188,21 +190,20 @@ class Stepper:
 
     def _decode(self, rows: list[Request]) -> None:
         self.tier = self.next_tier()
-        started = time.perf_counter()
-        self.tier.run()
+        with self.clock.time(self.prefill_budget.note_step):
+            self.tier.run()
         places = self.tier.draft_len + 1
         records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}
         self._flights.append(Flight(rows, self.outcomes.take(), records))
-        self.prefill_budget.note_step(time.perf_counter() - started)
         self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
 
     def _collect(self, flight: Flight) -> None:
         """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
-        told = flight.outcome.read()
+        columns = flight.outcome.read()
         for request in flight.rows:
             if request.finished:
                 continue
-            emitted, accepted, proposed, alive, *newest = told[request.slot]
+            emitted, accepted, proposed, alive, *newest = (column[request.slot] for column in columns)
             if alive and not emitted:
                 self._set_back(request)
                 continue
@@ -298,12 +299,11 @@ class Stepper:
                 return
         arena.write("prefill_slot", 0, request.slot)
         arena.write("prefill_start", 0, request.cached)
-        started = time.perf_counter()
         kind = self._kind_of_chunk(request, is_last)
-        self.prefill_tiers[width, kind].run()
-        if kind != "prompt_scored":
-            # Those run the lm_head over all places, and say nothing of others.
-            self.prefill_budget.note_chunk(width, time.perf_counter() - started)
+        # Scored ones run the lm_head over all places, and say nothing of others.
+        note = partial(self.prefill_budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
+        with self.clock.time(note):
+            self.prefill_tiers[width, kind].run()
         self.stats.count_prefill(count)
         request.stats.prefill_tokens += count
         if request.params.wanted.prompt_logprobs:
@@ -313,7 +313,7 @@ class Stepper:
         if is_last:
             self._join(request)
             record = request.records.look(request.slot, 1)
-            emitted, _, _, alive, *newest = self.outcomes.take().read()[request.slot]
+            emitted, _, _, alive, *newest = (column[request.slot] for column in self.outcomes.take().read())
             self._hand_out(request, newest[:emitted], bool(alive), record)
             self._retire([request])
 

@@ -19,14 +19,14 @@ def test_what_is_packed(bench: Bench, make: Make) -> None:
     for _ in range(3):
         engine.step()
         packed = pack(arena)
-        assert packed.dtype == torch.int64 and packed.shape == (arena.layout.max_batch + 1, 4 + width)
-        for slot, row in enumerate(packed.tolist()):
+        assert packed.dtype == torch.int64 and packed.shape == (4 + width, arena.layout.max_batch + 1)
+        for slot, row in enumerate(packed.T.tolist()):
             assert row[:3] == [int(arena[name][slot]) for name in ("emitted", "accepted", "proposed")]
             assert row[3] == arena["alive"][slot]
         for request in requests:
             if request.finished or request.slot < 0:
                 continue
-            emitted, _, _, _, *newest = packed[request.slot].tolist()
+            emitted, _, _, _, *newest = packed[:, request.slot].tolist()
             length = int(arena["length"][request.slot])
             text = request.prompt + greedy(bench.model, request.prompt, 20)
             assert newest[:emitted] == text[length - emitted : length]
@@ -43,7 +43,7 @@ def test_a_text_at_max_len_is_packed_in_bounds(bench: Bench, make: Make) -> None
     assert len(request.new_tokens) == 2 and request.finish_reason == "max_len"
     arena["length"][0] = arena.layout.max_len
     try:
-        assert pack(arena)[0, 4:].tolist() == arena["tokens"][0, arena.layout.max_len :].tolist()
+        assert pack(arena)[4:, 0].tolist() == arena["tokens"][0, arena.layout.max_len :].tolist()
     finally:
         arena.reset_slot(0)
 

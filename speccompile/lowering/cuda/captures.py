@@ -77,13 +77,16 @@ class Captures:
             CannotCapture: one waits for the host, or makes a size of a value; names the node.
             CapturedElsewhere: with ``check``, one reads what could move or be freed.
         """
-        everything = [*executables.tiers.values(), *executables.prefill.values()]
-        with self._arena.parked(), _no_collection():
-            captured = {tier.name: self._capture(tier) for tier in largest_first(everything)}
+        captured = self.all([*executables.tiers.values(), *executables.prefill.values()])
         return Executables(
             {name: captured[tier.name] for name, tier in executables.tiers.items()},
             {name: captured[tier.name] for name, tier in executables.prefill.items()},
         )
+
+    def all(self, tiers: Iterable[Tier]) -> dict[str, Tier]:
+        """All of ``tiers`` captured, by name. Raises as :meth:`of`."""
+        with self._arena.parked(), _no_collection():
+            return {tier.name: self._capture(tier) for tier in largest_first(tiers)}
 
     def function(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """``compute`` as a graph; what is returned is one tensor, which every call overwrites."""
@@ -138,7 +141,7 @@ class Captures:
 
 def largest_first(tiers: Iterable[Tier]) -> list[Tier]:
     """Of most tokens first, so that the others find their blocks in the pool."""
-    return sorted(tiers, key=lambda tier: tier.key.rows * tier.key.width, reverse=True)
+    return sorted(tiers, key=lambda tier: tier.key.tokens, reverse=True)
 
 
 @contextlib.contextmanager
