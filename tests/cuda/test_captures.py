@@ -22,7 +22,7 @@ from speccompile.errors import CannotCapture, CapturedElsewhere, NeedsCuda, Stal
 from speccompile.graph_capture.support import named_tensors
 from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.lowering.cuda import captures as captures_module
-from speccompile.lowering.cuda.captures import CHECK, Captured, Captures, Footprint, largest_first
+from speccompile.lowering.cuda.captures import CHECK, Captured, Captures, Footprint
 from speccompile.lowering.tier import Executables, Tier
 
 
@@ -99,7 +99,7 @@ def test_footprints(bench: Bench) -> None:
         f"{count} graphs over one pool of {count}.0 MiB; the first one took 2.0 MiB of the device, every other one at "
         "most 2.0 MiB"
     )
-    assert largest_first([]) == []
+    assert captures.pool_bytes == count << 20
 
 
 def test_a_graph_keeps_what_it_reads() -> None:
@@ -172,7 +172,7 @@ def test_texts_are_the_same_and_kinds_are_captured_when_they_are_needed(
     """The second kind's warm-up and capture come between the steps of requests that are on."""
     rng = random.Random(mode)
     spec = wrap(bench.model, mode)
-    assert "12 graphs" not in spec.explain() and f"{len(device.graphs) - 1} graphs over one pool" in spec.explain()
+    assert f"{len(device.graphs) - 1} graphs over one pool" in spec.explain()
     assert spec.build_seconds["CUDA graphs"] > 0
     engine = spec.engine
     engine.late = late

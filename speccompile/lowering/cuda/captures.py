@@ -69,6 +69,8 @@ class Captures:
         self._check = os.environ.get(CHECK) == "1" if check is None else check
         #: By tier and chunk, in the order of capture.
         self.footprints: dict[str, Footprint] = {}
+        #: Of the pool, behind the newest capture.
+        self.pool_bytes = 0
 
     def of(self, executables: Executables) -> Executables:
         """The same with every tier and prompt chunk captured.
@@ -105,13 +107,12 @@ class Captures:
         return replay
 
     def explain(self) -> str:
-        pool = self._device.memory().pool
         first, *others = self.footprints.values()
         extra = max((footprint.device for footprint in others), default=0)
         checked = f"; addresses are checked at every replay ({CHECK}=1)" if self._check else ""
         return (
-            f"{len(self.footprints)} graphs over one pool of {_mib(pool)}; the first one took {_mib(first.device)} of "
-            f"the device, every other one at most {_mib(extra)}{checked}"
+            f"{len(self.footprints)} graphs over one pool of {_mib(self.pool_bytes)}; the first one took "
+            f"{_mib(first.device)} of the device, every other one at most {_mib(extra)}{checked}"
         )
 
     def _capture(self, tier: Tier) -> Tier:
@@ -126,6 +127,7 @@ class Captures:
         # A graph's first launch is what takes it to the device.
         graph.replay()
         after = self._device.memory()
+        self.pool_bytes = after.pool
         self.footprints[tier.name] = Footprint(after.pool - before.pool, before.free - after.free)
         kept = (tier.executable, *[tensor.detach() for tensor in tier.arguments])
         return replace(tier, executable=Captured(graph, kept, self._checker(tier) if self._check else None))
