@@ -69,7 +69,7 @@ class CudaDevice:
             run()
 
     def capture(self, run: Callable[[], Any]) -> Graph:
-        torch.cuda.synchronize(self._device)
+        self._make_room()
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph: when a capture fails that leaves the capture stream current.
         with torch.cuda.stream(self._stream):
@@ -89,8 +89,7 @@ class CudaDevice:
         return graph
 
     def memory(self) -> Memory:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
+        self._make_room()
         free, _ = torch.cuda.mem_get_info(self._device)
         return Memory(sum(map(len, self.pool_ranges())), free)
 
@@ -100,10 +99,15 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def _inside(self, pool: torch.cuda.MemPool) -> Iterator[None]:
-        torch.cuda.synchronize(self._device)
+        self._make_room()
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(pool, self._device):
             yield
         torch.cuda.synchronize(self._device)
+
+    def _make_room(self) -> None:
+        """While allocations go to a pool, torch gives no cached blocks back when memory runs out (pytorch#159674)."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         try:

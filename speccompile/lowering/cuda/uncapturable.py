@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from speccompile.errors import CannotCapture, told
 from speccompile.lowering.cuda.device import GraphDevice
 from speccompile.lowering.tier import Tier
@@ -53,6 +55,7 @@ def _raised_at(tier: Tier, error: BaseException) -> Statement | None:
     return None if line is None else _statement(tier.step.source, line)
 
 
+@torch.no_grad()
 def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
     """The first line of ``step`` that cannot be captured, if there is one. What lines compute is computed beside."""
     source = tier.step.source
