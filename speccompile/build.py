@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +29,12 @@ from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore, capture_file
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph_capture.support import ModelInfo, named_tensors
 from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.cpu.consume import ConsumedWeights
 from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.lowering.cpu.rounded import as_packed
+from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK
 from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
@@ -53,6 +55,7 @@ from speccompile.pipelines import (
 )
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
+from speccompile.runtime.outcomes import pack
 from speccompile.storage import CacheFolder, Storage
 
 
@@ -67,6 +70,8 @@ class Build:
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
         make_mixed: makes the mixed tiers of a kind: none where prompts cannot be read along.
+        captures: the CUDA graphs, None if there are none.
+        pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a graph if there are graphs.
     """
 
     config: BuildConfig
@@ -80,6 +85,8 @@ class Build:
     make: Callable[[Kind], Executables]
     make_mixed: Callable[[Kind], Mapping[TierName, Tier]]
     capture_difference: float
+    captures: Captures | None
+    pack: Callable[[], torch.Tensor]
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -212,9 +219,15 @@ def build(
                 stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
                 _prove(stages, lowered, clock)
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
+    captures = config.backend.captures(arena, partial(named_tensors, model))
+    pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
     with clock.time("binding"):
         executables = _executables(config, arena, outlined, stages.tiers, stages.prefill)
         stages.maker.store([*stages.tiers.values(), *stages.prefill.values()])
+    if captures is not None:
+        with task("capture CUDA graphs"), clock.time("CUDA graphs"):
+            executables = captures.of(executables)
+            pack_arena = captures.function(pack_arena)
     if info.device.type == "cpu":
         # Another thread may run the steps.
         release_workers()
@@ -223,7 +236,8 @@ def build(
         with task(f"build the {kind} steps"):
             tiers, prefill = _steps_of_kind(config, stages.maker, kind)
             stages.maker.store([*tiers.values(), *prefill.values()])
-            return _executables(config, arena, outlined, tiers, prefill)
+            made = _executables(config, arena, outlined, tiers, prefill)
+            return made if captures is None else captures.of(made)
 
     @functools.cache
     def make_mixed(kind: Kind) -> Mapping[TierName, Tier]:
@@ -233,7 +247,7 @@ def build(
             names = [(*sizes, kind) for sizes in itertools.product(config.tiers, config.mixed_row_counts)]
             steps = {name: stages.maker.finish(mixed_pipeline(config, *name)) for name in names}
             stages.maker.store(steps.values())
-            return {
+            tiers = {
                 (draft_len, rows, kind): _bound(
                     config,
                     arena,
@@ -245,6 +259,7 @@ def build(
                 )
                 for (draft_len, rows, kind), step in steps.items()
             }
+            return tiers if captures is None else captures.of(Executables(tiers, {})).tiers
 
     return Build(
         config,
@@ -258,6 +273,8 @@ def build(
         make,
         make_mixed,
         difference,
+        captures,
+        pack_arena,
         clock.seconds,
     )
 

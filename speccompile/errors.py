@@ -80,6 +80,13 @@ class UnknownBackend(UserError):
     template = "unknown backend {name!r}. Available: {available}."
 
 
+class NeedsCuda(UserError):
+    template = (
+        "backend={name!r} needs a model on a CUDA device, and this one is on {device}. Move it with model.to('cuda'), "
+        "or use backend='auto'."
+    )
+
+
 class UnknownAcceptance(UserError):
     template = "unknown acceptance rule {name!r}. Available: {available}."
 
@@ -203,6 +210,27 @@ class UnknownStage(UserError):
 
 class LoweringError(SpecCompileError):
     """A verified step graph could not be turned into an executable."""
+
+
+class CannotCapture(LoweringError):
+    template = (
+        "{tier} cannot be captured as a CUDA graph: {where} ({reason}). A captured step may not wait for the host, "
+        "copy from it, or make sizes of values: change that op, or take backend='inductor'."
+    )
+
+
+class CapturedElsewhere(LoweringError):
+    template = (
+        "{tier} calls {op} with a tensor at {address}, which is neither a weight, nor in the arena, nor in the pool of "
+        "its CUDA graphs: it could be freed under the graph. Make it a state tensor, or a port of the step."
+    )
+
+
+class StaleGraph(SpecCompileError):
+    template = (
+        "{tier} was captured with the {role} {name!r} at {then}, and it lies at {now} now: the graph would read what "
+        "was there. Change it in place, or wrap the model again."
+    )
 
 
 # --- requests ----------------------------------------------------------------------------------

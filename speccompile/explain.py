@@ -32,6 +32,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_weights(build),
         "kernels": f"linears and attention: {config.kernels.reason}; {_kernels(build)}",
+        **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "

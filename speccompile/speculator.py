@@ -30,6 +30,7 @@ from speccompile.runtime.generate import decode, padded
 from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.options import EngineOptions
+from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.policy import Fixed, Policy, check_tier
 from speccompile.runtime.records import Wanted
@@ -57,6 +58,7 @@ class Speculator:
             make=build.make,
             make_mixed=build.make_mixed,
             policy=policy,
+            outcomes=Outcomes.of(build.arena, build.pack),
             ready=config.mode.ready and not config.rule.fills_drafts,
             options=options,
             one_shape=config.one_shape,

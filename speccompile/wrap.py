@@ -67,7 +67,7 @@ def wrap(
         max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
             the smallest of 1, 2, 4, ... rows that holds those alive.
         max_len: most tokens of a sequence, prompt included.
-        backend: ``auto``, ``eager`` or ``inductor``.
+        backend: ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``.
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
             tier.
         acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their

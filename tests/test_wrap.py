@@ -103,7 +103,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
         ({"policy": "schedule:1=3,2=7"}, UnknownTier, ["draft length 7", "built: 0, 3"]),
         ({"policy": "fast"}, InvalidPolicy, ["'fast'", "'fixed:7'", "choose(live_rows)"]),
         ({"policy": 3}, InvalidPolicy, ["policy=3", "no method choose"]),
-        ({"backend": "tensorrt"}, UnknownBackend, ["'tensorrt'", "auto, eager, inductor"]),
+        ({"backend": "tensorrt"}, UnknownBackend, ["'tensorrt'", "auto, eager, inductor, cudagraph"]),
         ({"acceptance": "likely"}, UnknownAcceptance, ["'likely'", "exact"]),
         ({"acceptance": "block"}, InvalidOption, ["'block'", "mode 'ngram' has none", "acceptance='rejection'"]),
         ({"deterministic": "yes"}, InvalidOption, ["deterministic='yes'", "True, False or None"]),

@@ -16,7 +16,7 @@ from speccompile.cli.session import parse_options, parse_tiers, session
 Model = Annotated[str, typer.Argument(help="smollm2, tiny (random weights), a local folder or a hub id.")]
 Mode = Annotated[str, typer.Option(help=f"How to draft: {', '.join(modes.available())}.")]
 Tiers = Annotated[str, typer.Option(help="Draft lengths to build, 0 among them.")]
-Backend = Annotated[str, typer.Option(help="auto, eager or inductor.")]
+Backend = Annotated[str, typer.Option(help="auto, eager, inductor or cudagraph.")]
 Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the mode, name=value; may repeat.")]
 
 

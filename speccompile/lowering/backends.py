@@ -9,12 +9,15 @@ from typing import Any, Protocol
 
 import torch
 
-from speccompile.errors import UnknownBackend
+from speccompile.errors import NeedsCuda, UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
+from speccompile.lowering.cuda.captures import Captures, Weights
+from speccompile.lowering.cuda.device import CudaDevice
 from speccompile.lowering.inductor import compiled_bodies, compiled_files, probe
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.passes.printing import callable_of, load_python, to_python
+from speccompile.runtime.arena import Arena
 
 
 class Backend(Protocol):
@@ -40,6 +43,12 @@ class Backend(Protocol):
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         """What a package keeps of the compiled bodies of ``graph``, by name."""
 
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        """What captures the bound tiers of one wrap; None if they run as they are.
+
+        ``weights`` are the model's own, by path, as they are when it is called.
+        """
+
 
 @dataclass(frozen=True)
 class Eager:
@@ -62,6 +71,9 @@ class Eager:
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         return {}
+
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -93,20 +105,39 @@ class Inductor:
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         return compiled_files(graph)
 
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        return None
 
-BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor}
+
+@dataclass(frozen=True)
+class CudaGraph(Inductor):
+    """What Inductor lowers, with each tier captured as one CUDA graph."""
+
+    name: str = "cudagraph"
+
+    def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        return Captures(arena, CudaDevice(arena.device), weights)
+
+
+BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor, "cudagraph": CudaGraph}
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:
-    """The backend called ``name``; ``auto`` takes Inductor where it can build code, else eager.
+    """The backend called ``name``; ``auto`` takes CUDA graphs on CUDA, else Inductor where it can build code, else
+    eager.
 
     Raises:
         UnknownBackend: there is none of that name.
+        NeedsCuda: there is, and it cannot run on ``device``.
     """
     if name == "auto":
+        if device.type == "cuda":
+            return CudaGraph("a step is one launch")
         if device.type == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
             return Eager("no C++ compiler was found, which Inductor needs on a CPU")
         return Inductor(f"compiled code is fastest on {device.type}")
     if not isinstance(name, str) or name not in BACKENDS:
         raise UnknownBackend(name=name, available=", ".join(["auto", *BACKENDS]))
+    if name == "cudagraph" and device.type != "cuda":
+        raise NeedsCuda(name=name, device=device)
     return BACKENDS[name]("asked for")

@@ -36,6 +36,11 @@ class TierKey:
     sampling: ChunkKind = "greedy"
     prompt_tokens: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """That the target reads in one run."""
+        return self.rows * self.width
+
 
 @dataclass(frozen=True)
 class Tier:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -47,18 +48,48 @@ class Arena(Mapping[str, torch.Tensor]):
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    def write(self, name: str, index: int | slice, value: float | Sequence[float] | torch.Tensor) -> None:
+        """Set what tensor ``name`` holds at ``index``; a sequence sets the first places there.
+
+        In the order of steps, and without waiting for one that still runs: what the host has is staged in pinned
+        memory, which torch keeps until the copy is done.
+        """
+        place = self._tensors[name][index]
+        if isinstance(value, int | float):
+            place.fill_(value)
+            return
+        staged = torch.as_tensor(value, dtype=place.dtype)
+        if self.device.type == "cuda" and staged.device.type == "cpu":
+            staged = staged.pin_memory()
+        place = place[: len(staged)] if staged.ndim else place
+        place.copy_(staged, non_blocking=True)
+
+    @contextlib.contextmanager
+    def parked(self) -> Iterator[None]:
+        """Meanwhile every row and every prompt chunk is the dummy slot's, so that a step can be run for what it makes
+        on the machine: it changes nothing of any other slot."""
+        bound = {name: self._tensors[name].clone() for name in ("slots", "prefill_slot", "prefill_start")}
+        self._tensors["slots"].fill_(self.layout.dummy_slot)
+        self._tensors["prefill_slot"].fill_(self.layout.dummy_slot)
+        self._tensors["prefill_start"].fill_(0)
+        try:
+            yield
+        finally:
+            for name, before in bound.items():
+                self._tensors[name].copy_(before)
+
     def reset_slot(self, slot: int) -> None:
         """Set everything a former owner of ``slot`` could leave behind to its fill value (KV is dead by length)."""
         for name, tensor in self.layout.tensors.items():
             if tensor.reset:
-                self._tensors[name][slot] = tensor.fill
+                self._tensors[name][slot].fill_(tensor.fill)
 
     def clear_text_state(self, slot: int, start: int) -> None:
         """Set what ``slot`` holds of positions from ``start`` on (KV) to its fill value: what is not a number there
         would spoil even a sum that gives it no weight."""
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
-                self._tensors[name][slot, start:] = tensor.fill
+                self._tensors[name][slot, start:].fill_(tensor.fill)
 
     def copy_text_state(self, source: int, target: int, count: int) -> None:
         """Copy what ``source`` holds of its first ``count`` positions (KV) to ``target``."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-import torch
-
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.request import Request
 
@@ -59,13 +57,14 @@ class Slots:
             arena.copy_text_state(source, slot, shared)
         if self._clear:
             arena.clear_text_state(slot, shared)
-        arena["tokens"][slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
-        arena["length"][slot] = arena["prompt_length"][slot] = len(prompt)
-        arena["limit"][slot] = min(len(prompt) + request.params.max_new_tokens, layout.max_len)
-        arena["eos"][slot, : len(request.params.eos)] = torch.tensor(request.params.eos, dtype=torch.int64)
+        arena.write("tokens", slot, prompt)
+        arena.write("length", slot, len(prompt))
+        arena.write("prompt_length", slot, len(prompt))
+        arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, layout.max_len))
+        arena.write("eos", slot, request.params.eos)
         if request.params.sampling is not None:
             request.params.sampling.place(arena, slot, len(prompt))
-        arena["alive"][slot] = True
+        arena.write("alive", slot, True)
 
     def give_back(self, request: Request) -> None:
         """The request has ended; of one that failed, nothing stays in the slot."""

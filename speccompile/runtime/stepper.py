@@ -5,23 +5,23 @@ One thread at a time; :class:`~speccompile.runtime.engine.Engine` sees to that.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-
-import torch
+from functools import partial
 
 from speccompile.errors import UndecidedLogits
 from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier, TierName
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.options import EngineOptions
+from speccompile.runtime.outcomes import Outcome, Outcomes
 from speccompile.runtime.policy import Policy, check_tier
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.records import Record
 from speccompile.runtime.request import Request, as_exception
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
+from speccompile.runtime.timing import clock_of
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.sampling.allowed import ask
 
@@ -30,12 +30,11 @@ from speccompile.sampling.allowed import ask
 class Flight:
     """A run whose results have not been read yet.
 
-    ``outcome`` is ``[4, N]``: emitted, accepted and proposed tokens of each slot, and whether it is alive. It is a
-    copy, since the next run overwrites them; and so are ``records``, of the rows that want any.
+    ``outcome`` and ``records``, of the rows that want any, are copies, since the next run overwrites the arena.
     """
 
     rows: list[Request]
-    outcome: torch.Tensor
+    outcome: Outcome
     records: dict[Request, Record]
 
 
@@ -48,6 +47,7 @@ class Stepper:
         make: makes those of another kind, when the first request needs them.
         make_mixed: makes the mixed tiers of a kind, when the first request is submitted whose tokens are watched.
         policy: chooses the draft length of each step.
+        outcomes: what runs tell the host.
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
         options: of the engine.
         one_shape: all steps and chunks run one shape, so that a text depends in no bit on what else ran.
@@ -62,6 +62,7 @@ class Stepper:
         make: Callable[[Kind], Executables],
         make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
         policy: Policy,
+        outcomes: Outcomes,
         *,
         ready: bool,
         options: EngineOptions,
@@ -76,6 +77,8 @@ class Stepper:
         self._make, self._make_mixed = make, make_mixed
         self._mixed_kinds: set[Kind] = set()
         self.policy = policy
+        self.outcomes = outcomes
+        self.clock = clock_of(arena.device)
         self.ready = ready
         self.options = options
         self.stats = Stats(arena.layout.max_draft_len)
@@ -83,8 +86,10 @@ class Stepper:
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
         self.tier = next(iter(self.tiers.values()))
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.
-        #: Only where it runs beside the host, and where nothing of a step decides which tier comes next.
-        self.late = arena.device.type == "cuda" and not (ready and "draft_lens" in arena)
+        #: Only where it runs beside the host, and where nothing of a step decides which tier comes next, or has to be
+        #: cleared in front of it.
+        waits = (ready and "draft_lens" in arena) or reads_dead_places
+        self.late = arena.device.type == "cuda" and not waits
         self.prefill_budget = PrefillBudget(
             sorted({width for width, _ in self.prefill_tiers}), options.prefill_budget, fixed=one_shape
         )
@@ -193,7 +198,7 @@ class Stepper:
             return
         try:
             allowed = ask(sampling.asks, sampling.row, request.prompt + request.new_tokens, layout.vocab_size)
-            self.arena["allowed_tokens"][request.slot] = allowed
+            self.arena.write("allowed_tokens", request.slot, allowed)
         except BaseException as error:
             self._fail([request], error)
 
@@ -202,42 +207,41 @@ class Stepper:
         if reader is not None and not self._reads_along(reader):
             reader = None
         self.tier = self.next_tier(mixed=reader is not None)
+        budget = self.prefill_budget
         if reader is not None:
             self._point_at(reader)
-        started = time.perf_counter()
-        self.tier.run()
+        with self.clock.time(budget.note_step if reader is None else budget.note_mixed):
+            self.tier.run()
         places = self.tier.draft_len + 1
         records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}
-        self._flights.append(Flight(rows, self._outcome(), records))
-        seconds = time.perf_counter() - started
+        self._flights.append(Flight(rows, self.outcomes.take(), records))
         self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
-        if reader is None:
-            self.prefill_budget.note_step(seconds)
-            return
-        self.prefill_budget.note_mixed(seconds)
-        count = min(self.tier.key.prompt_tokens, len(reader.prompt) - 1 - reader.cached)
+        if reader is not None:
+            self._read_along(reader)
+
+    def _read_along(self, reader: Request) -> None:
+        """The step has read on in its prompt."""
+        left = len(reader.prompt) - 1 - reader.cached
+        count = min(self.tier.key.prompt_tokens, left)
         self.stats.prefill_tokens += count
         self._count_read(reader, count)
-        if reader.cached == len(reader.prompt) - 1:
+        if count == left:
             self._join(reader)
-
-    def _outcome(self) -> torch.Tensor:
-        return torch.stack([self.arena[name].long() for name in ("emitted", "accepted", "proposed", "alive")])
 
     def _collect(self, flight: Flight) -> None:
         """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
-        columns = flight.outcome.tolist()
+        columns = flight.outcome.read()
         for request in flight.rows:
             if request.finished:
                 continue
-            emitted, accepted, proposed, alive = (column[request.slot] for column in columns)
+            emitted, accepted, proposed, alive, *newest = (column[request.slot] for column in columns)
             if alive and not emitted:
                 self._set_back(request)
                 continue
             self._stuck.discard(request)
             self.stats.count(emitted, accepted, proposed)
             request.stats.count(emitted, accepted, proposed)
-            self._hand_out(request, emitted, bool(alive), flight.records.get(request, {}))
+            self._hand_out(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
         self._retire(flight.rows)
 
     def _set_back(self, request: Request) -> None:
@@ -246,12 +250,10 @@ class Stepper:
         if self._reads_dead_places:
             self.arena.clear_text_state(request.slot, request.cached)
 
-    def _hand_out(self, request: Request, emitted: int, alive: bool, record: Record) -> None:
-        done = len(request.prompt) + len(request.new_tokens)
-        new: list[int] = self.arena["tokens"][request.slot, done : done + emitted].tolist()
-        request.cached = done + emitted - 1
+    def _hand_out(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
+        request.cached = len(request.prompt) + len(request.new_tokens) + len(new) - 1
         try:
-            request.records.add(record, emitted)
+            request.records.add(record, len(new))
             self._tell(request, new)
         except BaseException as error:
             self._blame(request, error)
@@ -346,12 +348,11 @@ class Stepper:
             if request.finished:
                 return
         self._point_at(request)
-        started = time.perf_counter()
         kind = self._kind_of_chunk(request, is_last)
-        self.prefill_tiers[width, kind].run()
-        if kind != "prompt_scored":
-            # Those run the lm_head over all places, and say nothing of others.
-            self.prefill_budget.note_chunk(width, time.perf_counter() - started)
+        # Scored ones run the lm_head over all places, and say nothing of others.
+        note = partial(self.prefill_budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
+        with self.clock.time(note):
+            self.prefill_tiers[width, kind].run()
         self.stats.count_prefill(count)
         if request.params.wanted.prompt_logprobs:
             followed = min(count, len(request.prompt) - 1 - request.cached)
@@ -359,16 +360,15 @@ class Stepper:
         self._count_read(request, count)
         if is_last:
             self._join(request)
-            slot = request.slot
-            self._hand_out(
-                request, int(arena["emitted"][slot]), bool(arena["alive"][slot]), request.records.look(slot, 1)
-            )
+            record = request.records.look(request.slot, 1)
+            emitted, _, _, alive, *newest = (column[request.slot] for column in self.outcomes.take().read())
+            self._hand_out(request, newest[:emitted], bool(alive), record)
             self._retire([request])
 
     def _point_at(self, request: Request) -> None:
         """The next run reads its prompt on."""
-        self.arena["prefill_slot"][0] = request.slot
-        self.arena["prefill_start"][0] = request.cached
+        self.arena.write("prefill_slot", 0, request.slot)
+        self.arena.write("prefill_start", 0, request.cached)
 
     @staticmethod
     def _count_read(request: Request, count: int) -> None:
@@ -437,4 +437,4 @@ class Stepper:
     def _bind_rows(self) -> None:
         slots = [request.slot for request in self._rows]
         slots += [self.arena.layout.dummy_slot] * (self.arena.layout.max_batch - len(slots))
-        self.arena["slots"].copy_(torch.tensor(slots, dtype=torch.int64))
+        self.arena.write("slots", slice(None), slots)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from speccompile.errors import Closed, InsideStep
+from speccompile.lowering.streams import stream_of_turns
 from speccompile.lowering.tier import Kind
 from speccompile.lowering.workers import release_workers
 from speccompile.runtime.interrupts import deferred_interrupts
@@ -120,7 +121,7 @@ class Turns(Stepper):
     @contextlib.contextmanager
     def _own_turn(self, *, blocking: bool = True) -> Iterator[bool]:
         """Have the turn, and clean up before and behind; without ``blocking`` False if another thread has it."""
-        with deferred_interrupts():
+        with deferred_interrupts(), stream_of_turns(self.arena.device):
             if not self._turn_lock.acquire(blocking):
                 yield False
                 return

@@ -30,7 +30,7 @@ class Sampling:
 
     def place(self, arena: Arena, slot: int, prompt_length: int) -> None:
         """Write into the state of ``slot``, which holds nothing of a former owner."""
-        arena["seed"][slot] = self.seed
+        arena.write("seed", slot, self.seed)
         for processor in PROCESSORS:
             values = {
                 option.name: self.values[option.name] for option in processor.options if option.name in self.values
@@ -38,9 +38,7 @@ class Sampling:
             if not values:
                 continue
             for name, value in processor.place(values, prompt_length).items():
-                given = torch.as_tensor(value, dtype=arena[name].dtype)
-                place = arena[name][slot]
-                (place[: len(given)] if given.ndim else place).copy_(given)
+                arena.write(name, slot, value)
 
     @property
     def asks(self) -> AllowedTokensFunction | None:

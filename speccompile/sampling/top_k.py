@@ -23,7 +23,9 @@ class TopK(Processor):
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         count = state[0].clamp(max=scores.shape[-1])
-        greatest = scores.topk(int(count.max()), dim=-1).values
+        # Only a CPU may be asked for a number in the middle of a step.
+        most = int(count.max()) if scores.device.type == "cpu" else scores.shape[-1]
+        greatest = scores.topk(most, dim=-1).values
         index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
         threshold = torch.where(count[:, None, None] > 0, greatest.gather(-1, index), float("-inf"))
         scores.masked_fill_(scores < threshold, float("-inf"))

@@ -29,14 +29,15 @@ class TopP(Processor):
         top_p = state[0][:, None, None]
         total = scores.logsumexp(-1, keepdim=True)
         vocab = scores.shape[-1]
-        for look in (*LOOKS, vocab):
+        # Only a CPU may be asked in the middle of a step whether it has seen enough.
+        for look in (*LOOKS, vocab) if scores.device.type == "cpu" else (vocab,):
             greatest = scores.topk(min(look, vocab), dim=-1).values
             mass = (greatest - total).exp()
             # A token stays while those in front of it make up less than p.
             inside = mass.cumsum(-1) - mass < top_p
             inside[..., 0] = True
             count = inside.sum(-1, keepdim=True)
-            if not ((count == look) & (top_p < 1)).any():
+            if look == vocab or not ((count == look) & (top_p < 1)).any():
                 break
         threshold = torch.where(top_p < 1, greatest.gather(-1, count - 1), float("-inf"))
         scores.masked_fill_(scores < threshold, float("-inf"))

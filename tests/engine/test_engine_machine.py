@@ -30,7 +30,6 @@ class EngineMachine(RuleBasedStateMachine):
         prefill_budget=st.sampled_from([8, 24, None]),
     )
     def begin(self, which: tuple[str, int], late: bool, max_waiting: int, prefill_budget: int | None) -> None:
-        late = late and which[0] != "ngram"
         self.play = Play(spec_of(*which), late=late, max_waiting=max_waiting, prefill_budget=prefill_budget)
 
     @rule(data=st.data(), max_new_tokens=st.integers(1, MAX_NEW), priority=st.sampled_from([0, 0, 0, 1, -1]))
@@ -91,12 +90,14 @@ def test_machine() -> None:
 @pytest.mark.parametrize(
     ("mode", "slots", "late", "wanted"),
     [
-        ("ngram", 1, False, 125),
+        ("ngram", 1, False, 60),
+        ("ngram", 1, True, 65),
         ("early_exit", 2, False, 60),
         ("early_exit", 2, True, 65),
         ("none", 3, False, 60),
         ("none", 3, True, 65),
-        ("ngram", 4, False, 125),
+        ("ngram", 4, False, 60),
+        ("ngram", 4, True, 65),
     ],
 )
 def test_500_requests_in_random_order(mode: str, slots: int, late: bool, wanted: int) -> None:

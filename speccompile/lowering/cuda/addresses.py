@@ -1,0 +1,70 @@
+"""Which addresses a captured step may hold: those of weights, arena and pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from speccompile.errors import CapturedElsewhere, StaleGraph
+from speccompile.lowering.tier import Tier
+
+#: Where a tensor lies: address, shape, strides.
+Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def place_of(tensor: torch.Tensor) -> Place:
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def check_places(tier: Tier, captured: Sequence[Place], weights: Mapping[str, torch.Tensor]) -> None:
+    """Compare where the tier's tensors are now with where they were when it was captured.
+
+    Looked up anew: in the arena, and in ``weights``, the model's by path. The tier's own are what was captured.
+
+    Raises:
+        StaleGraph: names the first one that moved.
+    """
+    for port, bound, before in zip(tier.ports, tier.arguments, captured, strict=True):
+        if port.role == "state":
+            tensor = tier.arena[port.name]
+        elif port.path is not None and not port.own:
+            tensor = weights.get(port.path, bound.new_empty(0))
+        else:
+            tensor = bound
+        if place_of(tensor) != before:
+            name, then, now = port.path or port.name, hex(before[0]), hex(tensor.data_ptr())
+            raise StaleGraph(tier=tier.name, role=port.role, name=name, then=then, now=now)
+
+
+class Reads(TorchDispatchMode):
+    """Notes, while it is on, the first op that is called with each storage on a kind of device, ops inside of compiled
+    bodies included.
+
+    Kernels that are launched past torch's dispatcher, as Inductor's own are, are not seen; what they are called with
+    are tensors of the step, or allocated beside them. For that reason torch 2.13's ``check_input_liveness`` is not
+    used: a tensor that Inductor's code allocates comes past the dispatcher too, so it would be taken for an input, and
+    its end for a fault.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+        self.found: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in pytree.tree_iter((args, kwargs)):
+            if isinstance(value, torch.Tensor) and value.device.type == self._device_type and value.numel():
+                self.found.setdefault(value.untyped_storage().data_ptr(), str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def check_reads(tier: Tier, reads: Reads, pool: Sequence[range]) -> None:
+    """Raises CapturedElsewhere: something was read that is neither a weight, nor in the arena, nor in the pool."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in tier.arguments}
+    for address, op in reads.found.items():
+        if address not in known and not any(address in memory for memory in pool):
+            raise CapturedElsewhere(tier=tier.name, op=op, address=hex(address))

@@ -1,0 +1,104 @@
+"""Which node of a step cannot be captured."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from speccompile.errors import CannotCapture, told
+from speccompile.lowering.cuda.device import GraphDevice
+from speccompile.lowering.tier import Tier
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One line of a printed step, which is one node of its graph.
+
+    ``owner`` is the pass that put it there.
+    """
+
+    node: str
+    owner: str
+    line: int
+    text: str
+
+
+def cannot_capture(tier: Tier, error: Exception, device: GraphDevice) -> CannotCapture:
+    """The error to raise for a tier whose warm-up or capture raised ``error``.
+
+    An op that CUDA refuses raises at once, so the error's own traceback leads to the printed line. One that only
+    spoils the capture is found by capturing every line alone.
+    """
+    found = _raised_at(tier, error) or _captured_alone(tier, device)
+    if found is None:
+        where = "each of its nodes alone can be captured"
+    else:
+        where = (
+            f"it fails at node {found.node!r} of pass {found.owner!r}, line {found.line} of the printed step: "
+            f"{found.text}"
+        )
+    return CannotCapture(tier=tier.name, reason=told(error), where=where)
+
+
+def _raised_at(tier: Tier, error: BaseException) -> Statement | None:
+    """The innermost line of the printed step that ``error`` came through."""
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == f"<{tier.name}>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return None if line is None else _statement(tier.step.source, line)
+
+
+@torch.no_grad()
+def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
+    """The first line of ``step`` that cannot be captured, if there is one. What lines compute is computed beside."""
+    source = tier.step.source
+    step = next(
+        item for item in ast.parse(source).body if isinstance(item, ast.FunctionDef) and item.name == "step"
+    )  # fmt: skip
+    names = [argument.arg for argument in step.args.args]
+    # The function's globals are its printed file, with compiled bodies in the place of printed ones.
+    namespace: dict[str, Any] = {
+        **getattr(tier.executable, "__globals__", {}),
+        **dict(zip(names, tier.arguments, strict=True)),
+    }
+    for item in step.body:
+        if not isinstance(item, ast.Assign | ast.Expr):
+            continue
+        code = compile(ast.Module([item], []), f"<{tier.name}>", "exec")
+        run = _runs(code, namespace)
+        run()
+        try:
+            with warnings.catch_warnings():
+                # torch warns of graphs without a kernel, as those of views are.
+                warnings.simplefilter("ignore")
+                device.capture(run)
+        except Exception:
+            return _statement(source, item.lineno)
+    return None
+
+
+def _runs(code: Any, namespace: dict[str, Any]) -> Callable[[], None]:
+    def run() -> None:
+        exec(code, namespace)
+
+    return run
+
+
+def _statement(source: str, line: int) -> Statement:
+    lines = source.splitlines()
+    text = lines[line - 1].strip()
+    owners = [other.strip() for other in lines[:line] if other.startswith("    # ")]
+    node, assigned, _ = text.partition(" = ")
+    return Statement(
+        node if assigned else text.partition("(")[0],
+        owners[-1].removeprefix("# ") if owners else "none",
+        line,
+        text,
+    )

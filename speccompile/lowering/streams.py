@@ -1,0 +1,18 @@
+"""The CUDA stream that all of an engine's work goes to."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+
+def stream_of_turns(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The device's default stream, whatever stream and device the calling thread is at.
+
+    Threads take turns on the host, which orders nothing on the device: a step may write what the one before it still
+    reads, unless both are on one stream.
+    """
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.default_stream(device))

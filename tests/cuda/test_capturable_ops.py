@@ -1,0 +1,95 @@
+"""Ops whose insides no graph shows: on CUDA they ask no tensor for a value and copy nothing from or to the host.
+
+They run over meta tensors in the place of CUDA's: those have no values either, and need no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from speccompile.graph_capture.state import B, E, K, N, S, StateSpec, V, core_state
+from speccompile.passes.sample import state_of
+from speccompile.sampling import PROCESSORS, sampling_state
+from speccompile.sampling.automata import advance, cut
+from speccompile.sampling.base import Processor
+from speccompile.sampling.noise import add_gumbel
+
+ROWS, WIDTH, DRAFTS = 3, 4, 3
+SIZES = {N: 6, S: 40, K: DRAFTS, B: ROWS, E: 8, V: 5000}
+STATE = {spec.name: spec for spec in [*core_state(SIZES[V]), *sampling_state()]}
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses ops that take something from the host to the device, or back. Numbers travel with a kernel's launch."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [value for value in pytree.tree_leaves((args, kwargs, result)) if isinstance(value, torch.Tensor)]
+        moves = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if moves and len({value.device.type for value in tensors}) > 1:
+            raise AssertionError(f"{func} between the host and the device")
+        return result
+
+
+def without_values(run: Callable[[], Any]) -> None:
+    """``run`` makes its tensors itself, on the default device."""
+    with torch.device("meta"), torch.no_grad(), OneDevice():
+        run()
+
+
+def state(spec: StateSpec) -> torch.Tensor:
+    return torch.zeros(spec.resolve(SIZES).shape, dtype=spec.dtype)
+
+
+def slots() -> torch.Tensor:
+    return torch.zeros(ROWS, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("drafted", [0, 2])
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: processor.name)
+def test_processors(processor: Processor, drafted: int) -> None:
+    def run() -> None:
+        tensors = [state(STATE[name]) for name in state_of(processor)]
+        own = [slots(), *tensors] if processor.whole else [tensor[slots()] for tensor in tensors]
+        scores = torch.zeros(ROWS, WIDTH, SIZES[V])
+        processor.call(scores, torch.zeros(ROWS, SIZES[S], dtype=torch.int64), slots(), drafted, own)
+
+    without_values(run)
+
+
+def test_noise() -> None:
+    def run() -> None:
+        places = torch.zeros(ROWS, WIDTH, dtype=torch.int64)
+        for start in (None, slots()):
+            add_gumbel(torch.zeros(ROWS, WIDTH, SIZES[V]), torch.zeros(ROWS), slots(), places, 0, start)
+
+    without_values(run)
+
+
+def test_guides() -> None:
+    def run() -> None:
+        tables = [state(STATE[name]) for name in ("guide_width", "guide_classes", "guide_moves")]
+        guide, per_slot = state(STATE["guide_state"]), torch.zeros(SIZES[N], dtype=torch.int64)
+        advance(guide, slots(), state(STATE["tokens"]), per_slot, per_slot, WIDTH, tables)
+        cut(per_slot, slots(), torch.zeros(SIZES[N], DRAFTS, dtype=torch.int64), guide, tables)
+
+    without_values(run)
+
+
+def test_what_waits_is_found() -> None:
+    with pytest.raises(RuntimeError, match="item"):
+        without_values(lambda: int(torch.zeros(3).max()))
+    with pytest.raises(NotImplementedError, match="nonzero"):
+        without_values(lambda: torch.zeros(3).nonzero())
+    for run in (
+        lambda: torch.zeros(3, device="cpu").to("meta"),
+        lambda: torch.zeros(3).copy_(torch.ones(3, device="cpu")),
+    ):
+        with pytest.raises(AssertionError, match="between the host and the device"):
+            without_values(run)
