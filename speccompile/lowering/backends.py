@@ -27,7 +27,7 @@ class Backend(Protocol):
     def reason(self) -> str: ...
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
-        """What linears and attention run on."""
+        """What a step runs on."""
 
     def prepare(self, device: torch.device) -> None:
         """Begin, beside other work, what :meth:`lower` will have to wait for."""

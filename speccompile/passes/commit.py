@@ -9,6 +9,7 @@ import torch
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step_ops import uses_step_ops
 
 _STATE = ("tokens", "length", "limit", "alive", "eos", "emitted", "accepted", "proposed")
 
@@ -28,11 +29,25 @@ class Commit(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         state = [graph.state(name) for name in _STATE]
-        values = [graph.values[name] for name in ("slots", "target_tokens", "row_accepted", "row_draft_lens")]
         ready = [graph.values["ready"]] if "ready" in graph.values else []
-        graph.insert(commit, *state, *values, *ready)
+        if uses_step_ops(graph):
+            # Where no rule has counted, the op does.
+            counts = "row_accepted" in graph.values
+            names = ("slots", "target_tokens", "row_draft_lens", "row_accepted" if counts else "drafts")
+            graph.insert(accept_commit, *state, *[graph.values[name] for name in names], *ready, counted=counts)
+        else:
+            values = [graph.values[name] for name in ("slots", "target_tokens", "row_accepted", "row_draft_lens")]
+            graph.insert(commit, *state, *values, *ready)
         graph.set_outputs()
         return Changes(1)
+
+
+def accept_commit(*tensors: torch.Tensor, counted: bool) -> None:
+    """The same as one op. ``tensors`` are those of :func:`commit` up to ``target_tokens``, then row_draft_lens, then
+    row_accepted if it is ``counted``, else the drafts, then ready if there is one."""
+    (*state, judged), ready = tensors[:12], tensors[12:]
+    accepted, drafts = (judged, None) if counted else (None, judged)
+    torch.ops.speccompile.accept_commit_(*state, accepted, drafts, *ready)
 
 
 def commit(

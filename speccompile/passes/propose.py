@@ -12,6 +12,7 @@ from speccompile.errors import PassError
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import useful_lens
+from speccompile.passes.step_ops import uses_step_ops
 
 ProposeFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -25,10 +26,12 @@ class Propose(Pass):
             rows' ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them
             count, ``[B]``.
         state: names of the mode's own state tensors.
+        whole: the same as one op, for steps of such: takes ``tokens [N, S]``, ``length [N]`` and ``slots [B]``.
     """
 
     propose: ProposeFunction
     state: tuple[str, ...] = ()
+    whole: ProposeFunction | None = None
 
     name: ClassVar[str] = "propose"
     looks_for: ClassVar[str] = "committed tokens"
@@ -50,7 +53,10 @@ class Propose(Pass):
         ) -> tuple[torch.Tensor, torch.Tensor]:
             longest = graph.layout.max_draft_len
             own = (slots, *own_state) if own_state else ()
-            proposal = self.propose(tokens[slots], length[slots], *own, draft_len=longest)
+            if self.whole is not None and uses_step_ops(graph):
+                proposal = self.whole(tokens, length, slots, draft_len=longest)
+            else:
+                proposal = self.propose(tokens[slots], length[slots], *own, draft_len=longest)
             drafts, lens = _checked(proposal, slots.shape[0], longest)
             draft_tokens.index_put_((slots,), drafts)
             useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])

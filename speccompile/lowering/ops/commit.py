@@ -1,0 +1,54 @@
+"""Acceptance and commit of a step as ONE op; ``speccompile.passes.commit`` defines what it writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: Tensors of the op, in the order of its schema.
+NAMES = (
+    *("tokens", "length", "limit", "alive", "eos", "emitted", "accepted", "proposed"),
+    *("slots", "target_tokens", "row_draft_lens", "row_accepted", "drafts", "ready"),
+)
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define(
+    "accept_commit_(Tensor(a!) tokens, Tensor(b!) length, Tensor limit, Tensor(c!) alive, Tensor eos, "
+    "Tensor(d!) emitted, Tensor(e!) accepted, Tensor(f!) proposed, Tensor slots, Tensor target_tokens, "
+    "Tensor row_draft_lens, Tensor? row_accepted, Tensor? drafts, Tensor? ready=None) -> ()"
+)
+
+
+def named(*arguments: torch.Tensor | None, **options: torch.Tensor | None) -> dict[str, Any]:
+    """All tensors of a call by name."""
+    return dict.fromkeys(NAMES) | dict(zip(NAMES, arguments, strict=False)) | options
+
+
+def reference(*arguments: torch.Tensor | None, **options: torch.Tensor | None) -> None:
+    """What ``greedy_accept`` counts, unless ``row_accepted`` says it, and then ``commit``.
+
+    Args:
+        arguments: as :func:`speccompile.passes.commit.commit` has them.
+        row_accepted: int64 ``[B]``; None: as many as agree with the target in front of the first that does not.
+        drafts: int64 ``[B, K]``, looked at for that alone.
+    """
+    from speccompile.passes.commit import commit
+    from speccompile.passes.greedy_accept import count_agreeing
+
+    call = named(*arguments, **options)
+    drafts = call.pop("drafts")
+    if call["row_accepted"] is None:
+        call["row_accepted"] = count_agreeing(call["target_tokens"], drafts, call["row_draft_lens"])
+    commit(**call)
+
+
+def _on_cuda(*arguments, **options):  # type: ignore[no-untyped-def]
+    from speccompile.lowering.triton.accept_commit import accept_commit
+
+    accept_commit(named(*arguments, **options))
+
+
+_library.impl("accept_commit_", reference, "CPU")
+_library.impl("accept_commit_", _on_cuda, "CUDA")
+torch.library.register_fake("speccompile::accept_commit_", lambda *_, **__: None, lib=_library)
