@@ -54,21 +54,20 @@ def test_a_step_calls_one_op_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     with wrapped(monkeypatch, step_ops=True, mode="ngram", sampling=True) as spec:
         for name, tier in [*spec.engine.tiers.items(), *spec.engine.prefill_tiers.items()]:
             counts = tier.graph.op_counts()
-            inner = "inner" in name
-            for op in ("choose_tokens", "accept_commit_"):
-                assert counts.get(f"speccompile.{op}.default", 0) == (not inner), (name, op)
+            assert counts.get("speccompile.accept_commit_.default", 0) == ("inner" not in name), name
             assert counts["speccompile.match_ngram.default"] == 1
-            assert not any(name.startswith(("aten.argmax", "aten.roll", "speccompile.add_gumbel")) for name in counts)
+            # The match looks back by rolling the text; acceptance multiplies along the drafts.
+            assert not any(op.startswith(("aten.roll", "aten.cumprod")) for op in counts)
         assert "use_step_ops" in spec.stages
 
 
 def test_without_them_a_step_spells_out_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     with wrapped(monkeypatch, step_ops=False, mode="ngram") as spec:
         names = [name for name in spec.tiers[3].graph.op_counts() if name.startswith("speccompile.")]
-        assert names == [] and "use_step_ops" not in spec.stages
+        assert not any("commit" in name or "ngram" in name for name in names) and "use_step_ops" not in spec.stages
 
 
-@pytest.mark.parametrize("op", ["choose_tokens", "accept_commit_", "match_ngram", "attention"])
+@pytest.mark.parametrize("op", ["accept_commit_", "match_ngram", "attention"])
 def test_cuda_has_a_kernel_for_each(op: str) -> None:
     for key in ("CPU", "CUDA"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"speccompile::{op}", key)

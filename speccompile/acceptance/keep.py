@@ -14,7 +14,6 @@ from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.greedy_accept import drafts_of, greedy_accept
 from speccompile.passes.sample import ProcessLogits, add_noise
-from speccompile.passes.step_ops import insert_choice, uses_step_ops
 
 #: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts are good enough, [B, K].
 #: ``own``: of a rule that names state tensors, the rows' slots [B], and then those tensors, whole.
@@ -43,14 +42,9 @@ class KeepAccept(Pass):
         text, length = graph.insert(text_of, graph.state("tokens"), graph.state("length"), slots)
         own = [slots, *(graph.state(name) for name in self.state)] if self.state else []
         kept = graph.insert(self.keeps, scores, drafts, text, length, *own)
-        if uses_step_ops(graph):
-            target = insert_choice(graph, scores, drafts_of(graph) + 1, length if self.draws else None)
-            vocab = int(scores.meta["val"].shape[-1])
-            target_tokens, accepted = graph.insert(keep_chosen, target, drafts, lens, kept, vocab=vocab)
-        else:
-            if self.draws:
-                add_noise(graph, scores, length, graph.output)
-            target_tokens, accepted = graph.insert(keep, scores, drafts, lens, kept, forbids=self.draws)
+        if self.draws:
+            add_noise(graph, scores, length, graph.output)
+        target_tokens, accepted = graph.insert(keep, scores, drafts, lens, kept, forbids=self.draws)
         graph.name_value("target_tokens", target_tokens)
         graph.name_value("row_accepted", accepted)
         return Changes(1, f"{drafts_of(graph)} draft tokens judged")
@@ -84,16 +78,9 @@ def keep(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens ``[B, K+1]`` and accepted draft tokens ``[B]``: those ``kept`` ``[B, K]`` from the first on."""
     target, _ = greedy_accept(scores, drafts, draft_lens, forbids=forbids)
-    return keep_chosen(target, drafts, draft_lens, kept, vocab=scores.shape[-1])
-
-
-def keep_chosen(
-    target: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, kept: torch.Tensor, *, vocab: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of the target's own tokens ``[B, K+1]``."""
     count = drafts.shape[1]
     offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (target[:, :count] >= 0)
-    offered = offered & (drafts >= 0) & (drafts < vocab)
+    offered = offered & (drafts >= 0) & (drafts < scores.shape[-1])
     accepted = (kept & offered).long().cumprod(1).sum(1)
     places = torch.arange(count + 1, device=drafts.device)
     return torch.where(places < accepted[:, None], F.pad(drafts, (0, 1)), target), accepted

@@ -10,8 +10,8 @@ from speccompile.lowering.cpu.library import load_cpu_ops, vector_name
 
 @dataclass(frozen=True)
 class Kernels:
-    """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: choice,
-    commit and n-gram match are single ops (:mod:`speccompile.passes.step_ops`). ``reason`` says why, for
+    """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: commit
+    and n-gram match are single ops (:mod:`speccompile.passes.step_ops`). ``reason`` says why, for
     ``explain()``."""
 
     native: bool
@@ -21,7 +21,9 @@ class Kernels:
 
 STOCK = Kernels(False, "torch's own")
 #: Attention has a Triton kernel there whichever backend runs it: that is what the op is on CUDA.
-ON_CUDA = Kernels(False, "Triton's for attention, choice, commit and n-gram match; torch's own for linears", True)
+ON_CUDA = Kernels(
+    False, "Triton's for attention, choice of tokens, commit and n-gram match; torch's own for linears", True
+)
 
 
 def choose_kernels(info: ModelInfo) -> Kernels:

@@ -19,7 +19,6 @@ from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
 from speccompile.passes.sample import add_noise, probabilities, process, put_tokens
-from speccompile.passes.step_ops import insert_choice, uses_step_ops
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,8 @@ class DraftEarlyExit(Pass):
                 if self.probabilities:
                     nodes = (logits, graph.state("temperature"), slots)
                     drawn_from.append(graph.insert(slot_probabilities, *nodes, before=start))
-            own = begun if self.draws and self.probabilities else None
-            if uses_step_ops(graph):
-                token = insert_choice(graph, logits, 1, length if self.draws else None, own, before=start)
-                token, position = graph.insert(as_input, token, position, before=start)
-            else:
-                if self.draws:
-                    add_noise(graph, logits, length, start, own)
-                token, position = graph.insert(choose, logits, position, before=start)
+                add_noise(graph, logits, length, start, begun if self.probabilities else None)
+            token, position = graph.insert(choose, logits, position, before=start)
             if self.draws:
                 context, length = graph.insert(lengthened, context, length, token, before=start)
             drafted.append(token)
@@ -121,11 +114,6 @@ def newest(
 def choose(logits: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The most likely next token ``[B, 1]`` of logits ``[B, 1, V]``, and its position."""
     return logits.argmax(-1), position + 1
-
-
-def as_input(token: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A chosen token ``[B, 1]`` and the next position. Where none can be chosen (-1) any will do as a draft."""
-    return token.clamp(min=0), position + 1
 
 
 def text_so_far(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,8 @@ class Commit(Pass):
     token could be chosen without any draft.
 
     From here on the step's results are in the arena alone. A row that is not alive changes no live state.
+    The fact ``agreement`` says that drafts are accepted that equal the target's tokens: where there are step
+    ops, one of them counts those and commits.
     """
 
     name: ClassVar[str] = "commit"
@@ -31,14 +33,16 @@ class Commit(Pass):
         state = [graph.state(name) for name in _STATE]
         ready = [graph.values["ready"]] if "ready" in graph.values else []
         if uses_step_ops(graph):
-            # Where no rule has counted, the op does.
-            counts = "row_accepted" in graph.values
-            names = ("slots", "target_tokens", "row_draft_lens", "row_accepted" if counts else "drafts")
-            graph.insert(accept_commit, *state, *[graph.values[name] for name in names], *ready, counted=counts)
+            counted = "agreement" not in graph.facts
+            names = ("slots", "target_tokens", "row_draft_lens", "row_accepted" if counted else "drafts")
+            graph.insert(accept_commit, *state, *[graph.values[name] for name in names], *ready, counted=counted)
         else:
             values = [graph.values[name] for name in ("slots", "target_tokens", "row_accepted", "row_draft_lens")]
             graph.insert(commit, *state, *values, *ready)
         graph.set_outputs()
+        if uses_step_ops(graph):
+            # What the op counts itself need not be counted before.
+            graph.remove_dead_code()
         return Changes(1)
 
 

@@ -8,32 +8,26 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph_capture.graph import StepGraph
-from speccompile.lowering.ops.choice import greatest
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.step_ops import insert_choice, uses_step_ops
 
 
 @dataclass(frozen=True)
 class GreedyAccept(Pass):
     """The rule ``exact`` without noise: y_i = argmax(logits_i), accept while draft_i == y_i.
 
-    Leaves ``target_tokens`` ``[B, K+1]`` and ``row_accepted`` ``[B]``, the accepted draft tokens a. Among step ops the
-    commit counts those.
+    Leaves ``target_tokens`` ``[B, K+1]`` and ``row_accepted`` ``[B]``, the accepted draft tokens a.
     """
 
     name: ClassVar[str] = "greedy_accept"
     looks_for: ClassVar[str] = "logits and drafts"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
-    provides: ClassVar[Facts] = facts("accepted")
+    provides: ClassVar[Facts] = facts("accepted", "agreement")
 
     def run(self, graph: StepGraph) -> Changes:
-        if uses_step_ops(graph):
-            graph.name_value("target_tokens", insert_choice(graph, graph.values["logits"], drafts_of(graph) + 1))
-        else:
-            names = ("logits", "drafts", "row_draft_lens")
-            target_tokens, accepted = graph.insert(greedy_accept, *[graph.values[name] for name in names])
-            graph.name_value("target_tokens", target_tokens)
-            graph.name_value("row_accepted", accepted)
+        names = ("logits", "drafts", "row_draft_lens")
+        target_tokens, accepted = graph.insert(greedy_accept, *[graph.values[name] for name in names])
+        graph.name_value("target_tokens", target_tokens)
+        graph.name_value("row_accepted", accepted)
         return Changes(1, f"{drafts_of(graph)} draft tokens judged")
 
 
@@ -50,13 +44,13 @@ def greedy_accept(
         logits: ``[B, T, V]`` with T > K; drafts: ``[B, K]``; draft_lens: ``[B]``.
         forbids: -inf is what must not come, so that nothing can be chosen where there is nothing else.
     """
-    target = greatest(logits[:, : drafts.shape[1] + 1], forbids=forbids)
-    return target, count_agreeing(target, drafts, draft_lens)
-
-
-def count_agreeing(target_tokens: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
-    """How many drafts of a row agree with the target in front of the first that does not, int64 ``[B]``."""
     count = drafts.shape[1]
+    judged = logits[:, : count + 1]
+    target = judged.argmax(-1)
+    # A NaN counts as greatest.
+    chosen = judged.gather(-1, target[..., None])[..., 0]
+    undecided = chosen.isnan() | (chosen == float("-inf")) if forbids else chosen.isnan()
+    target = torch.where(undecided, -1, target)
     offered = torch.arange(count, device=drafts.device) < draft_lens[:, None]
-    agrees = (drafts == target_tokens[:, :count]) & offered
-    return agrees.long().cumprod(1).sum(1)
+    agrees = (drafts == target[:, :count]) & offered
+    return target, agrees.long().cumprod(1).sum(1)

@@ -11,7 +11,6 @@ from torch import fx
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.greedy_accept import drafts_of, greedy_accept
-from speccompile.passes.step_ops import insert_choice, uses_step_ops
 from speccompile.sampling import PENALTIES, PROCESSORS, WARPERS
 from speccompile.sampling.base import Processor
 from speccompile.sampling.noise import DRAFTS, TOKENS
@@ -42,22 +41,19 @@ class ExactAccept(Pass):
     """The rule ``exact``: y_i = argmax(scores_i + noise_i), accept while draft_i == y_i.
 
     The noise follows from seed and position, so the text is what plain decoding would have drawn. Leaves
-    ``target_tokens`` ``[B, K+1]`` and ``row_accepted`` ``[B]``; among step ops the commit counts the latter.
+    ``target_tokens`` ``[B, K+1]`` and ``row_accepted`` ``[B]``.
     """
 
     name: ClassVar[str] = "exact_accept"
     looks_for: ClassVar[str] = "scores and drafts"
     requires: ClassVar[Facts] = facts("scores", "drafts")
-    provides: ClassVar[Facts] = facts("accepted")
+    provides: ClassVar[Facts] = facts("accepted", "agreement")
     # Noise is added in place.
     invalidates: ClassVar[Facts] = facts("scores")
 
     def run(self, graph: StepGraph) -> Changes:
         scores = graph.values["scores"]
         row_length = graph.insert(lengths_of, graph.state("length"), graph.values["slots"])
-        if uses_step_ops(graph):
-            graph.name_value("target_tokens", insert_choice(graph, scores, drafts_of(graph) + 1, row_length))
-            return Changes(1, f"{drafts_of(graph)} draft tokens judged")
         add_noise(graph, scores, row_length, graph.output)
         target_tokens, accepted = graph.insert(
             greedy_accept, scores, graph.values["drafts"], graph.values["row_draft_lens"], forbids=True

@@ -1,9 +1,8 @@
 """The semantic ops, one file each; importing this package registers them as ``torch.ops.speccompile.*``."""
 
 from speccompile.lowering.ops import attention as attention
-from speccompile.lowering.ops import choice as choice
 from speccompile.lowering.ops import commit as commit
 from speccompile.lowering.ops import native as native
 from speccompile.lowering.ops import ngram as ngram
 
-__all__ = ["attention", "choice", "commit", "native", "ngram"]
+__all__ = ["attention", "commit", "native", "ngram"]

@@ -34,12 +34,14 @@ def reference(*arguments: torch.Tensor | None, **options: torch.Tensor | None) -
         drafts: int64 ``[B, K]``, looked at for that alone.
     """
     from speccompile.passes.commit import commit
-    from speccompile.passes.greedy_accept import count_agreeing
 
     call = named(*arguments, **options)
-    drafts = call.pop("drafts")
+    drafts, target_tokens = call.pop("drafts"), call["target_tokens"]
     if call["row_accepted"] is None:
-        call["row_accepted"] = count_agreeing(call["target_tokens"], drafts, call["row_draft_lens"])
+        count = drafts.shape[1]
+        offered = torch.arange(count, device=drafts.device) < call["row_draft_lens"][:, None]
+        agrees = (drafts == target_tokens[:, :count]) & offered
+        call["row_accepted"] = agrees.long().cumprod(1).sum(1)
     commit(**call)
 
 
