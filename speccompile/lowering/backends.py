@@ -12,7 +12,7 @@ import torch
 from speccompile.errors import UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.inductor import compiled_bodies, compiled_files, probe
+from speccompile.lowering.inductor import compiled_bodies, compiled_code, compiled_files, probe
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.passes.printing import callable_of, load_python, to_python
 
@@ -40,6 +40,9 @@ class Backend(Protocol):
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         """What a package keeps of the compiled bodies of ``graph``, by name."""
 
+    def compiled_code(self, graph: StepGraph) -> dict[str, str]:
+        """The Python that calls the kernels of each compiled body of ``graph``; nothing of those that run op by op."""
+
 
 @dataclass(frozen=True)
 class Eager:
@@ -61,6 +64,9 @@ class Eager:
         return callable_of(source, f"<{title}>")
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        return {}
+
+    def compiled_code(self, graph: StepGraph) -> dict[str, str]:
         return {}
 
 
@@ -92,6 +98,9 @@ class Inductor:
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         return compiled_files(graph)
+
+    def compiled_code(self, graph: StepGraph) -> dict[str, str]:
+        return compiled_code(graph)
 
 
 BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor}

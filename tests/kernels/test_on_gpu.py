@@ -126,7 +126,7 @@ def test_the_text_is_the_models_own(backend: str, mode: str) -> None:
         for tier in tiers:
             spec.set_tier(tier)
             requests = [spec.engine.submit(prompt, max_new_tokens=40, eos_token_id=[]) for prompt in prompts]
-            assert [request.result().new_tokens for request in requests] == wanted
+            assert [request.result().token_ids for request in requests] == wanted
     # And that is what the CPU says too.
     assert greedy(tiny_llama(), prompts[0], 40) == wanted[0]
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from speccompile.lowering.ops.on_cuda import register_on_cuda
+
 #: Tensors of the op, in the order of its schema.
 NAMES = (
     *("tokens", "length", "limit", "alive", "eos", "emitted", "accepted", "proposed"),
@@ -52,5 +54,5 @@ def _on_cuda(*arguments, **options):  # type: ignore[no-untyped-def]
 
 
 _library.impl("accept_commit_", reference, "CPU")
-_library.impl("accept_commit_", _on_cuda, "CUDA")
+register_on_cuda(_library, "accept_commit_", _on_cuda)
 torch.library.register_fake("speccompile::accept_commit_", lambda *_, **__: None, lib=_library)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from speccompile.lowering.ops.on_cuda import register_on_cuda
+
 _library = torch.library.Library("speccompile", "FRAGMENT")
 _library.define(
     "match_ngram(Tensor tokens, Tensor length, Tensor slots, int max_ngram, int min_ngram, int draft_len) "
@@ -35,5 +37,5 @@ def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: igno
 
 
 _library.impl("match_ngram", reference, "CPU")
-_library.impl("match_ngram", _on_cuda, "CUDA")
+register_on_cuda(_library, "match_ngram", _on_cuda)
 torch.library.register_fake("speccompile::match_ngram", _fake, lib=_library)
