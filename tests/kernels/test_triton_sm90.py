@@ -15,6 +15,7 @@ from speccompile.lowering.triton.attention_call import AttentionCall
 from speccompile.lowering.triton.attention_plan import plan_attention, workspace_size
 from speccompile.lowering.triton.choose import choose_launches, splits_of
 from speccompile.lowering.triton.compile_only import Compiled, compile_launch
+from speccompile.lowering.triton.cut import cut_launch
 from speccompile.lowering.triton.launch import Launch
 
 # Of a Hopper's multiprocessor, one program can have 227 KiB.
@@ -136,6 +137,15 @@ def test_choose(vocab: int, drawn: bool, record_property: Note) -> None:
         compiled = fits(launch, record_property, f"V={vocab}" + " with noise" * drawn)
         # The approximate logarithm is wrong near 1, where large Gumbels come from.
         assert "lg2.approx" not in compiled.ptx
+
+
+@pytest.mark.parametrize("wanted", [torch.int64, torch.float32], ids=["top_k", "top_p"])
+def test_cut(wanted: torch.dtype, record_property: Note) -> None:
+    compiled = fits(
+        cut_launch(meta(4, 8, 128256, dtype=torch.float32), meta(4, dtype=wanted)), record_property, str(wanted)
+    )
+    # A mass is rounded the same way in all readings.
+    assert "atom" not in compiled.ptx
 
 
 def test_ngram_match(record_property: Note) -> None:

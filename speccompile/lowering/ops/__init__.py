@@ -2,7 +2,8 @@
 
 from speccompile.lowering.ops import attention as attention
 from speccompile.lowering.ops import commit as commit
+from speccompile.lowering.ops import cut as cut
 from speccompile.lowering.ops import native as native
 from speccompile.lowering.ops import ngram as ngram
 
-__all__ = ["attention", "commit", "native", "ngram"]
+__all__ = ["attention", "commit", "cut", "native", "ngram"]
