@@ -5,7 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test lint bench clean
+ifeq ($(origin GPU_PYTHON), undefined)
+GPU_PYTHON := $(BIN)/python
+GPU_READY := $(STAMP)
+endif
+
+.PHONY: demo test lint bench gpu-check clean
 
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(ARGS)
@@ -20,6 +25,13 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+# GPU_PYTHON=python3 runs it from the source tree with an interpreter that has torch already, without an environment.
+gpu-check: $(GPU_READY)
+	until=$$(( $$(date +%s) + 525 )); \
+	timeout 160 $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -m gpu $$(grep -rl 'mark\.gpu' --include='test_*.py' tests); \
+	tests=$$?; \
+	$(GPU_PYTHON) -m benchmarks.gpu --until $$until $(ARGS) && exit $$tests
 
 # The environment stays: making it again costs a download of torch. Remove .venv by hand for that.
 clean:

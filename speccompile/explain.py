@@ -31,7 +31,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "deterministic": _deterministic(config),
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_weights(build),
-        "kernels": f"linears and attention: {config.kernels.reason}; {_kernels(build)}",
+        "kernels": f"{config.kernels.reason}; {_kernels(build)}",
         **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
@@ -86,5 +86,6 @@ def _kernels(build: Build) -> str:
     if build.observed.route == "attention":
         form = "packed" if build.packs.form == "same" else "rounded to int8 in groups of 64 and packed"
         packed = f"{len(build.packs)} weights {form}, {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
-        return packed or "attention by SDPA, row by row over live keys"
+        by = "split over the cache" if build.info.device.type == "cuda" else "by SDPA, row by row"
+        return packed or f"attention {by} over live keys"
     return f"the model's own attention, over a copy of each row's whole cache ({build.observed.reason})"

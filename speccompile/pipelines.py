@@ -32,6 +32,7 @@ from speccompile.passes.record_prompt import RecordPrompt
 from speccompile.passes.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.rows import BindRows
 from speccompile.passes.skip_logits import SkipLogits
+from speccompile.passes.step_ops import UseStepOps
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.sampling import sampling_state
 from speccompile.sampling.user import UserProcessor
@@ -162,7 +163,8 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         stock = ChooseAttention("attention_fixed_order" if config.one_shape else "attention")
         attention = ChooseAttention("native_attention") if config.kernels.native else stock
     linears: tuple[Pass, ...] = (PackLinears(packs), JoinLinears()) if config.kernels.native else (KeepLinears(),)
-    passes = (BoundPositions(), attention, *linears, OutlineLayers())
+    step_ops: list[Pass] = [UseStepOps()] if config.kernels.step_ops else []
+    passes = (BoundPositions(), attention, *linears, *step_ops, OutlineLayers())
     return Pipeline(passes, facts("outlined"), "the captured model")
 
 

@@ -17,6 +17,7 @@ from speccompile.errors import CannotSave, Closed, InvalidInput, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
+from speccompile.lowering.called import KernelCall, kernels_called
 from speccompile.lowering.cpu.consume import is_consumed
 from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.tier import Kind, Tier
@@ -322,6 +323,24 @@ class Speculator:
             return prefill_pipeline(self._config, prefill, kind)
         draft_len = max(self._config.tiers) if draft_len is None else draft_len
         return tier_pipeline(self._config, draft_len, self._config.max_batch, kind)
+
+    def kernels(self, draft_len: int | None = None, *, rows: int | None = None) -> tuple[KernelCall, ...]:
+        """The kernels that one step of a tier calls: attention, linears, choice, commit, drafting, what Inductor wrote,
+        and what is left of torch's own ops. Those of a body count for each call of it.
+
+        ``draft_len`` None is the largest tier, ``rows`` None the tier of most rows.
+        """
+        engine, _ = self._open()
+        draft_len = max(self._config.tiers) if draft_len is None else draft_len
+        check_tier(draft_len, engine.draft_lens)
+        tiers = [tier for tier in engine.tiers.values() if tier.draft_len == draft_len]
+        counts = {tier.key.rows: tier for tier in reversed(tiers) if tier.key.sampling == self._config.kind}
+        if rows is not None and rows not in counts:
+            raise InvalidOption(
+                where="kernels", name="rows", value=rows, reason=f"there are tiers of {sorted(counts)} rows"
+            )
+        graph = counts[max(counts) if rows is None else rows].graph
+        return kernels_called(graph, self.arena.device.type, self._config.backend.compiled_code(graph))
 
     def explain(self) -> str:
         """What was built and why, in plain words."""

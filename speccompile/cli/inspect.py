@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.cli.tables import buffers_table, kernels_table, stages_table, tiers_table, weights_line
 from speccompile.errors import UnknownTier
 from speccompile.graph_capture.state import Layout
-from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.called import kernels_called
 from speccompile.lowering.tier import Kind
 from speccompile.passes.pipeline import Stages
 from speccompile.wrap import make_plan
@@ -28,7 +28,7 @@ from speccompile.wrap import make_plan
 @dataclass(frozen=True)
 class View:
     """What there is to look at. ``tiers`` are by draft length and row count; ``backend`` is None where nothing was
-    lowered."""
+    lowered, and then there is no ``code`` of compiled bodies either."""
 
     tiers: Mapping[tuple[int, int], Stages]
     prefill: Mapping[int, Stages]
@@ -36,6 +36,7 @@ class View:
     drafter_state: frozenset[str]
     backend: str | None
     explanation: str = ""
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 def command(
@@ -89,8 +90,9 @@ def _built(
             {name[0]: built.stages for name, built in spec.engine.prefill_tiers.items() if name[1] == kind},
             spec.arena.layout,
             frozenset(item.name for item in modes.create(mode, options).state()),
-            choose_backend(backend, model.device).name,
+            spec.backend.name,
             spec.explain(),
+            spec.backend.compiled_code(spec.stages["outline"].graph),
         )
 
 
@@ -119,7 +121,9 @@ def _show(view: View, draft_len: int, rows: int) -> None:
         console.print(view.explanation, markup=False, highlight=False, soft_wrap=True)
     tables = (
         stages_table(stages, f"Stages of tier K={draft_len}"),
-        kernels_table(graph, f"Ops and kernels of tier K={draft_len}", view.backend),
+        kernels_table(
+            kernels_called(graph, graph.device.type, view.code), f"Kernels of tier K={draft_len}", view.backend
+        ),
         tiers_table(view.tiers, view.prefill, view.backend),
         buffers_table(view.layout, view.drafter_state),
     )

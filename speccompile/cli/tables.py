@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rich.table import Table
-from torch import fx
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import Layout, StateTensor
+from speccompile.lowering.called import KernelCall, KernelKind
 from speccompile.passes.pipeline import Stage, Stages
 
 _TEXT = ("tokens", "length", "prompt_length", "limit", "alive", "eos")
@@ -35,25 +34,27 @@ def _change(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     return ", ".join(shown) + (f", {rest} more" if rest else "")
 
 
-def kernels_table(graph: StepGraph, title: str, backend: str | None) -> Table:
+_KINDS: dict[KernelKind, str] = {
+    "triton": "ours, Triton",
+    "c++": "ours, C++",
+    "plain": "ours, of torch's ops",
+    "inductor": "written by Inductor",
+    "stock": "torch's own",
+    "body": "",
+}
+
+
+def kernels_table(calls: Iterable[KernelCall], title: str, backend: str | None) -> Table:
     """What the step calls, and what each outlined body calls in turn."""
-    body_kind = {None: "body, not lowered", "eager": "body, run op by op"}.get(backend, f"body, compiled by {backend}")
-    table = _table(title, "called from", "calls", "op or kernel", "kind")
-    for name, count in graph.op_counts().items():
-        table.add_row("step", str(count), _op_name(name), body_kind if name in graph.bodies else _kind(name))
-    for body in graph.bodies.values():
-        table.add_section()
-        for name, count in _body_ops(body.module.graph):
-            table.add_row(body.name, str(count), _op_name(name), _kind(name))
+    body = {None: "body, not lowered", "eager": "body, run op by op"}.get(backend, f"body, compiled by {backend}")
+    table = _table(title, "called from", "calls", "kernel", "whose")
+    caller = None
+    for call in calls:
+        if caller not in (None, call.caller):
+            table.add_section()
+        caller = call.caller
+        table.add_row(call.caller, str(call.calls), call.name, body if call.kind == "body" else _KINDS[call.kind])
     return table
-
-
-def _body_ops(graph: fx.Graph) -> list[tuple[str, int]]:
-    return Counter(str(node.target) for node in graph.nodes if node.op == "call_function").most_common()
-
-
-def _kind(name: str) -> str:
-    return "op of speccompile" if name.startswith("speccompile.") else "stock op"
 
 
 def _op_name(name: str) -> str:

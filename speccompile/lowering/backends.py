@@ -14,7 +14,7 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
-from speccompile.lowering.inductor import compiled_bodies, compiled_files, probe
+from speccompile.lowering.inductor import compiled_bodies, compiled_code, compiled_files, probe
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.passes.printing import callable_of, load_python, to_python
 from speccompile.runtime.arena import Arena
@@ -30,7 +30,7 @@ class Backend(Protocol):
     def reason(self) -> str: ...
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
-        """What linears and attention run on."""
+        """What a step runs on."""
 
     def prepare(self, device: torch.device) -> None:
         """Begin, beside other work, what :meth:`lower` will have to wait for."""
@@ -48,6 +48,9 @@ class Backend(Protocol):
 
         ``weights`` are the model's own, by path, as they are when it is called.
         """
+
+    def compiled_code(self, graph: StepGraph) -> dict[str, str]:
+        """The Python that calls the kernels of each compiled body of ``graph``; nothing of those that run op by op."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,9 @@ class Eager:
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
         return None
+
+    def compiled_code(self, graph: StepGraph) -> dict[str, str]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,9 @@ class Inductor:
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
         return None
+
+    def compiled_code(self, graph: StepGraph) -> dict[str, str]:
+        return compiled_code(graph)
 
 
 @dataclass(frozen=True)

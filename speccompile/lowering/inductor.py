@@ -11,9 +11,10 @@ import contextlib
 import functools
 import importlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Thread
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -43,6 +44,9 @@ ARTIFACTS, MACHINE_CODE = "compiled", "machine_code"
 _artifacts: dict[str, BodyFunction] = {}
 
 
+# By the same names, the Python module that Inductor wrote, which calls the kernels.
+_code: dict[str, str] = {}
+
 # What other processes compiled, by the same names, until it is needed.
 _brought: dict[str, bytes] = {}
 
@@ -67,6 +71,12 @@ def probe() -> Thread:
 def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
     """A compiled function for each body of ``graph``, by the body's name."""
     return {name: _compiled(body, graph.device) for name, body in graph.bodies.items()}
+
+
+def compiled_code(graph: StepGraph) -> dict[str, str]:
+    """The Python that calls the kernels of each body of ``graph`` that this process has compiled or loaded."""
+    names = {name: artifact_name(body, graph.device) for name, body in graph.bodies.items()}
+    return {name: _code[artifact] for name, artifact in names.items() if artifact in _code}
 
 
 def compiled_files(graph: StepGraph) -> dict[str, bytes]:
@@ -102,8 +112,29 @@ def _compiled(body: Body, device: torch.device) -> BodyFunction:
             # Asked while the thread is at it, Inductor would begin anew.
             probe().join()
         data = _brought.pop(name, None) or CacheFolder().read(name)
-        _artifacts[name] = _function(_made(name, body, device) if data is None else _read(name, data))
+        with _noting_code(name):
+            _artifacts[name] = _function(_made(name, body, device) if data is None else _read(name, data))
     return _artifacts[name]
+
+
+@contextlib.contextmanager
+def _noting_code(name: str) -> Iterator[None]:
+    """Keep the module that Inductor loads inside of the block, compiled just now or before."""
+    cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
+    load = cache.load_by_key_path
+
+    def noted(*arguments: Any, **options: Any) -> ModuleType:
+        module: ModuleType = load(*arguments, **options)
+        # A Triton kernel's module comes this way too, and calls nothing.
+        if hasattr(module, "call") and module.__file__ is not None:
+            _code[name] = Path(module.__file__).read_text()
+        return module
+
+    cache.load_by_key_path = noted
+    try:
+        yield
+    finally:
+        cache.load_by_key_path = load
 
 
 def _made(name: str, body: Body, device: torch.device) -> CompiledArtifact:

@@ -14,6 +14,8 @@ import torch
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import ReadyMode
+from speccompile.passes.base import Pass
+from speccompile.passes.propose import Propose
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,18 @@ class NGram(ReadyMode):
         source = newest + 1 - distance[:, None] + offsets % distance[:, None]
         drafts = tokens.gather(1, source.clamp(min=0, max=capacity - 1))
         return drafts, torch.where(found, draft_len, 0)
+
+    def commit_passes(self) -> list[Pass]:
+        return [Propose(self.propose, whole=self.match)]
+
+    def match(
+        self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as one op, over all slots' ``tokens [N, S]`` and ``length [N]``."""
+        drafts, lens = torch.ops.speccompile.match_ngram(
+            tokens, length, slots, self.max_ngram, self.min_ngram, draft_len
+        )
+        return drafts, lens
 
     def explain(self) -> str:
         return f"continues the most recent match of the last {self.max_ngram} to {self.min_ngram} tokens"

@@ -21,7 +21,7 @@ class GreedyAccept(Pass):
     name: ClassVar[str] = "greedy_accept"
     looks_for: ClassVar[str] = "logits and drafts"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
-    provides: ClassVar[Facts] = facts("accepted")
+    provides: ClassVar[Facts] = facts("accepted", "agreement")
 
     def run(self, graph: StepGraph) -> Changes:
         names = ("logits", "drafts", "row_draft_lens")

@@ -12,6 +12,7 @@ from speccompile.errors import PassError
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import useful_lens
+from speccompile.passes.step_ops import uses_step_ops
 
 ProposeFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -25,10 +26,12 @@ class Propose(Pass):
             rows' ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them
             count, ``[B]``.
         state: names of the mode's own state tensors.
+        whole: the same as one op, for steps of such: takes ``tokens [N, S]``, ``length [N]`` and ``slots [B]``.
     """
 
     propose: ProposeFunction
     state: tuple[str, ...] = ()
+    whole: ProposeFunction | None = None
 
     name: ClassVar[str] = "propose"
     looks_for: ClassVar[str] = "committed tokens"
@@ -38,7 +41,7 @@ class Propose(Pass):
     def run(self, graph: StepGraph) -> Changes:
         core = [graph.state(name) for name in ("tokens", "length", "limit", "draft_tokens", "draft_lens")]
         own = [graph.state(name) for name in self.state]
-
+        whole = self.whole if uses_step_ops(graph) else None
         try:
             drafts, _ = graph.insert(
                 propose_and_store,
@@ -46,6 +49,7 @@ class Propose(Pass):
                 graph.values["slots"],
                 *own,
                 propose=self.propose,
+                whole=whole,
                 longest=graph.layout.max_draft_len,
             )
         except PassError:
@@ -68,15 +72,20 @@ def propose_and_store(
     slots: torch.Tensor,
     *own_state: torch.Tensor,
     propose: ProposeFunction,
+    whole: ProposeFunction | None,
     longest: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` says of the rows ``slots [B]``.
+    """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, which does the
+    same in one op) says of the rows ``slots [B]``.
 
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
     """
     own = (slots, *own_state) if own_state else ()
-    proposal = propose(tokens[slots], length[slots], *own, draft_len=longest)
+    if whole is not None:
+        proposal = whole(tokens, length, slots, draft_len=longest)
+    else:
+        proposal = propose(tokens[slots], length[slots], *own, draft_len=longest)
     drafts, lens = _checked(proposal, slots.shape[0], longest)
     draft_tokens.index_put_((slots,), drafts)
     useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])

@@ -47,7 +47,7 @@ class ExactAccept(Pass):
     name: ClassVar[str] = "exact_accept"
     looks_for: ClassVar[str] = "scores and drafts"
     requires: ClassVar[Facts] = facts("scores", "drafts")
-    provides: ClassVar[Facts] = facts("accepted")
+    provides: ClassVar[Facts] = facts("accepted", "agreement")
     # Noise is added in place.
     invalidates: ClassVar[Facts] = facts("scores")
 

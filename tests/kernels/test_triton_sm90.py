@@ -11,9 +11,11 @@ import torch
 from speccompile.lowering.triton import ngram
 from speccompile.lowering.triton.accept_commit import accept_commit_launch
 from speccompile.lowering.triton.attention import attention_launches
+from speccompile.lowering.triton.attention_call import AttentionCall
 from speccompile.lowering.triton.attention_plan import plan_attention, workspace_size
 from speccompile.lowering.triton.choose import choose_launches, splits_of
 from speccompile.lowering.triton.compile_only import Compiled, compile_launch
+from speccompile.lowering.triton.cut import cut_launch
 from speccompile.lowering.triton.launch import Launch
 
 # Of a Hopper's multiprocessor, one program can have 227 KiB.
@@ -54,7 +56,7 @@ def attention_of(
     heads, groups, capacity = 32, 8, 4096
     value_dim = value_dim or dim
     plan = plan_attention(rows, width, heads, groups, dim, value_dim, capacity, dtype, fixed_order)
-    options: dict[str, Any] = dict.fromkeys(("window", "chunk", "softcap", "sinks", "parents"))
+    options: dict[str, Any] = {}
     if everything:
         options = {
             "window": 1024,
@@ -64,7 +66,7 @@ def attention_of(
             # No tree is as wide as a prompt's chunk.
             "parents": meta(rows, width) if width <= 64 else None,
         }
-    return attention_launches(
+    call = AttentionCall(
         meta(rows, width, heads, dim, dtype=dtype),
         meta(9, capacity, groups, dim, dtype=dtype),
         meta(9, capacity, groups, value_dim, dtype=dtype),
@@ -72,6 +74,9 @@ def attention_of(
         meta(rows, width),
         dim**-0.5,
         **options,
+    )
+    return attention_launches(
+        call,
         out=meta(rows, width, heads, value_dim, dtype=dtype),
         workspace=meta(workspace_size(plan, rows, width, heads, value_dim), dtype=torch.float32),
         plan=plan,
@@ -134,6 +139,15 @@ def test_choose(vocab: int, drawn: bool, record_property: Note) -> None:
         assert "lg2.approx" not in compiled.ptx
 
 
+@pytest.mark.parametrize("wanted", [torch.int64, torch.float32], ids=["top_k", "top_p"])
+def test_cut(wanted: torch.dtype, record_property: Note) -> None:
+    compiled = fits(
+        cut_launch(meta(4, 8, 128256, dtype=torch.float32), meta(4, dtype=wanted)), record_property, str(wanted)
+    )
+    # A mass is rounded the same way in all readings.
+    assert "atom" not in compiled.ptx
+
+
 def test_ngram_match(record_property: Note) -> None:
     rows, slots, capacity, drafted = 4, 9, 4096, 7
     text = meta(slots, capacity), meta(slots), meta(rows)
@@ -143,21 +157,23 @@ def test_ngram_match(record_property: Note) -> None:
 
 
 @pytest.mark.parametrize("drafted", [0, 1, 7])
-def test_accept_and_commit(drafted: int, record_property: Note) -> None:
+@pytest.mark.parametrize("counted", [False, True])
+def test_accept_and_commit(drafted: int, counted: bool, record_property: Note) -> None:
     rows, slots, capacity, ends = 4, 9, 4096, 4
     state = {name: meta(slots) for name in ("length", "limit", "emitted", "accepted", "proposed")}
-    launch = accept_commit_launch(
+    tensors = {
         **state,
-        tokens=meta(slots, capacity),
-        alive=meta(slots, dtype=torch.bool),
-        eos=meta(slots, ends),
-        slots=meta(rows),
-        target_tokens=meta(rows, drafted + 1),
-        drafts=meta(rows, drafted),
-        draft_lens=meta(rows),
-        ready=meta(rows, dtype=torch.bool),
-    )
-    fits(launch, record_property, f"K={drafted}")
+        "tokens": meta(slots, capacity),
+        "alive": meta(slots, dtype=torch.bool),
+        "eos": meta(slots, ends),
+        "slots": meta(rows),
+        "target_tokens": meta(rows, drafted + 1),
+        "row_draft_lens": meta(rows),
+        "row_accepted": meta(rows) if counted else None,
+        "drafts": None if counted else meta(rows, drafted),
+        "ready": meta(rows, dtype=torch.bool),
+    }
+    fits(accept_commit_launch(tensors), record_property, f"K={drafted}" + " counted" * counted)
 
 
 def test_a_spill_is_seen() -> None:

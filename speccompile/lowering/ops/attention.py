@@ -13,6 +13,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from speccompile.lowering.ops.on_cuda import register_on_cuda
+
 # Keys are read in multiples of this by attention_fixed_order: the key block of torch's CPU flash attention
 # (kvSplitSize, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp). A masked key contributes exactly 0.
 BLOCK = 512
@@ -248,5 +250,5 @@ def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def
 # Library.impl, not torch.library.custom_op: the latter costs tens of microseconds more on every call.
 for _name, _kernel in (("attention", _attention), ("attention_fixed_order", _attention_fixed_order)):
     _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, partial(_on_cuda, fixed_order=_kernel is _attention_fixed_order), "CUDA")
+    register_on_cuda(_library, _name, partial(_on_cuda, fixed_order=_kernel is _attention_fixed_order))
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

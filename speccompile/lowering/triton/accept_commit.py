@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
 
 from speccompile.lowering.triton.attention_plan import power_of_2
-from speccompile.lowering.triton.launch import Launch
+from speccompile.lowering.triton.launch import Launch, run_all
 
 
 @triton.jit
@@ -22,8 +24,9 @@ def accept_commit_rows(  # type: ignore[no-untyped-def]
     proposed,
     slots,
     target_tokens,
+    row_draft_lens,
+    row_accepted,
     drafts,
-    draft_lens,
     ready,
     token_slot,
     drafted,
@@ -37,7 +40,7 @@ def accept_commit_rows(  # type: ignore[no-untyped-def]
     row_length = tl.load(length + slot)
     row_limit = tl.load(limit + slot)
     row_alive = tl.load(alive + slot)
-    offered = tl.load(draft_lens + row)
+    offered = tl.load(row_draft_lens + row)
     acts = row_alive
     if ready is not None:
         acts = acts & tl.load(ready + row)
@@ -45,10 +48,13 @@ def accept_commit_rows(  # type: ignore[no-untyped-def]
     width = drafted + 1
     place = tl.arange(0, PADDED_WIDTH)
     target = tl.load(target_tokens + row * width + place, mask=place < width, other=0)
-    draft = tl.load(drafts + row * drafted + place, mask=place < drafted, other=0)
-    agrees = (draft == target) & (place < drafted) & (place < offered)
-    # The first place that does not agree is how many in front of it do; behind the drafts none does.
-    right = tl.min(tl.where(agrees, PADDED_WIDTH, place)).to(tl.int64)
+    if row_accepted is not None:
+        right = tl.load(row_accepted + row)
+    else:
+        draft = tl.load(drafts + row * drafted + place, mask=place < drafted, other=0)
+        agrees = (draft == target) & (place < drafted) & (place < offered)
+        # The first place that does not agree is how many in front of it do; behind the drafts none does.
+        right = tl.min(tl.where(agrees, PADDED_WIDTH, place)).to(tl.int64)
 
     count = tl.minimum(right + 1, row_limit - row_length)
     end = tl.arange(0, PADDED_ENDS)
@@ -70,49 +76,36 @@ def accept_commit_rows(  # type: ignore[no-untyped-def]
     tl.store(proposed + slot, tl.where(acts, offered, 0))
 
 
-def accept_commit_launch(
-    tokens: torch.Tensor,
-    length: torch.Tensor,
-    limit: torch.Tensor,
-    alive: torch.Tensor,
-    eos: torch.Tensor,
-    emitted: torch.Tensor,
-    accepted: torch.Tensor,
-    proposed: torch.Tensor,
-    slots: torch.Tensor,
-    target_tokens: torch.Tensor,
-    drafts: torch.Tensor,
-    draft_lens: torch.Tensor,
-    ready: torch.Tensor | None = None,
-) -> Launch:
-    """Writes what ``commit`` writes, for the accepted draft tokens that ``greedy_accept`` counts.
+def accept_commit_launch(tensors: Mapping[str, torch.Tensor | None]) -> Launch:
+    """One launch over tensors by the names of the op (``speccompile.lowering.ops.commit.NAMES``).
 
-    Args:
-        drafts: int64 ``[B, K]``; the others as ``commit`` has them. All are contiguous, but for ``tokens``' rows.
+    All are contiguous, but for the rows of ``tokens``.
     """
-    rows, drafted = drafts.shape
+    tokens, eos, target_tokens = (_there(tensors[name]) for name in ("tokens", "eos", "target_tokens"))
+    rows, width = target_tokens.shape
     return Launch(
         accept_commit_rows,
         (rows,),
         {
-            "tokens": tokens,
-            "length": length,
-            "limit": limit,
-            "alive": alive,
-            "eos": eos,
-            "emitted": emitted,
-            "accepted": accepted,
-            "proposed": proposed,
-            "slots": slots,
-            "target_tokens": target_tokens,
-            "drafts": drafts,
-            "draft_lens": draft_lens,
-            "ready": ready,
+            **tensors,
             "token_slot": tokens.stride(0),
-            "drafted": drafted,
+            "drafted": width - 1,
             "ends": eos.shape[1],
-            "PADDED_WIDTH": power_of_2(drafted + 1),
+            "PADDED_WIDTH": power_of_2(width),
             "PADDED_ENDS": power_of_2(eos.shape[1]),
         },
         warps=1,
     )
+
+
+def accept_commit(tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """``speccompile::accept_commit_`` on CUDA."""
+    state = ("tokens", "length", "limit", "alive", "eos", "emitted", "accepted", "proposed")
+    # State lies in the arena; of what a step computed the layout is not known.
+    ready = {name: value if value is None or name in state else value.contiguous() for name, value in tensors.items()}
+    run_all([accept_commit_launch(ready)], _there(tensors["tokens"]))
+
+
+def _there(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor

@@ -204,16 +204,12 @@ def choose(
     positions: torch.Tensor | None = None,
     stream: int = 0,
     start: torch.Tensor | None = None,
-    *,
     forbids: bool = False,
 ) -> torch.Tensor:
-    """Tokens int64 ``[B, T]``: what ``noise.add_gumbel`` and the argmax of ``greedy_accept`` choose together.
-
-    Args:
-        scores: ``[B, T, V]``, ids side by side; read only.
-        temperature, seed, positions, stream, start: as ``add_gumbel`` has them; no temperature, no noise.
-        forbids: -inf is what must not come: -1 where there is nothing else. -1 too where a score is NaN.
-    """
+    """``speccompile::choose_tokens`` on CUDA; arguments and result as the op's ``reference`` has them."""
+    scores = scores if scores.stride(-1) == 1 else scores.contiguous()
+    if temperature is not None and seed is not None and positions is not None:
+        temperature, seed, positions = temperature.contiguous(), seed.contiguous(), positions.contiguous()
     rows, width, vocab = scores.shape
     tokens = torch.empty((rows, width), dtype=torch.int64, device=scores.device)
     shape = rows, width, splits_of(vocab)

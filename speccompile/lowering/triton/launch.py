@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,25 @@ class Launch:
         self.kernel[self.grid](**self.arguments, **self.options)
 
 
+_noted: ContextVar[list[Launch] | None] = ContextVar("noted", default=None)
+
+
+def launches_of(work: Callable[[], object]) -> list[Launch]:
+    """What ``work`` would launch through :func:`run_all`; nothing is, so that fake tensors will do."""
+    token = _noted.set([])
+    try:
+        work()
+        return _noted.get() or []
+    finally:
+        _noted.reset(token)
+
+
 def run_all(launches: Sequence[Launch], near: torch.Tensor) -> None:
     """One after the other, on the device of ``near``; triton itself takes the current one."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.extend(launches)
+        return
     with torch.cuda.device_of(near):
         for launch in launches:
             launch.run()

@@ -120,11 +120,7 @@ def match_launches(
 def match(
     tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, max_ngram: int, min_ngram: int, draft_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draft tokens int64 ``[B, K]`` and how many count ``[B]``, as ``NGram.propose(tokens[slots], length[slots])``.
-
-    Args:
-        tokens: int64 ``[N, S]``; length: int64 ``[N]``; slots: int64 ``[B]``.
-    """
+    """``speccompile::match_ngram`` on CUDA; arguments and result as the op's ``reference`` has them."""
     drafts = tokens.new_empty((len(slots), draft_len))
     lens = tokens.new_empty(len(slots))
     keys = tokens.new_empty((len(slots), -(-tokens.shape[1] // SPAN)))

@@ -15,6 +15,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from speccompile.lowering.ops.attention import _on_cuda, reference
 from speccompile.lowering.triton.attention import attention, attention_launches
+from speccompile.lowering.triton.attention_call import AttentionCall
 from speccompile.lowering.triton.attention_plan import AttentionPlan, plan_attention, workspace_size
 from speccompile.lowering.triton.launch import run_all
 
@@ -45,9 +46,9 @@ class Case:
         plan = AttentionPlan(queries, keys, blocks, tiles, -(-capacity // (keys * blocks)), warps=4, stages=2)
         workspace = torch.full((workspace_size(plan, rows, width, heads, value_dim),), torch.nan)
         out = torch.full((rows, width, heads, value_dim), torch.nan, dtype=self.q.dtype)
-        options = dict.fromkeys(("window", "chunk", "softcap", "sinks", "parents")) | self.options
         tensors = self.q, self.k_cache, self.v_cache, self.slots, self.positions, self.scale
-        run_all(attention_launches(*tensors, **options, out=out, workspace=workspace, plan=plan), self.q)
+        call = AttentionCall(*tensors, **self.options)
+        run_all(attention_launches(call, out=out, workspace=workspace, plan=plan), self.q)
         return out, workspace[out.numel() * plan.splits :].view(2, rows, plan.splits, width, heads)
 
 

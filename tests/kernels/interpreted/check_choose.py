@@ -121,7 +121,7 @@ def test_tokens_are_the_defined_ones(
     positions = torch.randint(10**5, (rows, width), generator=generator)
     start = positions[:, 0].clone() if started else None
     arguments = temperatures, seeds, positions, noise.RESIDUAL, start
-    assert torch.equal(choose(scores, *arguments, forbids=forbids), expected_tokens(scores, *arguments, forbids))
+    assert torch.equal(choose(scores, *arguments, forbids), expected_tokens(scores, *arguments, forbids))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

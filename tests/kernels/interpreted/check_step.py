@@ -8,8 +8,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from speccompile.lowering.ops.commit import _on_cuda
 from speccompile.lowering.triton import ngram
-from speccompile.lowering.triton.accept_commit import accept_commit_launch
 from speccompile.modes.ngram import NGram
 from speccompile.passes.commit import commit
 from speccompile.passes.greedy_accept import greedy_accept
@@ -57,12 +57,14 @@ def test_ngram_match(
     kinds=st.integers(1, 3),
     ends=st.integers(1, 3),
     with_ready=st.booleans(),
+    counted=st.booleans(),
     undecided=st.booleans(),
     seed=st.integers(0, 10**6),
 )
 def test_accept_and_commit(
-    rows: int, drafted: int, kinds: int, ends: int, with_ready: bool, undecided: bool, seed: int
+    rows: int, drafted: int, kinds: int, ends: int, with_ready: bool, counted: bool, undecided: bool, seed: int
 ) -> None:
+    """``counted``: a rule has decided what is accepted."""
     generator = torch.Generator().manual_seed(seed)
 
     def whole(high: int, *shape: int, low: int = 0) -> torch.Tensor:
@@ -90,11 +92,12 @@ def test_accept_and_commit(
     draft_lens = whole(drafted + 1, rows)
     ready = whole(3, rows) > 0 if with_ready else None
     target, right = greedy_accept(logits, drafts, draft_lens)
+    if counted:
+        right = torch.minimum(whole(drafted + 1, rows), draft_lens)
 
     expected = {name: value.clone() for name, value in state.items()}
     commit(**expected, slots=slots, target_tokens=target, row_accepted=right, row_draft_lens=draft_lens, ready=ready)
-    accept_commit_launch(
-        **state, slots=slots, target_tokens=target, drafts=drafts, draft_lens=draft_lens, ready=ready
-    ).run()
+    judged = (right, None) if counted else (None, drafts)
+    _on_cuda(*state.values(), slots, target, draft_lens, *judged, ready)
     for name, value in state.items():
         assert torch.equal(value, expected[name]), name

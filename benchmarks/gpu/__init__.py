@@ -1,0 +1,1 @@
+"""What a step costs on a GPU; see README.md in the folder above."""

@@ -1,0 +1,49 @@
+"""What GPU figures depend on besides the code."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Device, driver and versions; None for what is not there."""
+    found: dict[str, Any] = {
+        "device": device_name(device),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__}
+        | {name: _version(name) for name in ("triton", "transformers", "speccompile")},
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "driver": _driver(),
+            "cuda": torch.version.cuda,
+            "multiprocessors": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+        }
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+
+
+def _version(name: str) -> str | None:
+    # A source tree need not be installed.
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    return said[0] if said else None

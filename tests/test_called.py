@@ -1,0 +1,99 @@
+"""The kernels that a tier calls, as they are listed: op by op, compiled for the CPU, and as CUDA would take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny import tiny_llama
+
+import speccompile
+from speccompile.errors import InvalidOption, UnknownTier
+from speccompile.lowering import called
+from speccompile.lowering.called import KernelCall, kernels_called
+from speccompile.lowering.kernels import ON_CUDA
+from speccompile.speculator import Speculator
+
+LAYERS = 2
+ATTENTION = ["partial_attention", "combine_attention"]
+
+
+def wrapped(backend: str = "eager", **options: Any) -> Speculator:
+    return speccompile.wrap(tiny_llama(), "ngram", tiers=(0, 3), max_batch=2, max_len=32, backend=backend, **options)
+
+
+def names(calls: tuple[KernelCall, ...], caller: str, kind: str) -> dict[str, int]:
+    return {call.name: call.calls for call in calls if (call.caller, call.kind) == (caller, kind)}
+
+
+def test_op_by_op() -> None:
+    with wrapped() as spec:
+        calls = spec.kernels()
+        (body,) = names(calls, "step", "body")
+        assert names(calls, "step", "body") == {body: LAYERS}
+        assert names(calls, body, "plain") == {"speccompile.attention": 1}
+        assert names(calls, body, "stock")["aten.linear"] == 7
+        assert not [call for call in calls if call.kind in ("triton", "c++", "inductor")]
+        # A view starts no kernel, and neither does arithmetic on sizes.
+        assert not [call for call in calls if "view" in call.name or "slice" in call.name or "sym_size" in call.name]
+        assert names(spec.kernels(0), "step", "stock") != names(calls, "step", "stock")
+
+
+def test_compiled_for_the_cpu() -> None:
+    with wrapped("inductor") as spec:
+        assert "ours, in" in spec.explain()
+        calls = spec.kernels(3, rows=1)
+        (body,) = names(calls, "step", "body")
+        assert names(calls, body, "c++") == {"speccompile.packed_linear": 7, "speccompile.native_attention": 1}
+        written = names(calls, body, "inductor")
+        assert len(written) > 2 and all(name.startswith("cpp_fused_") for name in written)
+        # Nothing of the layers is left to torch's own ops.
+        assert names(calls, body, "stock") == {}
+        assert names(calls, "step", "c++")["speccompile.packed_linear"] == 1
+
+
+def test_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
+    with wrapped() as spec:
+        calls = kernels_called(spec.tiers[3].graph, "cuda", {})
+    (body,) = names(calls, "step", "body")
+    assert names(calls, body, "triton") == {f"speccompile.attention: {kernel}": 1 for kernel in ATTENTION}
+    step = names(calls, "step", "triton")
+    assert step["speccompile.accept_commit_: accept_commit_rows"] == 1
+    assert step["speccompile.match_ngram: match_partial"] == step["speccompile.match_ngram: match_combine"] == 1
+    assert not [call for call in calls if call.kind in ("plain", "c++")]
+
+
+CODE = """
+class Runner:
+    def call(self, args):
+        triton_poi_fused_add_0.run(buf0, 64, stream=stream0)
+        extern_kernels.mm(buf0, arg1_1, out=buf1)
+        triton_poi_fused_add_0.run(buf1, 64, stream=stream0)
+        buf2 = torch.ops.speccompile.attention.default(buf1)
+        buf3 = torch.ops.aten.sort.default(buf2)
+        assert_size_stride(buf3, (4, 4), (4, 1))
+
+def benchmark_compiled_module():
+    extern_kernels.addmm(a, b, c)
+"""
+
+
+def test_what_inductor_wrote_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
+    with wrapped() as spec:
+        graph = spec.tiers[3].graph
+        (body,) = graph.bodies
+        calls = kernels_called(graph, "cuda", {body: CODE})
+    assert names(calls, body, "inductor") == {"triton_poi_fused_add_0": 2}
+    assert names(calls, body, "stock") == {"mm": 1, "aten.sort": 1}
+    assert len(names(calls, body, "triton")) == 2
+
+
+def test_what_there_is_not() -> None:
+    with wrapped() as spec:
+        with pytest.raises(UnknownTier):
+            spec.kernels(5)
+        with pytest.raises(InvalidOption, match=r"there are tiers of \[1, 2\] rows"):
+            spec.kernels(3, rows=4)
+    assert called.STEP == "step"
