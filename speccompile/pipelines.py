@@ -21,6 +21,7 @@ from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.bound_positions import BoundPositions
 from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
 from speccompile.passes.choose_linear import KeepLinears, PackLinears
+from speccompile.passes.choose_sampling import ChooseSampling
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import NoDrafts
 from speccompile.passes.join_linears import JoinLinears
@@ -108,10 +109,11 @@ class BuildConfig:
 
     def choice_passes(self, kind: Kind) -> list[Pass]:
         """From logits to accepted tokens, by the rule; and what is recorded of that."""
+        kernels = ChooseSampling(self.kernels.native)
         if kind != "scored":
-            return self.rule.passes(kind)
+            return [*self.rule.passes(kind), kernels]
         keep: list[Pass] = [RecordScores()] if self.scores else []
-        return [*keep, *self.rule.passes("sampled"), RecordLogprobs()]
+        return [*keep, *self.rule.passes("sampled"), RecordLogprobs(), kernels]
 
     def commit_passes(self, kind: ChunkKind) -> list[Pass]:
         """What happens behind a commit: what the mode does, unless no tier could use it, and what guides do."""
@@ -129,6 +131,8 @@ class BuildConfig:
     def goals(self, kind: ChunkKind) -> Facts:
         """Facts that hold in a finished step or prompt chunk."""
         goals = facts("committed") | (self.mode.goals if self.max_draft_len else facts())
+        if kind != "inner":
+            goals |= facts("sampling_chosen")
         if kind not in ("greedy", "inner"):
             goals |= facts("guide_advanced", *["drafts_cut"] * self.cuts_drafts)
         if kind in ("scored", "prompt_scored"):

@@ -212,6 +212,7 @@ TIER = {
     "bind_rows": "rows",
     "verify_inputs": "step_logits",
     "greedy_accept": "accepted",
+    "choose_sampling": "sampling_chosen",
     "commit": "committed",
 }
 PREFILL = {
@@ -220,6 +221,7 @@ PREFILL = {
     "prefill_inputs": "last_index",
     "last_logits": "step_logits",
     "greedy_accept": "accepted",
+    "choose_sampling": "sampling_chosen",
     "commit": "committed",
 }
 # What each mode adds at K=0, at K>0 and to prefill.

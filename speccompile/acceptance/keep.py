@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.greedy_accept import drafts_of, greedy_accept
-from speccompile.passes.sample import ProcessLogits, add_noise
+from speccompile.passes.greedy_accept import drafts_of
+from speccompile.passes.sample import ProcessLogits, draw
 
 #: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts are good enough, [B, K].
 #: ``own``: of a rule that names state tensors, the rows' slots [B], and then those tensors, whole.
@@ -43,8 +43,12 @@ class KeepAccept(Pass):
         own = [slots, *(graph.state(name) for name in self.state)] if self.state else []
         kept = graph.insert(self.keeps, scores, drafts, text, length, *own)
         if self.draws:
-            add_noise(graph, scores, length, graph.output)
-        target_tokens, accepted = graph.insert(keep, scores, drafts, lens, kept, forbids=self.draws)
+            noise = [graph.state(name) for name in ("temperature", "seed")]
+            target = graph.insert(draw, scores, length, slots, *noise)
+        else:
+            target = graph.insert(torch.ops.speccompile.choose, scores)
+        vocab = int(scores.meta["val"].shape[-1])
+        target_tokens, accepted = graph.insert(keep, target, drafts, lens, kept, vocab=vocab)
         graph.name_value("target_tokens", target_tokens)
         graph.name_value("row_accepted", accepted)
         return Changes(1, f"{drafts_of(graph)} draft tokens judged")
@@ -57,8 +61,6 @@ class KeepAcceptSampled(KeepAccept):
     name: ClassVar[str] = "keep_accept_sampled"
     looks_for: ClassVar[str] = "scores and drafts"
     requires: ClassVar[Facts] = facts("scores", "drafts")
-    # Noise is added in place.
-    invalidates: ClassVar[Facts] = facts("scores")
 
     judged: ClassVar[str] = "scores"
     draws: ClassVar[bool] = True
@@ -74,13 +76,14 @@ def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> 
 
 
 def keep(
-    scores: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, kept: torch.Tensor, *, forbids: bool
+    target: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, kept: torch.Tensor, *, vocab: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens ``[B, K+1]`` and accepted draft tokens ``[B]``: those ``kept`` ``[B, K]`` from the first on."""
-    target, _ = greedy_accept(scores, drafts, draft_lens, forbids=forbids)
+    """Tokens ``[B, K+1]`` and accepted draft tokens ``[B]``: those ``kept`` ``[B, K]`` from the first on, while there
+    is a ``target`` token ``[B, T]``, T > K, at all."""
     count = drafts.shape[1]
+    target = target[:, : count + 1]
     offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (target[:, :count] >= 0)
-    offered = offered & (drafts >= 0) & (drafts < scores.shape[-1])
+    offered = offered & (drafts >= 0) & (drafts < vocab)
     accepted = (kept & offered).long().cumprod(1).sum(1)
     places = torch.arange(count + 1, device=drafts.device)
     return torch.where(places < accepted[:, None], F.pad(drafts, (0, 1)), target), accepted

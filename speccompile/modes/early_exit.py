@@ -18,7 +18,7 @@ from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
-from speccompile.passes.sample import add_noise, probabilities, process, put_tokens
+from speccompile.passes.sample import draw, probabilities, process, put_tokens
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,12 @@ class DraftEarlyExit(Pass):
                 if self.probabilities:
                     nodes = (logits, graph.state("temperature"), slots)
                     drawn_from.append(graph.insert(slot_probabilities, *nodes, before=start))
-                add_noise(graph, logits, length, start, begun if self.probabilities else None)
-            token, position = graph.insert(choose, logits, position, before=start)
+                noise = [graph.state(name) for name in ("temperature", "seed")]
+                own = [begun] if self.probabilities else []
+                drawn = graph.insert(draw, logits, length, slots, *noise, *own, before=start)
+            else:
+                drawn = graph.insert(torch.ops.speccompile.choose, logits, before=start)
+            token, position = graph.insert(go_on, drawn, position, before=start)
             if self.draws:
                 context, length = graph.insert(lengthened, context, length, token, before=start)
             drafted.append(token)
@@ -113,9 +117,9 @@ def newest(
     return tokens[slots, position][:, None], position[:, None], lens
 
 
-def choose(logits: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely next token ``[B, 1]`` of logits ``[B, 1, V]``, and its position."""
-    return logits.argmax(-1), position + 1
+def go_on(drawn: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token ``[B, 1]``, which is any where none could be ``drawn``, and its position."""
+    return drawn.clamp(min=0), position + 1
 
 
 def text_so_far(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+import speccompile.lowering.ops.choose  # noqa: F401  defines the op
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
@@ -36,21 +37,20 @@ def drafts_of(graph: StepGraph) -> int:
 
 
 def greedy_accept(
-    logits: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, *, forbids: bool = False
+    logits: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Target tokens ``[B, K+1]``, -1 where logits are NaN and none can be chosen, and accepted draft tokens ``[B]``.
 
     Args:
         logits: ``[B, T, V]`` with T > K; drafts: ``[B, K]``; draft_lens: ``[B]``.
-        forbids: -inf is what must not come, so that nothing can be chosen where there is nothing else.
     """
+    target = torch.ops.speccompile.choose(logits[:, : drafts.shape[1] + 1])
+    return target, count_agreeing(target, drafts, draft_lens)
+
+
+def count_agreeing(target: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
+    """How many ``drafts`` ``[B, K]`` in a row are ``target`` tokens ``[B, K+1]``: ``[B]``, at most ``draft_lens``."""
     count = drafts.shape[1]
-    judged = logits[:, : count + 1]
-    target = judged.argmax(-1)
-    # A NaN counts as greatest.
-    chosen = judged.gather(-1, target[..., None])[..., 0]
-    undecided = chosen.isnan() | (chosen == float("-inf")) if forbids else chosen.isnan()
-    target = torch.where(undecided, -1, target)
     offered = torch.arange(count, device=drafts.device) < draft_lens[:, None]
     agrees = (drafts == target[:, :count]) & offered
-    return target, agrees.long().cumprod(1).sum(1)
+    return agrees.long().cumprod(1).sum(1)

@@ -10,7 +10,7 @@ from torch import fx
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.greedy_accept import drafts_of, greedy_accept
+from speccompile.passes.greedy_accept import count_agreeing, drafts_of
 from speccompile.sampling import PENALTIES, PROCESSORS, WARPERS
 from speccompile.sampling.base import Processor
 from speccompile.sampling.noise import DRAFTS, TOKENS
@@ -48,19 +48,33 @@ class ExactAccept(Pass):
     looks_for: ClassVar[str] = "scores and drafts"
     requires: ClassVar[Facts] = facts("scores", "drafts")
     provides: ClassVar[Facts] = facts("accepted")
-    # Noise is added in place.
-    invalidates: ClassVar[Facts] = facts("scores")
 
     def run(self, graph: StepGraph) -> Changes:
-        scores = graph.values["scores"]
-        row_length = graph.insert(lengths_of, graph.state("length"), graph.values["slots"])
-        add_noise(graph, scores, row_length, graph.output)
-        target_tokens, accepted = graph.insert(
-            greedy_accept, scores, graph.values["drafts"], graph.values["row_draft_lens"], forbids=True
-        )
+        names = ("scores", "drafts", "row_draft_lens", "slots")
+        state = [graph.state(name) for name in ("length", "temperature", "seed")]
+        target_tokens, accepted = graph.insert(exact_accept, *(graph.values[name] for name in names), *state)
         graph.name_value("target_tokens", target_tokens)
         graph.name_value("row_accepted", accepted)
         return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+
+
+def exact_accept(
+    scores: torch.Tensor,
+    drafts: torch.Tensor,
+    draft_lens: torch.Tensor,
+    slots: torch.Tensor,
+    length: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Target tokens ``[B, K+1]``, -1 where none can be chosen, and accepted draft tokens ``[B]``.
+
+    Args:
+        scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``; draft_lens, slots: ``[B]``.
+        length, temperature, seed: ``[N]``.
+    """
+    target = draw(scores[:, : drafts.shape[1] + 1], length[slots], slots, temperature, seed)
+    return target, count_agreeing(target, drafts, draft_lens)
 
 
 def process(
@@ -116,31 +130,26 @@ def processed(
     return scores
 
 
-def add_noise(
-    graph: StepGraph, scores: fx.Node, row_length: fx.Node, before: fx.Node, start: fx.Node | None = None
-) -> None:
-    """Insert the noise of the places behind ``row_length`` ``[B]`` tokens, added to ``scores`` in place: that of the
-    target, or, with the step's ``start`` ``[B]``, a drafter's own."""
-    state = [graph.state(name) for name in ("temperature", "seed")]
-    own = [] if start is None else [start]
-    graph.insert(noise, scores, row_length, graph.values["slots"], *state, *own, before=before)
-
-
-def noise(
+def draw(
     scores: torch.Tensor,
     row_length: torch.Tensor,
     slots: torch.Tensor,
     temperature: torch.Tensor,
     seed: torch.Tensor,
     start: torch.Tensor | None = None,
-) -> None:
+) -> torch.Tensor:
+    """Tokens ``[B, T]``, -1 where none can be chosen, of ``scores`` ``[B, T, V]`` and the noise of the places behind
+    ``row_length`` ``[B]`` tokens: that of the target, or, with the step's ``start`` ``[B]``, a drafter's own.
+
+    Args:
+        temperature, seed: ``[N]``.
+    """
     positions = row_length[:, None] + torch.arange(scores.shape[1], device=scores.device)
     stream = TOKENS if start is None else DRAFTS
-    torch.ops.speccompile.add_gumbel_(scores, temperature[slots], seed[slots], positions, stream, start)
-
-
-def lengths_of(length: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    return length[slots]
+    tokens: torch.Tensor = torch.ops.speccompile.choose(
+        scores, temperature[slots], seed[slots], positions, stream, start, forbids=True
+    )
+    return tokens
 
 
 def text_and_drafts(

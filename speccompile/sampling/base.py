@@ -18,7 +18,7 @@ MOST = 2**31 - 1
 
 SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, int drafted, Tensor[] state) -> ()"
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
+library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class Processor(ABC):
 
     def register(self) -> None:
         """Make :attr:`op`, which is what a step's graph calls."""
-        _library.define(f"{self.name}_{SCHEMA}")
-        _library.impl(f"{self.name}_", self.call, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"speccompile::{self.name}_", lambda *_: None, lib=_library)
+        library.define(f"{self.name}_{SCHEMA}")
+        library.impl(f"{self.name}_", self.call, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"speccompile::{self.name}_", lambda *_: None, lib=library)
 
 
 def context_lengths(scores: torch.Tensor, length: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph_capture.state import N, StateSpec
-from speccompile.sampling.base import Option, Processor, number
+from speccompile.sampling.base import Option, number
+from speccompile.sampling.keep_greatest import Greatest, KeepGreatest
 
 
-class MinP(Processor):
+class MinP(KeepGreatest):
     """transformers' ``MinPLogitsWarper``."""
 
     name = "min_p"
@@ -21,6 +22,5 @@ class MinP(Processor):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"min_p": float(values["min_p"])}
 
-    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
-        share = state[0].log()[:, None, None]
-        scores.masked_fill_(scores < scores.amax(-1, keepdim=True) + share, float("-inf"))
+    def threshold(self, scores: torch.Tensor, greatest: Greatest, *state: torch.Tensor) -> torch.Tensor:
+        return greatest(scores, 1) + state[0].log()[:, None, None]

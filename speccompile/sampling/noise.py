@@ -25,12 +25,6 @@ SEEDS = 2**63
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define(
-    "add_gumbel_(Tensor(a!) scores, Tensor temperature, Tensor seed, Tensor positions, int stream, "
-    "Tensor? start=None) -> ()"
-)
-
 
 def _int64(value: int) -> int:
     """The bits of an unsigned constant."""
@@ -137,7 +131,3 @@ def add_gumbel(
             return
     noise = gumbel(seed, stream, positions, scores.shape[-1], start)
     scores.add_(torch.where(draws[:, None, None], noise, 0.0))
-
-
-_library.impl("add_gumbel_", add_gumbel, "CompositeExplicitAutograd")
-torch.library.register_fake("speccompile::add_gumbel_", lambda *_: None, lib=_library)

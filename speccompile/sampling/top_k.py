@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph_capture.state import N, StateSpec
-from speccompile.sampling.base import Option, Processor, whole
+from speccompile.sampling.base import Option, whole
+from speccompile.sampling.keep_greatest import Greatest, KeepGreatest
 
 
-class TopK(Processor):
+class TopK(KeepGreatest):
     """transformers' ``TopKLogitsWarper``: what equals the k-th greatest stays too."""
 
     name = "top_k"
@@ -21,9 +22,8 @@ class TopK(Processor):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"top_k": values["top_k"]}
 
-    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+    def threshold(self, scores: torch.Tensor, greatest: Greatest, *state: torch.Tensor) -> torch.Tensor:
         count = state[0].clamp(max=scores.shape[-1])
-        greatest = scores.topk(int(count.max()), dim=-1).values
+        values = greatest(scores, int(count.max()))
         index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
-        threshold = torch.where(count[:, None, None] > 0, greatest.gather(-1, index), float("-inf"))
-        scores.masked_fill_(scores < threshold, float("-inf"))
+        return torch.where(count[:, None, None] > 0, values.gather(-1, index), float("-inf"))

@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph_capture.state import N, StateSpec
-from speccompile.sampling.base import Option, Processor, number
+from speccompile.sampling.base import Option, number
+from speccompile.sampling.keep_greatest import Greatest, KeepGreatest
 
 # The nucleus is looked for among so many tokens, one look after the other: 256 of 50,000 are found six times as fast as
 # 1,024, and a hundred times as fast as all are sorted.
 LOOKS = (256, 4096)
 
 
-class TopP(Processor):
+class TopP(KeepGreatest):
     """transformers' ``TopPLogitsWarper``, save that of equal scores at the border all stay."""
 
     name = "top_p"
@@ -25,18 +26,19 @@ class TopP(Processor):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"top_p": float(values["top_p"])}
 
-    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+    def threshold(self, scores: torch.Tensor, greatest: Greatest, *state: torch.Tensor) -> torch.Tensor:
         top_p = state[0][:, None, None]
-        total = scores.logsumexp(-1, keepdim=True)
+        # Of the greatest score. A row's softmax has an order of sums of its own; that of a plain sum would depend on
+        # how many places there are, and on threads.
+        most = scores.softmax(-1).amax(-1, keepdim=True)
         vocab = scores.shape[-1]
         for look in (*LOOKS, vocab):
-            greatest = scores.topk(min(look, vocab), dim=-1).values
-            mass = (greatest - total).exp()
+            values = greatest(scores, min(look, vocab))
+            mass = (values - values[..., :1]).exp() * most
             # A token stays while those in front of it make up less than p.
             inside = mass.cumsum(-1) - mass < top_p
             inside[..., 0] = True
             count = inside.sum(-1, keepdim=True)
             if not ((count == look) & (top_p < 1)).any():
                 break
-        threshold = torch.where(top_p < 1, greatest.gather(-1, count - 1), float("-inf"))
-        scores.masked_fill_(scores < threshold, float("-inf"))
+        return torch.where(top_p < 1, values.gather(-1, count - 1), float("-inf"))

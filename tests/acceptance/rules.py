@@ -13,8 +13,7 @@ from speccompile.acceptance.forced import so_many
 from speccompile.acceptance.keep import Keeps, keep
 from speccompile.acceptance.relaxed import near_enough
 from speccompile.acceptance.typical import likely_enough
-from speccompile.passes.greedy_accept import greedy_accept
-from speccompile.passes.sample import noise
+from speccompile.passes.sample import draw, exact_accept
 
 Judge = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -28,9 +27,7 @@ def exact(
     seed: torch.Tensor,
     draft_probs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = scores.clone()
-    noise(scores, length, torch.arange(len(length)), temperature, seed)
-    return greedy_accept(scores, drafts, lens, forbids=True)
+    return exact_accept(scores, drafts, lens, torch.arange(len(length)), length, temperature, seed)
 
 
 def by_coins(judge: Judge) -> Judge:
@@ -65,9 +62,8 @@ def by_keeping(keeps: Keeps) -> Judge:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         text = torch.zeros(len(length), 1, dtype=torch.int64)
         kept = keeps(scores, drafts, text, torch.ones_like(length))
-        scores = scores.clone()
-        noise(scores, length, torch.arange(len(length)), temperature, seed)
-        return keep(scores, drafts, lens, kept, forbids=True)
+        target = draw(scores, length, torch.arange(len(length)), temperature, seed)
+        return keep(target, drafts, lens, kept, vocab=scores.shape[-1])
 
     return run
 

@@ -42,7 +42,7 @@ def typical(step: tuple[torch.Tensor, ...], threshold: float, alpha: float) -> t
     scores, drafts, lens = step
     nothing = torch.zeros(len(lens), 1, dtype=torch.int64)
     kept = likely_enough(scores, drafts, nothing, lens, threshold=threshold, alpha=alpha)
-    return keep(scores, drafts, lens, kept, forbids=False)
+    return keep(scores.argmax(-1), drafts, lens, kept, vocab=scores.shape[-1])
 
 
 def relaxed(
@@ -52,7 +52,7 @@ def relaxed(
     text = torch.full((len(lens), 1), BEGIN if thinks else 0)
     options: dict[str, Any] = {"begin": BEGIN, "end": END, "top_k": top_k, "delta": delta}
     kept = near_enough(scores, drafts, text, torch.ones_like(lens), **options)
-    return keep(scores, drafts, lens, kept, forbids=False)
+    return keep(scores.argmax(-1), drafts, lens, kept, vocab=scores.shape[-1])
 
 
 def assert_sound(step: tuple[torch.Tensor, ...], tokens: torch.Tensor, accepted: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from speccompile.lowering.cpu import library
 
-TESTS = Path(__file__).parent / "test_native_ops.py"
+TESTS = [str(Path(__file__).with_name(name)) for name in ("test_native_ops.py", "test_native_choose.py")]
 
 
 @pytest.mark.parametrize(("capability", "name"), [("avx512", "avx512"), ("avx2", "avx2"), ("default", "plain C++")])
@@ -26,7 +26,7 @@ def test_native_ops_on(capability: str, name: str) -> None:
     told = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == name
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS],
         env=environment,
         capture_output=True,
         text=True,

@@ -15,6 +15,12 @@ _library.define("int8_embedding(Tensor packed, Tensor scales, Tensor ids, int de
 _library.define("packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]")
 _library.define("int8_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]")
 _library.define("native_attention" + SCHEMA)
+_library.define(
+    "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
+    "bool forbids) -> (Tensor, Tensor)"
+)
+_library.define("native_greatest(Tensor scores, int count) -> Tensor")
+_library.define("native_cut_below_(Tensor(a!) scores, Tensor threshold) -> ()")
 
 
 def _packed_linear(x, packed, bias, features):  # type: ignore[no-untyped-def]
@@ -53,6 +59,22 @@ def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
 
 
+def _choose_nearly(scores, *rest):  # type: ignore[no-untyped-def]
+    """See ``speccompile::choose``: tokens ``[B, T]``, and bool ``[B, T]``, whether another one is as good but for
+    rounding of the noise."""
+    return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[:2], dtype=torch.bool)
+
+
+def _native_greatest(scores, count):  # type: ignore[no-untyped-def]
+    """The ``count`` greatest of ``scores`` (float32, ``[B, T, V]``) in descending order, a NaN being greater than all:
+    ``[B, T, count]``."""
+    return scores.new_empty((*scores.shape[:2], count))
+
+
+def _native_cut_below(scores, threshold):  # type: ignore[no-untyped-def]
+    """-inf in the place of scores ``[B, T, V]`` that are below ``threshold`` ``[B, T, 1]``."""
+
+
 for _name, _fake in (
     ("packed_linear", _packed_linear),
     ("packed_embedding", _packed_embedding),
@@ -61,5 +83,8 @@ for _name, _fake in (
     ("packed_linears", _packed_linears),
     ("int8_linears", _int8_linears),
     ("native_attention", _native_attention),
+    ("choose_nearly", _choose_nearly),
+    ("native_greatest", _native_greatest),
+    ("native_cut_below_", _native_cut_below),
 ):
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

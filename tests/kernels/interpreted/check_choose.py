@@ -10,9 +10,9 @@ import triton.language as tl
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from speccompile.lowering.ops.choose import reference
 from speccompile.lowering.triton import choose as module
 from speccompile.lowering.triton.choose import BLOCK, SPAN, bits_of, choose, gumbel_of, key_of
-from speccompile.passes.greedy_accept import greedy_accept
 from speccompile.sampling import noise
 
 
@@ -70,21 +70,6 @@ def test_gumbels_at_both_ends() -> None:
     within_4_ulp(gumbels, bits)
 
 
-def expected_tokens(
-    scores: torch.Tensor,
-    temperature: torch.Tensor,
-    seed: torch.Tensor,
-    positions: torch.Tensor,
-    stream: int,
-    start: torch.Tensor | None,
-    forbids: bool,
-) -> torch.Tensor:
-    noisy = scores.clone()
-    noise.add_gumbel(noisy, temperature, seed, positions, stream, start)
-    drafts = torch.zeros(len(scores), scores.shape[1] - 1, dtype=torch.int64)
-    return greedy_accept(noisy, drafts, torch.zeros(len(scores), dtype=torch.int64), forbids=forbids)[0]
-
-
 @settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate])
 @given(
     rows=st.integers(1, 3),
@@ -121,7 +106,7 @@ def test_tokens_are_the_defined_ones(
     positions = torch.randint(10**5, (rows, width), generator=generator)
     start = positions[:, 0].clone() if started else None
     arguments = temperatures, seeds, positions, noise.RESIDUAL, start
-    assert torch.equal(choose(scores, *arguments, forbids=forbids), expected_tokens(scores, *arguments, forbids))
+    assert torch.equal(choose(scores, *arguments, forbids=forbids), reference(scores, *arguments, forbids))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

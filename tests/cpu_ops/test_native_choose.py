@@ -1,0 +1,216 @@
+"""The C++ ops that choose tokens: the very tokens, and the very scores, that torch's own find.
+
+``test_other_cpus.py`` runs this file again for CPUs with less than this one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import speccompile.lowering.ops.native  # noqa: F401  defines the ops
+from speccompile.lowering.cpu.library import load_cpu_ops
+from speccompile.lowering.ops import choose
+from speccompile.sampling import PROCESSORS, noise
+from speccompile.sampling.keep_greatest import KeepGreatest
+
+ops = torch.ops.speccompile
+INF = float("inf")
+
+# Around the sizes of vectors, blocks (16 to 256 scores) and of what one thread takes (16,384).
+vocabularies = st.sampled_from([1, 2, 15, 64, 65, 100, 1000, 4097, 16384, 16385, 40000])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    assert load_cpu_ops() is None
+
+
+def places(rows: int, width: int, vocab: int, kept: float, seed: int, coarse: bool = False) -> torch.Tensor:
+    """Random scores of which ``kept`` are not -inf; ``coarse`` ones are often equal."""
+    rng = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(rows, width + 1, vocab, generator=rng)
+    scores = scores.round() if coarse else scores
+    scores[torch.rand(scores.shape, generator=rng) >= kept] = -INF
+    # Behind the places that are looked at stand others.
+    return scores[:, :width]
+
+
+def keys(
+    rows: int, width: int, seed: int, started: bool
+) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]:
+    rng = torch.Generator().manual_seed(seed)
+    positions = torch.randint(10**5, (rows, width), generator=rng)
+    start = positions[:, 0].clone() if started else None
+    return torch.randint(noise.SEEDS - 1, (rows,), generator=rng), positions, noise.DRAFTS, start
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    width=st.integers(1, 4),
+    vocab=vocabularies,
+    heat=st.lists(st.sampled_from([0.0, 0.7, 1.0]), min_size=3, max_size=3),
+    started=st.booleans(),
+    forbids=st.booleans(),
+    kept=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
+    coarse=st.booleans(),
+    broken=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_tokens_are_the_defined_ones(
+    rows: int,
+    width: int,
+    vocab: int,
+    heat: list[float],
+    started: bool,
+    forbids: bool,
+    kept: float,
+    coarse: bool,
+    broken: bool,
+    seed: int,
+) -> None:
+    """``broken`` puts a NaN into one place."""
+    scores = places(rows, width, vocab, kept, seed, coarse)
+    if broken:
+        scores[rows - 1, 0, vocab // 2] = float("nan")
+    before = scores.clone()
+    arguments = torch.tensor(heat[:rows]), *keys(rows, width, seed, started)
+    wanted = choose.reference(scores, *arguments, forbids)
+    assert torch.equal(ops.native_choose(scores, *arguments, forbids), wanted)
+    assert torch.equal(ops.native_choose(scores, forbids=forbids), choose.reference(scores, forbids=forbids))
+    assert torch.equal(scores.view(torch.int32), before.view(torch.int32)), "scores are read only"
+
+
+@pytest.mark.parametrize("vocab", [3, 50, 5000])
+def test_many_draws(vocab: int) -> None:
+    """Flat scores: any of the tokens may win, by how little ever."""
+    scores = places(1, 4000 if vocab < 100 else 400, vocab, 1.0, vocab) / 10
+    arguments = torch.ones(1), *keys(1, scores.shape[1], 3, started=False)
+    assert torch.equal(ops.native_choose(scores, *arguments, True), choose.reference(scores, *arguments, True))
+
+
+def rival_scores(apart: float) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Two tokens whose noised scores are so far apart, behind many that cannot win."""
+    key = torch.tensor([5]), torch.arange(64)[None], noise.TOKENS, None
+    scores = torch.full((1, 64, 300), -40.0)
+    drawn = noise.gumbel(key[0], noise.TOKENS, key[1], 300)
+    scores[..., 7] = 3 - drawn[..., 7]
+    scores[..., 250] = 3 + apart - drawn[..., 250]
+    return scores, (torch.ones(1), *key)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-6, -1e-6, 1e-5])
+def test_places_too_close_to_call_are_looked_at_again(monkeypatch: pytest.MonkeyPatch, apart: float) -> None:
+    scores, arguments = rival_scores(apart)
+    close = ops.choose_nearly(scores, *arguments, True)[1]
+    assert close.all()
+    wanted = choose.reference(scores, *arguments, True)
+    assert torch.equal(ops.native_choose(scores, *arguments, True), wanted)
+    # Nothing but that second look decides them.
+    monkeypatch.setattr(choose, "reference", lambda scores, *_: torch.full(scores.shape[:2], 99))
+    assert (choose.native_choose(scores, *arguments, True) == 99).all()
+
+
+def test_other_places_are_sure() -> None:
+    scores, arguments = rival_scores(1e-2)
+    assert not ops.choose_nearly(scores, *arguments, True)[1].any()
+    # Without noise there is nothing to doubt: the first of equal ones.
+    equal = torch.zeros(1, 2, 40)
+    tokens, close = ops.choose_nearly(equal, None, None, None, 0, None, False)
+    assert not close.any() and not tokens.any()
+    cold = (torch.zeros(1), *keys(1, 2, 0, started=False))
+    assert not ops.choose_nearly(equal, *cold, False)[1].any()
+
+
+def test_estimates_are_much_nearer_than_what_counts_as_close() -> None:
+    """Pairs of tokens, the second one better by a hundredth of that: the first glance may be wrong there, but nowhere
+    else."""
+    key = torch.tensor([11]), torch.arange(20_000)[None], noise.TOKENS, None
+    drawn = noise.gumbel(key[0], noise.TOKENS, key[1], 2)
+    for apart, sure in ((1e-5, False), (1e-4, True)):
+        scores = torch.stack([-drawn[..., 0], apart - drawn[..., 1]], dim=-1)
+        tokens, close = ops.choose_nearly(scores, torch.ones(1), *key, True)
+        assert bool((close | (tokens == 1)).all()) and bool(close.any()) != sure
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_without_noise_the_first_of_the_greatest_in_any_dtype(dtype: torch.dtype) -> None:
+    scores = torch.zeros(1, 4, 20000, dtype=dtype)
+    scores[0, 0, [17000, 18000]] = 1
+    scores[0, 1] = -INF
+    scores[0, 2, [5, 100]] = INF
+    scores[0, 3, [19999, 3]] = torch.tensor([float("nan"), INF], dtype=dtype)
+    assert ops.native_choose(scores).tolist() == [[17000, 0, 5, -1]]
+    assert ops.native_choose(scores, forbids=True).tolist() == [[17000, -1, 5, -1]]
+    random = torch.randn(2, 3, 5001).to(dtype)
+    assert torch.equal(ops.native_choose(random), random.argmax(-1))
+    strided = torch.randn(2, 700, 3).to(dtype).transpose(1, 2)
+    assert torch.equal(ops.native_choose(strided), strided.argmax(-1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    vocab=vocabularies,
+    share=st.floats(0, 1),
+    kept=st.sampled_from([0.0, 0.01, 1.0]),
+    coarse=st.booleans(),
+    broken=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_greatest_are_those_of_topk(
+    vocab: int, share: float, kept: float, coarse: bool, broken: bool, seed: int
+) -> None:
+    scores = places(2, 2, vocab, kept, seed, coarse)
+    if broken:
+        scores[1, 1, [vocab // 3, vocab - 1]] = float("nan")
+    for count in {1, min(vocab, 256), max(1, int(share * vocab))}:
+        wanted = scores.topk(count, dim=-1).values
+        torch.testing.assert_close(ops.native_greatest(scores, count), wanted, rtol=0, atol=0, equal_nan=True)
+
+
+FILTERS = {item.name: item for item in PROCESSORS if isinstance(item, KeepGreatest)}
+VALUES = {
+    "top_k": st.sampled_from([0, 1, 5, 50, 300, 10**6]),
+    "top_p": st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
+    "min_p": st.sampled_from([0.0, 1e-3, 0.1, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), vocab=vocabularies, kept=st.sampled_from([0.0, 0.01, 1.0]), coarse=st.booleans())
+def test_filters_keep_the_same_scores(name: str, data: st.DataObject, vocab: int, kept: float, coarse: bool) -> None:
+    scores = places(2, 3, vocab, kept, data.draw(st.integers(0, 10**6)), coarse).contiguous()
+    if data.draw(st.booleans()):
+        scores[0, 1, vocab // 2] = float("nan")
+    spec = FILTERS[name].state[0]
+    state = [torch.tensor([data.draw(VALUES[name]) for _ in range(2)], dtype=spec.dtype)]
+    context, length, native = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, dtype=torch.int64), scores.clone()
+    FILTERS[name].op(scores, context, length, 0, state)
+    FILTERS[name].native_op(native, context, length, 0, state)
+    assert torch.equal(scores.view(torch.int32), native.view(torch.int32))
+
+
+def test_threads_change_nothing() -> None:
+    scores = places(2, 3, 40000, 1.0, 0).contiguous()
+    arguments = torch.ones(2), *keys(2, 3, 0, started=True)
+    results = []
+    threads = torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append((ops.native_choose(scores, *arguments, True), ops.native_greatest(scores, 256)))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for result in results for a, b in zip(result, results[0], strict=True))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    scores = torch.zeros(1, 2, 8)
+    with pytest.raises(RuntimeError, match="come together"):
+        ops.choose_nearly(scores, torch.ones(1), None, None, 0, None, False)
+    with pytest.raises(RuntimeError, match="9 of 8 scores"):
+        ops.native_greatest(scores, 9)
+    with pytest.raises(RuntimeError, match="the sizes do not fit"):
+        ops.native_cut_below_(scores, torch.zeros(1, 1, 1))
