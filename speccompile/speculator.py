@@ -23,11 +23,12 @@ from speccompile.lowering.tier import Kind, Tier
 from speccompile.package import make_manifest, write_package
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.pipelines import prefill_pipeline, tier_pipeline
+from speccompile.plain import plain
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.check import CheckReport, first_difference, transformers_greedy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode, padded
-from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt, read_prompts
+from speccompile.runtime.inputs import check_options, read_count, read_prompt, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outputs import as_output, read_outputs
@@ -126,7 +127,8 @@ class Speculator:
             streamer: a transformers streamer, for one row.
             do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
             seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The
-                same seed and options give the same text in any mode, at any tier, alone and among others.
+                same seed and options give the same text in any mode, at any tier, alone and among others. Greedy text
+                is the same with any.
             return_dict_in_generate: return transformers' ``GenerateDecoderOnlyOutput`` (without a cache). This and the
                 two below are what the generation_config says where they are None.
             output_scores, output_logits: with it, ``scores`` (behind all processors) and ``logits`` (the model's own):
@@ -157,17 +159,14 @@ class Speculator:
             "output_hidden_states": output_hidden_states,
         }
         wanted = read_outputs(outputs, target.model.generation_config, engine.arena)
-        check_max_new_tokens("generate", max_new_tokens)
+        max_new_tokens = read_count("generate", "max_new_tokens", max_new_tokens)
         target.check()
         eos = target.eos(eos_token_id)
+        pad_token_id = plain(pad_token_id)
         if not (pad_token_id is None or isinstance(pad_token_id, int)):
             raise InvalidInput(name="pad_token_id", reason="it has to be one token id")
         pad = target.model.generation_config.pad_token_id if pad_token_id is None else pad_token_id
-        copies = num_return_sequences
-        if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
-            raise InvalidOption(
-                where="generate", name="num_return_sequences", value=copies, reason="it has to be an int of at least 1"
-            )
+        copies = read_count("generate", "num_return_sequences", num_return_sequences)
         prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
         check_streamer(streamer)
         check_tokenizer(tokenizer)
@@ -202,7 +201,7 @@ class Speculator:
             raise InvalidOption(
                 where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"
             )
-        check_max_new_tokens("check", max_new_tokens)
+        max_new_tokens = read_count("check", "max_new_tokens", max_new_tokens)
         target.check()
         eos = target.eos(eos_token_id)
         differences = []

@@ -30,6 +30,8 @@ class Rule(ABC):
     greedy_only: ClassVar[bool] = False
     #: Rows get as many drafts as the tier has places, whatever the drafter proposes.
     fills_drafts: ClassVar[bool] = False
+    #: It may accept what a request's options forbid: requests whose every token has to be an allowed one are refused.
+    breaks_guides: ClassVar[bool] = False
 
     def check(self, info: ModelInfo) -> None:  # noqa: B027  most rules fit every model
         """Refuse options that do not fit the target model.

@@ -36,7 +36,8 @@ class Forced(Rule):
     """Accept ``accepted`` drafts in every step, the first i of them with probability ``rates[i - 1]``, or ``trace[j]``
     in step j.
 
-    At most as many as the tier has, and as the request has room for. The same in every run of a ``seed``.
+    At most as many as the tier has, and as the request has room for. The same in every run of a ``seed``. Drafts are
+    accepted that a request's options forbid, too; one with a ``guide`` or a ``prefix_allowed_tokens_fn`` is refused.
 
     Args:
         accepted: draft tokens in the mean, at least 0: of 2.6 two, and a third one six times in ten.
@@ -56,6 +57,7 @@ class Forced(Rule):
     lossless: ClassVar[bool] = False
     text_invariant: ClassVar[bool] = False
     fills_drafts: ClassVar[bool] = True
+    breaks_guides: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         def refuse(name: str, reason: str) -> None:

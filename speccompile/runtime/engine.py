@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InvalidOption
-from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt
+from speccompile.plain import plain
+from speccompile.runtime.inputs import check_options, read_count, read_prompt
 from speccompile.runtime.interrupts import deferred_interrupts
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.records import Records, Wanted, check_flag, check_kept
@@ -88,7 +89,8 @@ class Engine(Turns):
             streamer: a transformers streamer of this request's own.
             do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
             seed: of what is drawn, 0 to 2**63 - 1; None takes one from torch's default generator. The same seed and
-                options give the same text, whatever drafts and whoever runs beside it.
+                options give the same text, whatever drafts and whoever runs beside it. A greedy request draws nothing:
+                it may have a seed, as other requests of the same caller do, and its text is the same with any.
             priority: of two waiting requests, the one with the larger number goes first.
             logprobs: ``Result.logprobs``, of each new token.
             prompt_logprobs: ``Result.prompt_logprobs``, of each prompt token. The whole prompt is read for them: KV of
@@ -118,9 +120,10 @@ class Engine(Turns):
         check_options("submit", options, others)
         self._target.check()
         prompt = read_prompt(ids, 0, self.arena.layout)
-        check_max_new_tokens("submit", max_new_tokens)
+        max_new_tokens = read_count("submit", "max_new_tokens", max_new_tokens)
         check_streamer(streamer)
         check_tokenizer(tokenizer)
+        priority = plain(priority)
         if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
             reason = f"it has to be an int in {-(2**63)} .. {2**63 - 1}"
             raise InvalidOption(where="submit", name="priority", value=priority, reason=reason)

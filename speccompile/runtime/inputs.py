@@ -20,6 +20,7 @@ from speccompile.errors import (
     UnknownOption,
 )
 from speccompile.graph_capture.state import EOS_CAPACITY, Layout
+from speccompile.plain import plain
 from speccompile.sampling import OPTIONS
 
 # Settings of a generation_config that change the text and are not built, with the values at which they do nothing.
@@ -191,7 +192,9 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
     return tokens
 
 
-def check_max_new_tokens(where: str, value: Any) -> None:
-    """Raises InvalidOption."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidOption(where=where, name="max_new_tokens", value=value, reason="it has to be an int of at least 1")
+def read_count(where: str, name: str, value: Any) -> int:
+    """Raises InvalidOption: it is no whole number of at least 1."""
+    count = plain(value)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise InvalidOption(where=where, name=name, value=value, reason="it has to be an int of at least 1")
+    return count

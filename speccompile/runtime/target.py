@@ -16,6 +16,8 @@ from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.user import UserProcessor
 
+#: Options that say of every token which ones are allowed.
+GUIDED = ("guide", "prefix_allowed_tokens_fn")
 #: Values of each weight that a change is looked for in.
 SAMPLES = 4
 
@@ -99,6 +101,10 @@ class Target:
         if self._rule.greedy_only and sampling is not None and sampling.values.get("temperature"):
             reason = f"the acceptance rule {self._rule.name!r} is for greedy decoding; use False, or wrap with another"
             raise InvalidOption(where=where, name="do_sample", value=True, reason=reason)
+        guided = [] if sampling is None else [name for name in GUIDED if name in sampling.values]
+        if self._rule.breaks_guides and guided:
+            reason = f"the acceptance rule {self._rule.name!r} accepts tokens that it forbids; wrap with another"
+            raise InvalidOption(where=where, name=guided[0], value=options[guided[0]], reason=reason)
         return Sampling({}) if sampling is None and self.processors else sampling
 
     def check_prompt(self, prompt: list[int]) -> None:

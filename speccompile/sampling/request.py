@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from speccompile.errors import InvalidOption
+from speccompile.plain import plain
 from speccompile.runtime.arena import Arena
 from speccompile.sampling import OPTIONS, PROCESSORS
 from speccompile.sampling.allowed import AllowedTokensFunction
@@ -68,21 +69,22 @@ def read_sampling(
         where: what was called, for messages.
         given: options by name; None is as if not given.
         do_sample: None is what the generation_config says.
-        seed: None takes one from torch's default generator, if anything is drawn.
+        seed: None takes one from torch's default generator, if anything is drawn. If nothing is, it means nothing.
 
     Raises:
         InvalidOption: names the option and says what it may be.
     """
     if not (do_sample is None or isinstance(do_sample, bool)):
         raise InvalidOption(where=where, name="do_sample", value=do_sample, reason="use True, False or None")
+    seed = plain(seed)
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < SEEDS):
         raise InvalidOption(where=where, name="seed", value=seed, reason=f"it has to be an int in 0 .. {SEEDS - 1}")
     draws = bool(config.do_sample) if do_sample is None else do_sample
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
-        value, source = given.get(name), where
+        value, source = plain(given.get(name)), where
         if value is None:
-            value, source = getattr(config, name, None), "the model's generation_config"
+            value, source = plain(getattr(config, name, None)), "the model's generation_config"
         elif option.draws and not draws:
             raise InvalidOption(where=where, name=name, value=value, reason="it needs do_sample=True")
         if option.draws and not draws:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 
 from speccompile.graph_capture.state import N, StateSpec
 from speccompile.sampling.base import Option, Processor, number
@@ -25,10 +26,16 @@ class TypicalP(Processor):
         mass = state[0][:, None, None]
         information = -scores.log_softmax(-1)
         probability = (-information).exp()
-        entropy = (information * probability).nansum(-1, keepdim=True)
+        entropy = _row_sums(torch.where(probability > 0, information * probability, 0.0))
         distance = (information - entropy).abs()
         ordered, order = distance.sort(-1)
         before = probability.gather(-1, order).cumsum(-1)
         last = (before < mass).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
         threshold = torch.where(mass < 1, ordered.gather(-1, last), float("inf"))
         scores.masked_fill_(distance > threshold, float("-inf"))
+
+
+def _row_sums(values: torch.Tensor) -> torch.Tensor:
+    """Of ``[B, T, V]``, ``[B, T, 1]``. Torch shares one long sum out among threads, but not each of many short ones: in
+    two steps the order does not depend on how many places there are."""
+    return F.pad(values, (0, -values.shape[-1] % 256)).unflatten(-1, (-1, 256)).sum(-1).sum(-1, keepdim=True)

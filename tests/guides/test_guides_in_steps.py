@@ -216,15 +216,15 @@ def test_relaxed_keeps_nothing_that_is_forbidden() -> None:
     assert first(scores, drafts).tolist() == [[False, False]]
 
 
-def test_a_forced_text_that_leaves_its_guide_goes_on_freely() -> None:
-    """What fills missing drafts is the newest token, and no token comes twice in a row here."""
-    guide = regex_guide("(ac){12}", common())
+def test_forced_texts_have_no_guide() -> None:
+    """What is accepted whatever it is would leave it."""
+    allowing = {"guide": regex_guide("(ac){12}", common()), "prefix_allowed_tokens_fn": lambda row, ids: [1]}
     with wrapped("ngram", tiers=(0, 3), acceptance=acceptance.Forced(3)) as spec:
-        request = spec.engine.submit([5, 6, 7, 8], max_new_tokens=NEW, eos_token_id=[VOCAB - 1], guide=guide)
-        text = request.result().token_ids
-        assert request.finish_reason == "max_new_tokens" and len(text) == NEW
-        assert guide.matches(text[:1], whole=False), "nothing is drafted in front of the first token"
-        assert not guide.matches(text[:2], whole=False)
+        for name, value in allowing.items():
+            options: dict[str, Any] = {"eos_token_id": [VOCAB - 1], name: value}
+            with pytest.raises(InvalidOption, match=f"submit: {name}=.*'forced' accepts tokens that it forbids"):
+                spec.engine.submit([5, 6, 7, 8], **options)
+        assert not len(spec.engine.waiting) and spec.engine.capacity().free_slots == spec.arena.layout.max_batch
 
 
 # --- drafts that are cut -------------------------------------------------------------------------

@@ -14,8 +14,10 @@ constexpr int64_t kChunk = 64;
 constexpr int kChunkVecs = kChunk / kLanes;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
-// Four times what two Gumbels can differ by, each of them 22 at most and right to 4 ulp.
+// Four times what two Gumbels can differ by, each of them right to 4 ulp.
 constexpr float kDoubt = 6e-5f;
+// The greatest Gumbel, of the least uniform, is 22.18.
+constexpr float kMostNoise = 22.2f;
 
 uint64_t mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
@@ -48,6 +50,15 @@ bool any_lane(const Vec& mask) {
   return mask.zero_mask() != (1 << kLanes) - 1;
 }
 
+Vec gumbel_of(const Vec& uniform) {
+  return uniform.neg().log1p().neg().log().neg();
+}
+
+// Lanes above the bar. A NaN always is.
+Vec may_matter(const Vec& value, float bar) {
+  return (value > Vec(bar)) | (value != value);
+}
+
 // The lanes of a place so far.
 struct Lanes {
   Vec top{kNone}, second{kNone}, chosen{0.0f}, spoiled{0.0f};
@@ -58,6 +69,12 @@ struct Lanes {
     second = at::vec::maximum(second, at::vec::minimum(top, value));
     chosen = Vec::blendv(chosen, ids, greater);
     top = Vec::blendv(top, value, greater);
+  }
+
+  // What is not above it changes nothing: neither what is best nor, with noise, whether another one is close to that.
+  float bar(bool noisy) const {
+    const float best = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, top);
+    return noisy && best > kNone ? best - 1.0f - 0x1p-20f * std::abs(best) : best;
   }
 
   Best best() const {
@@ -93,6 +110,7 @@ Best best_typed(const T* scores, int64_t first, int64_t last, std::optional<uint
   }
   const Vec lane_ids = Vec::loadu(steps);
   Lanes lanes;
+  float bar = kNone;
   for (int64_t at = first; at < last; at += kChunk) {
     Vec values[kChunkVecs];
     if (at + kChunk <= last) {
@@ -108,20 +126,27 @@ Best best_typed(const T* scores, int64_t first, int64_t last, std::optional<uint
     for (int v = 1; v < kChunkVecs; ++v) {
       greatest = at::vec::maximum(greatest, values[v]);
     }
-    if (all_lanes(greatest == Vec(kNone))) {
+    if (!any_lane(may_matter(key ? greatest + Vec(kMostNoise) : greatest, bar))) {
       continue;
     }
-    float noise[kChunk];
     if (key) {
-      uniforms(*key, at, noise);
+      float drawn[kChunk];
+      uniforms(*key, at, drawn);
+      Vec least = Vec::loadu(drawn);
+      for (int v = 1; v < kChunkVecs; ++v) {
+        least = at::vec::minimum(least, Vec::loadu(drawn + v * kLanes));
+      }
+      if (!any_lane(may_matter(greatest + gumbel_of(least), bar))) {
+        continue;
+      }
+      for (int v = 0; v < kChunkVecs; ++v) {
+        values[v] = values[v] + gumbel_of(Vec::loadu(drawn + v * kLanes));
+      }
     }
     for (int v = 0; v < kChunkVecs; ++v) {
-      if (key) {
-        const Vec exponential = Vec::loadu(noise + v * kLanes).neg().log1p().neg();
-        values[v] = values[v] + exponential.log().neg();
-      }
       lanes.see(values[v], lane_ids + Vec(static_cast<float>(at + v * kLanes)));
     }
+    bar = lanes.bar(key.has_value());
   }
   return lanes.best();
 }
