@@ -26,7 +26,7 @@ class TypicalP(Processor):
         mass = state[0][:, None, None]
         information = -scores.log_softmax(-1)
         probability = (-information).exp()
-        entropy = _row_sums(torch.where(probability > 0, information * probability, 0.0))
+        entropy = row_sums(torch.where(probability > 0, information * probability, 0.0))
         distance = (information - entropy).abs()
         ordered, order = distance.sort(-1)
         before = probability.gather(-1, order).cumsum(-1)
@@ -35,7 +35,7 @@ class TypicalP(Processor):
         scores.masked_fill_(distance > threshold, float("-inf"))
 
 
-def _row_sums(values: torch.Tensor) -> torch.Tensor:
+def row_sums(values: torch.Tensor) -> torch.Tensor:
     """Of ``[B, T, V]``, ``[B, T, 1]``. Torch shares one long sum out among threads, but not each of many short ones: in
     two steps the order does not depend on how many places there are."""
     return F.pad(values, (0, -values.shape[-1] % 256)).unflatten(-1, (-1, 256)).sum(-1).sum(-1, keepdim=True)

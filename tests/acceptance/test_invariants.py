@@ -194,6 +194,26 @@ def test_where_nothing_can_be_chosen(rule: str, bad: float) -> None:
         assert int(tokens[1, 0]) >= 0
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@given(case=cases(), data=st.data())
+@many
+def test_what_is_no_number_in_q_counts_as_0(rule: str, case: Case, data: st.DataObject) -> None:
+    """U14: of drafts that are offered, too."""
+    rng = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    q = torch.randn(case.scores[:, 1:].shape, generator=rng).softmax(-1)
+    bad = torch.rand(q.shape, generator=rng) < data.draw(st.sampled_from([0.1, 0.5, 1.0]))
+    kinds = torch.tensor([float("nan"), float("inf"), float("-inf")])[torch.randint(3, q.shape, generator=rng)]
+    tokens, accepted = replace(case, draft_probs=torch.where(bad, kinds, q)).run(rule)
+    wanted = replace(case, draft_probs=q.masked_fill(bad, 0.0)).run(rule)
+    assert torch.equal(tokens, wanted[0]) and torch.equal(accepted, wanted[1])
+    assert ((accepted >= 0) & (accepted <= case.lens)).all()
+    behind = accepted[:, None]
+    chosen = tokens.gather(1, behind)
+    assert (chosen >= 0).all()
+    places = case.scores.gather(1, behind[..., None].expand(-1, -1, case.scores.shape[-1]))
+    assert (places.gather(-1, chosen[..., None]) > -torch.inf).all()
+
+
 @given(case=cases(), seed=st.integers(0, 2**32))
 @many
 def test_under_exact_the_text_does_not_depend_on_the_drafts(case: Case, seed: int) -> None:

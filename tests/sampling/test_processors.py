@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from speccompile.runtime.arena import Arena
 from speccompile.sampling import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.top_p import LOOKS, TopP
+from speccompile.sampling.typical_p import row_sums
 
 VOCAB = 40
 MAX_LEN = 30
@@ -203,6 +204,36 @@ def test_a_row_without_options_is_left_alone_beside_others() -> None:
     scores = ours([plain, busy], logits)
     assert torch.equal(scores[0], logits[0])
     assert not torch.equal(scores[1], logits[1])
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_nucleus_is_the_same_alone_and_beside_others() -> None:
+    """Torch shares the sum over one place out among threads, but not those over many, and the order changes the last
+    bits. Here a token stands exactly at the border."""
+    nothing = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    for seed in range(60):
+        logits = 3 * torch.randn(1, 4, 40_000, generator=torch.Generator().manual_seed(seed))
+        share = logits[0, 0].softmax(-1).sort(descending=True).values.cumsum(-1)[seed]
+        wide, alone = logits.clone(), logits[:, :1].clone()
+        TopP().apply(wide, *nothing, share[None])
+        TopP().apply(alone, *nothing, share[None])
+        assert torch.equal(wide[:, :1], alone)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_entropy_is_the_same_alone_and_beside_others() -> None:
+    values = torch.rand(60, 4, 40_000, generator=torch.Generator().manual_seed(0))
+    wide = row_sums(values)
+    assert all(torch.equal(row_sums(values[i : i + 1, :1]), wide[i : i + 1, :1]) for i in range(60))
+    assert not all(torch.equal(values[i, :1].sum(-1), values.sum(-1)[i, :1]) for i in range(60)), "torch's own are not"
 
 
 @pytest.mark.parametrize("look", LOOKS)
