@@ -83,7 +83,7 @@ def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64)
 
 
-_library.impl("choose", reference, "CPU")
+_library.impl("choose", reference, "CompositeExplicitAutograd")
 _library.impl("choose", _on_cuda, "CUDA")
 _library.impl("native_choose", native_choose, "CPU")
 for _name in ("choose", "native_choose"):
