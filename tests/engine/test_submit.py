@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from engines import (
@@ -115,32 +114,6 @@ def test_the_list_that_was_given_may_change_afterwards(engine: Engine, model: Ll
 def test_the_bounds_of_seed_and_priority(engine: Engine) -> None:
     for seed, priority in ((0, -(2**63)), (2**63 - 1, 2**63 - 1), (None, 0)):
         assert engine.submit([1], max_new_tokens=1, seed=seed, priority=priority).result().token_ids
-
-
-def test_numbers_of_numpy_are_numbers(engine: Engine) -> None:
-    options: dict[str, Any] = {
-        "max_new_tokens": 6, "priority": 1, "seed": 7, "temperature": 0.5, "top_k": 9, "no_repeat_ngram_size": 3,
-        "suppress_tokens": [4, 5], "logit_bias": {3: 1.5}, "bad_words_ids": [[1, 2]], "eos_token_id": 2,
-    }  # fmt: skip
-    theirs: dict[str, Any] = {
-        "max_new_tokens": np.int64(6), "priority": np.int8(1), "seed": np.uint64(7), "temperature": np.float32(0.5),
-        "top_k": np.int32(9), "no_repeat_ngram_size": np.int64(3), "suppress_tokens": [np.int64(4), np.int32(5)],
-        "logit_bias": {np.int64(3): np.float64(1.5)}, "bad_words_ids": [[np.int64(1), np.int64(2)]],
-        "eos_token_id": np.int64(2),
-    }  # fmt: skip
-    requests = [engine.submit(prompt(5), do_sample=True, **given) for given in (options, theirs)]
-    assert requests[0].params == requests[1].params
-    assert requests[0].result().token_ids == requests[1].result().token_ids
-    for name, wrong in {"max_new_tokens": np.float32(6), "temperature": np.bool_(True), "top_k": np.float64(3)}.items():
-        with pytest.raises(InvalidOption, match=f"{name}="):
-            engine.submit(prompt(5), do_sample=True, **options | {name: wrong})
-
-
-def test_a_seed_does_nothing_to_greedy_text(engine: Engine) -> None:
-    """Callers may give one to all of their requests."""
-    texts = [engine.submit(prompt(5), max_new_tokens=8, **seed).result().token_ids for seed in ({}, {"seed": 1})]
-    cold = engine.submit(prompt(5), max_new_tokens=8, seed=2, do_sample=True, temperature=0.0).result().token_ids
-    assert texts[0] == texts[1] == cold
 
 
 def test_eos_ids_of_the_generation_config_and_of_the_argument(

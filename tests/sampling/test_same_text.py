@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -186,6 +187,34 @@ def test_a_request_that_forbids_everything_ends_alone(specs: dict[str, Speculato
 def test_bad_seeds(specs: dict[str, Speculator], seed: Any) -> None:
     with pytest.raises(InvalidOption, match=r"seed=.* it has to be an int in 0 \.\. 9223372036854775807"):
         specs["ngram"].generate(torch.tensor([[1]]), do_sample=True, seed=seed)
+
+
+def test_numbers_of_numpy_are_numbers(specs: dict[str, Speculator]) -> None:
+    engine = specs["ngram"].engine
+    options: dict[str, Any] = {
+        "max_new_tokens": 6, "priority": 1, "seed": 7, "temperature": 0.5, "top_k": 9, "no_repeat_ngram_size": 3,
+        "suppress_tokens": [4, 5], "logit_bias": {3: 1.5}, "bad_words_ids": [[1, 2]], "eos_token_id": 2,
+    }  # fmt: skip
+    theirs: dict[str, Any] = {
+        "max_new_tokens": np.int64(6), "priority": np.int8(1), "seed": np.uint64(7), "temperature": np.float32(0.5),
+        "top_k": np.int32(9), "no_repeat_ngram_size": np.int64(3), "suppress_tokens": [np.int64(4), np.int32(5)],
+        "logit_bias": {np.int64(3): np.float64(1.5)}, "bad_words_ids": [[np.int64(1), np.int64(2)]],
+        "eos_token_id": np.int64(2),
+    }  # fmt: skip
+    requests = [engine.submit([1, 2, 3, 1, 2], do_sample=True, **given) for given in (options, theirs)]
+    assert requests[0].params == requests[1].params
+    assert requests[0].result().token_ids == requests[1].result().token_ids
+    for name, wrong in {"max_new_tokens": np.float32(6), "temperature": np.bool_(True), "top_k": np.float64(3)}.items():
+        with pytest.raises(InvalidOption, match=f"{name}="):
+            engine.submit([1, 2, 3, 1, 2], do_sample=True, **options | {name: wrong})
+
+
+def test_a_seed_does_nothing_to_greedy_text(specs: dict[str, Speculator]) -> None:
+    """Callers may give one to all of their requests."""
+    engine = specs["ngram"].engine
+    texts = [engine.submit([1, 2, 3, 1, 2], max_new_tokens=8, **seed).result().token_ids for seed in ({}, {"seed": 1})]
+    cold = engine.submit([1, 2, 3, 1, 2], max_new_tokens=8, seed=2, do_sample=True, temperature=0.0).result().token_ids
+    assert texts[0] == texts[1] == cold
 
 
 def test_the_first_request_that_draws_builds_what_it_needs(model: LlamaForCausalLM) -> None:
