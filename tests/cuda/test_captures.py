@@ -136,7 +136,7 @@ def test_running_a_parked_step_changes_no_slot(bench: Bench) -> None:
     before = {name: tensor.clone() for name, tensor in arena.items()}
     with arena.parked():
         assert arena["slots"].tolist() == [dummy] * 3 and arena["prefill_slot"].tolist() == [dummy]
-        for tier in [*engine.tiers.values(), *engine.prefill_tiers.values()]:
+        for tier in [*engine.tiers.values(), *engine.prefill_tiers.values(), *engine.mixed_tiers.values()]:
             tier.run()
     for name, tensor in arena.items():
         if layout.tensors[name].reset or layout.tensors[name].follows_text:
@@ -183,7 +183,8 @@ def test_texts_are_the_same_and_kinds_are_captured_when_they_are_needed(
         engine.step()
     requests.append(engine.submit(prompt(9, 2), max_new_tokens=25, repetition_penalty=1.0, logprobs=True))
     assert len(device.graphs) > before
-    assert all(isinstance(tier.executable, Captured) for tier in engine.tiers.values())
+    for made in (engine.tiers, engine.prefill_tiers, engine.mixed_tiers):
+        assert made and all(isinstance(tier.executable, Captured) for tier in made.values())
     while not engine.idle:
         spec.set_tier(rng.choice((0, 1, 3)))
         engine.step()
