@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from speccompile.lowering.ops.on_cuda import register_on_cuda
 from speccompile.sampling import noise
 
 SCHEMA = (
@@ -84,7 +85,7 @@ def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
 
 
 _library.impl("choose", reference, "CompositeExplicitAutograd")
-_library.impl("choose", _on_cuda, "CUDA")
+register_on_cuda(_library, "choose", _on_cuda)
 _library.impl("native_choose", native_choose, "CPU")
 for _name in ("choose", "native_choose"):
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
