@@ -24,6 +24,8 @@ class TopK(KeepGreatest):
 
     def threshold(self, scores: torch.Tensor, greatest: Greatest, *state: torch.Tensor) -> torch.Tensor:
         count = state[0].clamp(max=scores.shape[-1])
-        values = greatest(scores, int(count.max()))
+        # Only a CPU may be asked for a number in the middle of a step.
+        most = int(count.max()) if scores.device.type == "cpu" else scores.shape[-1]
+        values = greatest(scores, most)
         index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
         return torch.where(count[:, None, None] > 0, values.gather(-1, index), float("-inf"))
