@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -31,7 +32,7 @@ from speccompile.runtime.inputs import check_max_new_tokens, check_options, read
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outputs import as_output, read_outputs
-from speccompile.runtime.policy import Fixed, Policy, check_tier
+from speccompile.runtime.policy import AnyPolicy, Fixed, check_tier
 from speccompile.runtime.records import Wanted
 from speccompile.runtime.request import Params
 from speccompile.runtime.stats import Stats
@@ -42,7 +43,7 @@ class Speculator:
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
     def __init__(
-        self, model: PreTrainedModel, build: Build, policy: Policy, options: EngineOptions, given: Mapping[str, Any]
+        self, model: PreTrainedModel, build: Build, policy: AnyPolicy, options: EngineOptions, given: Mapping[str, Any]
     ) -> None:
         config = self._config = build.config
         self._given = given
@@ -240,6 +241,22 @@ class Speculator:
         check_tier(draft_len, engine.draft_lens)
         engine.policy = Fixed(draft_len)
 
+    @contextlib.contextmanager
+    def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write what each step is offered, accepts and takes to ``path``, JSON lines, while in the ``with``: for
+        ``speccompile policy-lab``. Record with ``policy="fixed:K"`` of the largest tier: what a smaller one had no room
+        for is not known.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        engine, _ = self._open()
+        engine.policies.record(path)
+        try:
+            yield
+        finally:
+            engine.policies.end_record()
+
     # --- looking ---------------------------------------------------------------------------------
 
     @property
@@ -280,7 +297,7 @@ class Speculator:
         return self.engine.stats
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> AnyPolicy:
         return self.engine.policy
 
     @property

@@ -27,7 +27,7 @@ from speccompile.package import check_fits, given_options, read_package
 from speccompile.pipelines import BuildConfig
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
-from speccompile.runtime.policy import Policy, parse_policy
+from speccompile.runtime.policy import AnyPolicy, parse_policy
 from speccompile.runtime.records import check_flag
 from speccompile.sampling.user import Processor
 from speccompile.sampling.user_check import check_processors
@@ -45,7 +45,7 @@ def wrap(
     max_batch: int = 1,
     max_len: int = 2048,
     backend: str = "auto",
-    policy: str | Policy | None = None,
+    policy: str | AnyPolicy | None = None,
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     weights: WeightForm = "same",
@@ -68,8 +68,10 @@ def wrap(
             the smallest of 1, 2, 4, ... rows that holds those alive.
         max_len: most tokens of a sequence, prompt included.
         backend: ``auto``, ``eager`` or ``inductor``.
-        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
-            tier.
+        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"cost"`` (what drafts are
+            worth over what the very tiers take, which are timed for it at build), ``"ema"`` (SGLang's), ``"gate"``
+            (none while too few are accepted), these with options (``"ema:alpha=0.3,candidates=0/3/7"``), an object of
+            :mod:`speccompile.policies`, or one with ``choose(live_rows) -> K``. None is the largest tier.
         acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
             distribution does not; ``block`` likewise, and it accepts more, of modes that draft with probabilities
             (``early_exit``). ``typical`` and ``relaxed`` are lossy. A name, or an object of
@@ -174,7 +176,7 @@ class Plan:
 
     info: ModelInfo
     config: BuildConfig
-    policy: Policy
+    policy: AnyPolicy
     engine: EngineOptions
     consume: bool = False
 
@@ -187,7 +189,7 @@ def make_plan(
     max_batch: int = 1,
     max_len: int = 2048,
     backend: str = "auto",
-    policy: str | Policy | None = None,
+    policy: str | AnyPolicy | None = None,
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     weights: WeightForm = "same",
