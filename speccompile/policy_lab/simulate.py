@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, Row, Upcoming, start
-from speccompile.policies.costs import CostTable, TierCost
+from speccompile.policies.costs import CostTable
 from speccompile.policy_lab.texts import Text
 
 
@@ -162,10 +162,3 @@ def _step(texts: Sequence[Text], rows: Sequence[Row], draft_len: int, costs: Cos
 
 def _mean_context(rows: Sequence[Row]) -> float:
     return sum(row.context for row in rows) / len(rows)
-
-
-def linear_costs(
-    draft_lens: Sequence[int], row_counts: Sequence[int], *, step: float, draft: float, token: float = 0.0
-) -> CostTable:
-    """A step takes ``step``, and ``draft`` more for each draft of each row, and ``token`` for each of the context."""
-    return CostTable({(rows, k): TierCost(step + draft * k * rows, token) for rows in row_counts for k in draft_lens})

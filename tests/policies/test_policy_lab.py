@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from speccompile.cli import app
 from speccompile.errors import InvalidTrace
 from speccompile.policies import Cost, CostTable, Done, Ema, Fixed, Ladder, TierCost
 from speccompile.policy_lab import TRACES, Recorder, made_texts, read_trace, simulate
+from speccompile.policy_lab.cost_tables import TABLES, cost_table
+from speccompile.policy_lab.plot import WINDOW, series
 from speccompile.policy_lab.simulate import oracle
 from speccompile.policy_lab.texts import RecordedText
 
 TIERS = (0, 1, 3, 7)
-ROWS = (1, 2, 4, 8)
-
-#: A step that costs the same at any width; one that grows with it; and SmolLM2 with packed weights on two cores.
-COSTS = {
-    "flat": CostTable({(rows, k): TierCost(10.0) for rows in ROWS for k in TIERS}),
-    "linear": CostTable({(rows, k): TierCost(10.0 + 1.3 * k) for rows in ROWS for k in TIERS}),
-    "cpu": CostTable(
-        {(rows, k): TierCost(18.6 + 0.8 * (rows - 1) + 0.22 * k * rows, 0.003) for rows in ROWS for k in TIERS}
-    ),
-}
+COSTS = {name: cost_table(name, TIERS) for name in TABLES}
 
 
 @pytest.mark.parametrize("costs", COSTS)
@@ -134,3 +130,57 @@ def test_a_trace_of_another_ladder(tmp_path: Path) -> None:
         read_trace(tmp_path / "run.jsonl", (0, 1, 3, 7, 15))
     with pytest.raises(InvalidTrace, match="cannot be opened"):
         read_trace(tmp_path / "none.jsonl")
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def lab(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["policy-lab", *arguments], env={"COLUMNS": "140"})
+
+
+def test_the_command_shows_statics_policies_and_the_oracle(tmp_path: Path) -> None:
+    record(tmp_path / "run.jsonl", COSTS["cpu"])
+    result = lab(str(tmp_path / "run.jsonl"), "--policy", "cost", "--policy", "ema:warmup=0")
+    assert result.exit_code == 0, result.output
+    for name in ("fixed:0", "fixed:7", "cost", "ema:warmup=0", "oracle", "15 tokens"):
+        assert name in result.stdout, name
+
+
+def test_the_command_makes_traces_up() -> None:
+    result = lab("never", "--policy", "fixed:0", "--costs", "linear", "--tiers", "0,2")
+    assert result.exit_code == 0, result.output
+    assert "fixed:2" in result.stdout and "0: 100%" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["none.jsonl"], "cannot be opened"),
+        (["never", "--costs", "dear"], "choose from flat, linear, cpu"),
+        (["never", "--policy", "fixed:2"], "built: 0, 1, 3, 7"),
+        (["never", "--tiers", "1,2"], "0 is missing"),
+    ],
+)
+def test_the_command_refuses(arguments: list[str], says: str) -> None:
+    result = lab(*arguments)
+    assert result.exit_code == 2 and says in result.stderr
+
+
+def test_a_plot_needs_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = lab("always", "--policy", "fixed:7", "--plot", str(tmp_path / "plot.png"))
+    assert result.exit_code == 2 and "speccompile[plots]" in result.stderr
+
+
+def test_a_plot_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert lab("always", "--policy", "cost", "--plot", str(tmp_path / "plot.png")).exit_code == 0
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_plotted_adds_up() -> None:
+    outcome = simulate(Fixed(0), made_texts("never"), Ladder(TIERS, COSTS["flat"]), COSTS["flat"])
+    times, speed, draft_lens = series(outcome)
+    assert len(times) == outcome.steps // WINDOW and times[-1] == pytest.approx(outcome.milliseconds / 1e3)
+    assert set(draft_lens) == {0} and speed == pytest.approx([100.0] * len(times))
