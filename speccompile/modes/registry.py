@@ -10,10 +10,11 @@ from speccompile.modes.base import Mode
 from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
+from speccompile.modes.suffix import Suffix
 
 ENTRY_POINTS = "speccompile.modes"
 
-_modes: dict[str, type[Mode]] = {mode.name: mode for mode in (NoSpeculation, NGram, EarlyExit)}
+_modes: dict[str, type[Mode]] = {mode.name: mode for mode in (NoSpeculation, NGram, EarlyExit, Suffix)}
 
 
 def register(name: str, mode: type[Mode], *, replace: bool = False) -> None:
