@@ -22,7 +22,7 @@ from speccompile.passes.bound_positions import BoundPositions
 from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
 from speccompile.passes.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.commit import Commit
-from speccompile.passes.drafts import NoDrafts
+from speccompile.passes.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.join_linears import JoinLinears
 from speccompile.passes.last_logits import LastLogits
 from speccompile.passes.mixed import BindMixedRows, MixedInputs
@@ -104,7 +104,7 @@ class BuildConfig:
         else:
             drafts = mode.sampled_draft_passes(draft_len, probabilities=self.rule.uses_draft_probs)
         fill: list[Pass] = [FillDrafts(draft_len)] if self.rule.fills_drafts else []
-        return [*drafts, *fill, *self.commit_passes(kind)]
+        return [*drafts, *fill, LimitDrafts(), *self.commit_passes(kind)]
 
     def choice_passes(self, kind: Kind) -> list[Pass]:
         """From logits to accepted tokens, by the rule; and what is recorded of that."""

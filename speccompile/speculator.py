@@ -28,8 +28,15 @@ from speccompile.runtime.arena import Arena
 from speccompile.runtime.check import CheckReport, first_difference, transformers_greedy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode, padded
-from speccompile.runtime.inputs import check_max_new_tokens, check_options, read_prompt, read_prompts
+from speccompile.runtime.inputs import (
+    check_max_new_tokens,
+    check_num_draft_tokens,
+    check_options,
+    read_prompt,
+    read_prompts,
+)
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
+from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.policy import AnyPolicy, Fixed, check_tier
@@ -95,6 +102,7 @@ class Speculator:
         eos_token_id: EosTokens = None,
         pad_token_id: int | None = None,
         num_return_sequences: int = 1,
+        num_draft_tokens: int | None = None,
         stop_strings: str | Sequence[str] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         stopping_criteria: Any = None,
@@ -121,6 +129,7 @@ class Speculator:
                 EOS id.
             num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
                 transformers orders them. Without ``do_sample`` they are all alike.
+            num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
             stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
             stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
                 ids ``[1, P + new]`` and ``None`` for scores.
@@ -147,7 +156,7 @@ class Speculator:
         check_options(
             "generate",
             options,
-            f"{others}stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
+            f"{others}num_draft_tokens, stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
             "return_dict_in_generate, output_scores, output_logits",
         )
         outputs = {
@@ -159,6 +168,7 @@ class Speculator:
         }
         wanted = read_outputs(outputs, target.model.generation_config, engine.arena)
         check_max_new_tokens("generate", max_new_tokens)
+        check_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
         target.check()
         eos = target.eos(eos_token_id)
         if not (pad_token_id is None or isinstance(pad_token_id, int)):
@@ -176,7 +186,14 @@ class Speculator:
             raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
         criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
         sampling = target.sampling("generate", options, do_sample=do_sample, seed=seed, eos=eos)
-        params = Params(max_new_tokens, tuple(eos), sampling, patient=True, wanted=wanted or Wanted())
+        params = Params(
+            max_new_tokens,
+            tuple(eos),
+            sampling,
+            patient=True,
+            wanted=wanted or Wanted(),
+            num_draft_tokens=num_draft_tokens,
+        )
         input_ids = input_ids.repeat_interleave(copies, dim=0)
         requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria)
         sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
@@ -295,6 +312,14 @@ class Speculator:
     @property
     def stats(self) -> Stats:
         return self.engine.stats
+
+    def prometheus(self) -> str:
+        """``stats`` in Prometheus' text format.
+
+        Raises:
+            InvalidOption: prometheus_client is not installed.
+        """
+        return prometheus_text(self.engine.stats)
 
     @property
     def policy(self) -> AnyPolicy:

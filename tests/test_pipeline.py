@@ -224,13 +224,13 @@ PREFILL = {
 }
 # What each mode adds at K=0, at K>0 and to prefill.
 OF_MODE = {
-    "none": ({"no_drafts": "drafts"}, {"no_drafts": "drafts"}, {}),
+    "none": ({"no_drafts": "drafts"}, {"no_drafts": "drafts", "limit_drafts": "drafts_limited"}, {}),
     "ngram": (
         {"no_drafts": "drafts", "propose": "proposed"},
-        {"read_drafts": "drafts", "propose": "proposed"},
+        {"read_drafts": "drafts", "limit_drafts": "drafts_limited", "propose": "proposed"},
         {"propose": "proposed"},
     ),
-    "early_exit": ({"no_drafts": "drafts"}, {"draft_early_exit": "drafts"}, {}),
+    "early_exit": ({"no_drafts": "drafts"}, {"draft_early_exit": "drafts", "limit_drafts": "drafts_limited"}, {}),
 }
 
 

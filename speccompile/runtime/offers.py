@@ -26,6 +26,8 @@ def offers(rows: Sequence[Request], arena: Arena, longest: int, *, ready: bool, 
             count = min(longest, lens[request.slot])
         else:
             count = 0 if ready else max(0, min(longest, request.room - 1))
+        if request.params.num_draft_tokens is not None:
+            count = min(count, request.params.num_draft_tokens)
         said = () if told is None else tuple(told[request.slot][:count])
         offered.append(Row(request.number, context, count, said))
     return offered

@@ -50,6 +50,7 @@ class Params:
         reuse: it may take the KV of another text that begins like it.
         tokenizer: turns its tokens into ``Result.text``.
         wanted: what it wants to know beside its tokens.
+        num_draft_tokens: most drafts of a step; None is as many as the tier has.
     """
 
     max_new_tokens: int
@@ -60,6 +61,7 @@ class Params:
     reuse: bool = True
     tokenizer: PreTrainedTokenizerBase | None = None
     wanted: Wanted = field(default_factory=Wanted)
+    num_draft_tokens: int | None = None
 
     @property
     def kind(self) -> Kind:

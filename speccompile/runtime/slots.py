@@ -62,6 +62,8 @@ class Slots:
         arena["tokens"][slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
         arena["length"][slot] = arena["prompt_length"][slot] = len(prompt)
         arena["limit"][slot] = min(len(prompt) + request.params.max_new_tokens, layout.max_len)
+        if request.params.num_draft_tokens is not None:
+            arena["draft_limit"][slot] = request.params.num_draft_tokens
         arena["eos"][slot, : len(request.params.eos)] = torch.tensor(request.params.eos, dtype=torch.int64)
         if request.params.sampling is not None:
             request.params.sampling.place(arena, slot, len(prompt))

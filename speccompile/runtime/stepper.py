@@ -35,7 +35,7 @@ class Flight:
 
     ``outcome`` is ``[4, N]``: emitted, accepted and proposed tokens of each slot, and whether it is alive. It is a
     copy, since the next run overwrites them; and so are ``records``, of the rows that want any. ``offered`` is what the
-    policy was told of each row, ``started`` when the run began, None of one that read a prompt along.
+    policy was told of each row, ``started`` when the run began, and a ``mixed`` one read a prompt along.
     """
 
     rows: list[Request]
@@ -43,7 +43,8 @@ class Flight:
     records: dict[Request, Record]
     offered: list[Row]
     draft_len: int
-    started: float | None
+    started: float
+    mixed: bool
 
 
 class Stepper:
@@ -226,11 +227,11 @@ class Stepper:
         self.tier.run()
         places = self.tier.draft_len + 1
         records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}
-        # What a prompt read along takes is no cost of the tier.
-        timed = None if reader is not None else started
-        self._flights.append(Flight(rows, self._outcome(), records, offered, self.tier.draft_len, timed))
+        mixed = reader is not None
+        self._flights.append(Flight(rows, self._outcome(), records, offered, self.tier.draft_len, started, mixed))
         seconds = time.perf_counter() - started
-        self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
+        proposed = any(row.draft_len for row in offered)
+        self.stats.count_step(self.tier.draft_len, self.tier.key.rows, proposed=proposed)
         if reader is None:
             self.prefill_budget.note_step(seconds)
             return
@@ -264,8 +265,11 @@ class Stepper:
     def _learn(self, flight: Flight, columns: list[list[int]]) -> None:
         """Tell the policy what came of a run. Of one that others were launched behind nobody knows how long it took."""
         milliseconds = None
-        if flight.started is not None and not self.late:
-            milliseconds = 1e3 * (time.perf_counter() - flight.started)
+        if not self.late:
+            seconds = time.perf_counter() - flight.started
+            self.stats.count_seconds(flight.draft_len, seconds)
+            # What a prompt takes that is read along is no cost of the tier.
+            milliseconds = None if flight.mixed else 1e3 * seconds
         slots = [request.slot for request in flight.rows]
         done = done_of(flight.draft_len, flight.offered, slots, columns, milliseconds)
         self.policies.note(done, [row.draft_len for row in flight.offered])
