@@ -39,7 +39,7 @@ DEFAULT_TIERS = (0, 1, 3, 7)
 
 def wrap(
     model: PreTrainedModel,
-    mode: str | None = "ngram",
+    mode: str | Sequence[str] | None = "ngram",
     *,
     tiers: Sequence[int] = DEFAULT_TIERS,
     max_batch: int = 1,
@@ -62,7 +62,8 @@ def wrap(
 
     Args:
         model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was, unless ``consume``.
-        mode: how to draft; see ``speccompile.modes.available()``. None is ``none``.
+        mode: how to draft; see ``speccompile.modes.available()``. None is ``none``. Of several (``["suffix",
+            "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
         tiers: draft lengths to build, 0 among them.
         max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
             the smallest of 1, 2, 4, ... rows that holds those alive.
@@ -183,7 +184,7 @@ class Plan:
 
 def make_plan(
     model: PreTrainedModel,
-    mode: str | None,
+    mode: str | Sequence[str] | None,
     *,
     tiers: Sequence[int] = DEFAULT_TIERS,
     max_batch: int = 1,

@@ -51,8 +51,8 @@ class Trie:
     def __init__(self, used: torch.Tensor, active: torch.Tensor, nodes: torch.Tensor, index: torch.Tensor) -> None:
         self._tables = used, active, nodes, index
         # Element by element a memoryview is several times as fast as an array.
-        self._used, self._active, self._index = (memoryview(table.numpy()) for table in (used, active, index))
-        self._parent, self._token, self._count, self._best = (memoryview(row.numpy()) for row in nodes)
+        self._used, self._active, self._index = (table.numpy().data for table in (used, active, index))
+        self._parent, self._token, self._count, self._best = (row.numpy().data for row in nodes)
 
     @property
     def read(self) -> int:
@@ -127,7 +127,9 @@ def reference(text: Sequence[int], longest: int, speculation: Speculation) -> tu
 
 
 def _searched(text: list[int], matched: int, most: int, least: float) -> tuple[list[int], list[float]]:
-    pattern, drafts, chances, chance = text[-matched:], [], [], 1.0
+    drafts: list[int] = []
+    chances: list[float] = []
+    pattern, chance = text[-matched:], 1.0
     while len(drafts) < most:
         ends = [end for end in range(len(pattern), len(text) + 1) if text[end - len(pattern) : end] == pattern]
         followed = [text[end] for end in ends if end < len(text)]
