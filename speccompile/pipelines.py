@@ -104,7 +104,9 @@ class BuildConfig:
         else:
             drafts = mode.sampled_draft_passes(draft_len, probabilities=self.rule.uses_draft_probs)
         fill: list[Pass] = [FillDrafts(draft_len)] if self.rule.fills_drafts else []
-        return [*drafts, *fill, LimitDrafts(), *self.commit_passes(kind)]
+        limited = any("drafts_limited" in item.provides for item in drafts)
+        limit: list[Pass] = [] if limited else [LimitDrafts()]
+        return [*drafts, *fill, *limit, *self.commit_passes(kind)]
 
     def choice_passes(self, kind: Kind) -> list[Pass]:
         """From logits to accepted tokens, by the rule; and what is recorded of that."""

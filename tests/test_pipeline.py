@@ -224,7 +224,7 @@ PREFILL = {
 }
 # What each mode adds at K=0, at K>0 and to prefill.
 OF_MODE = {
-    "none": ({"no_drafts": "drafts"}, {"no_drafts": "drafts", "limit_drafts": "drafts_limited"}, {}),
+    "none": ({"no_drafts": "drafts"}, {"no_drafts": "drafts"}, {}),
     "ngram": (
         {"no_drafts": "drafts", "propose": "proposed"},
         {"read_drafts": "drafts", "limit_drafts": "drafts_limited", "propose": "proposed"},

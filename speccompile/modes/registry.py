@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
 from speccompile.modes.base import Mode, ReadyMode
@@ -70,7 +70,7 @@ def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode:
 
 
 def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
-    def refuse(reason: str) -> None:
+    def refuse(reason: str) -> NoReturn:
         raise InvalidOption(where="wrap", name="mode", value=list(names), reason=reason)
 
     if len(names) < 2:
@@ -81,7 +81,7 @@ def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
     own = {item.name for item in fields(Composed)} - {"drafters"}
     known = own.union(*(mode.options() for mode in types))
     _check_known(f"wrap(mode={list(names)})", options, sorted(known))
-    drafters = []
+    drafters: list[ReadyMode] = []
     for name, mode in zip(names, types, strict=True):
         if not issubclass(mode, ReadyMode):
             refuse(f"{name!r} does not propose from the text alone, at the end of a step, which composition needs")
@@ -89,7 +89,7 @@ def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
     return Composed(tuple(drafters), **{option: value for option, value in options.items() if option in own})
 
 
-def _type(name: str | None, options: dict[str, Any]) -> type[Mode]:
+def _type(name: Any, options: dict[str, Any]) -> type[Mode]:
     key = "none" if name is None else str(name).lower()
     if key not in _modes and key in _installed():
         # Only the one that is asked for is loaded: another package's fault is no reason to fail.

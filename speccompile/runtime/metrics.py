@@ -47,7 +47,7 @@ def prometheus_text(stats: Stats) -> str:
 def _families(family: Any, stats: Stats) -> Iterator[Any]:
     for name, what in TOTALS.items():
         yield family(f"speccompile_{name}", what, value=getattr(stats, name))
-    by_tier = {
+    by_tier: dict[str, tuple[str, dict[int, Any]]] = {
         "tier_steps": ("Steps by draft length.", stats.tier_steps),
         "tier_seconds": ("Seconds of steps by draft length.", stats.tier_seconds),
     }
