@@ -71,9 +71,13 @@ class UnknownTier(UserError):
 class InvalidPolicy(UserError):
     template = (
         "policy={policy!r} is not valid: {reason}. Use 'fixed:K' (for example 'fixed:7'), "
-        "'schedule:ROWS=K,...' (for example 'schedule:1=7,4=3,8=0'), or an object with "
-        "choose(live_rows) -> K."
+        "'schedule:ROWS=K,...' (for example 'schedule:1=7,4=3,8=0'), 'cost', 'ema' or 'gate' (with options: "
+        "'ema:alpha=0.3,candidates=0/3/7'), or an object with choose(live_rows) -> K."
     )
+
+
+class InvalidTrace(UserError):
+    template = "{path} cannot be replayed: {reason}. spec.record_trace(path) writes one."
 
 
 class UnknownBackend(UserError):

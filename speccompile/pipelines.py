@@ -23,7 +23,7 @@ from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
 from speccompile.passes.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.choose_sampling import ChooseSampling
 from speccompile.passes.commit import Commit
-from speccompile.passes.drafts import NoDrafts
+from speccompile.passes.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.join_linears import JoinLinears
 from speccompile.passes.last_logits import LastLogits
 from speccompile.passes.mixed import BindMixedRows, MixedInputs
@@ -106,7 +106,9 @@ class BuildConfig:
         else:
             drafts = mode.sampled_draft_passes(draft_len, probabilities=self.rule.uses_draft_probs)
         fill: list[Pass] = [FillDrafts(draft_len)] if self.rule.fills_drafts else []
-        return [*drafts, *fill, *self.commit_passes(kind)]
+        limited = any("drafts_limited" in item.provides for item in drafts)
+        limit: list[Pass] = [] if limited else [LimitDrafts()]
+        return [*drafts, *fill, *limit, *self.commit_passes(kind)]
 
     def choice_passes(self, kind: Kind) -> list[Pass]:
         """From logits to accepted tokens, by the rule; and what is recorded of that."""

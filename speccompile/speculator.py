@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -29,12 +30,13 @@ from speccompile.runtime.arena import Arena
 from speccompile.runtime.check import CheckReport, first_difference, transformers_greedy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode, padded
-from speccompile.runtime.inputs import check_options, read_count, read_prompt, read_prompts
+from speccompile.runtime.inputs import check_num_draft_tokens, check_options, read_count, read_prompt, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
+from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.outputs import as_output, read_outputs
-from speccompile.runtime.policy import Fixed, Policy, check_tier
+from speccompile.runtime.policy import AnyPolicy, Fixed, check_tier
 from speccompile.runtime.records import Wanted
 from speccompile.runtime.request import Params
 from speccompile.runtime.stats import Stats
@@ -45,7 +47,7 @@ class Speculator:
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
     def __init__(
-        self, model: PreTrainedModel, build: Build, policy: Policy, options: EngineOptions, given: Mapping[str, Any]
+        self, model: PreTrainedModel, build: Build, policy: AnyPolicy, options: EngineOptions, given: Mapping[str, Any]
     ) -> None:
         config = self._config = build.config
         self._given = given
@@ -98,6 +100,7 @@ class Speculator:
         eos_token_id: EosTokens = None,
         pad_token_id: int | None = None,
         num_return_sequences: int = 1,
+        num_draft_tokens: int | None = None,
         stop_strings: str | Sequence[str] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         stopping_criteria: Any = None,
@@ -124,6 +127,7 @@ class Speculator:
                 EOS id.
             num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
                 transformers orders them. Without ``do_sample`` they are all alike.
+            num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
             stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
             stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
                 ids ``[1, P + new]`` and ``None`` for scores.
@@ -151,7 +155,7 @@ class Speculator:
         check_options(
             "generate",
             options,
-            f"{others}stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
+            f"{others}num_draft_tokens, stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
             "return_dict_in_generate, output_scores, output_logits",
         )
         outputs = {
@@ -163,6 +167,7 @@ class Speculator:
         }
         wanted = read_outputs(outputs, target.model.generation_config, engine.arena)
         max_new_tokens = read_count("generate", "max_new_tokens", max_new_tokens)
+        check_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
         target.check()
         eos = target.eos(eos_token_id)
         pad_token_id = plain(pad_token_id)
@@ -177,7 +182,14 @@ class Speculator:
             raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
         criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
         sampling = target.sampling("generate", options, do_sample=do_sample, seed=seed, eos=eos)
-        params = Params(max_new_tokens, tuple(eos), sampling, patient=True, wanted=wanted or Wanted())
+        params = Params(
+            max_new_tokens,
+            tuple(eos),
+            sampling,
+            patient=True,
+            wanted=wanted or Wanted(),
+            num_draft_tokens=num_draft_tokens,
+        )
         input_ids = input_ids.repeat_interleave(copies, dim=0)
         requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria)
         sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
@@ -242,6 +254,22 @@ class Speculator:
         check_tier(draft_len, engine.draft_lens)
         engine.policy = Fixed(draft_len)
 
+    @contextlib.contextmanager
+    def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write what each step is offered, accepts and takes to ``path``, JSON lines, while in the ``with``: for
+        ``speccompile policy-lab``. Record with ``policy="fixed:K"`` of the largest tier: what a smaller one had no room
+        for is not known.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        engine, _ = self._open()
+        engine.policies.record(path)
+        try:
+            yield
+        finally:
+            engine.policies.end_record()
+
     # --- looking ---------------------------------------------------------------------------------
 
     @property
@@ -281,8 +309,16 @@ class Speculator:
     def stats(self) -> Stats:
         return self.engine.stats
 
+    def prometheus(self) -> str:
+        """``stats`` in Prometheus' text format.
+
+        Raises:
+            InvalidOption: prometheus_client is not installed.
+        """
+        return prometheus_text(self.engine.stats)
+
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> AnyPolicy:
         return self.engine.policy
 
     @property

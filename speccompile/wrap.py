@@ -27,7 +27,7 @@ from speccompile.package import check_fits, given_options, read_package
 from speccompile.pipelines import BuildConfig
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
-from speccompile.runtime.policy import Policy, parse_policy
+from speccompile.runtime.policy import AnyPolicy, parse_policy
 from speccompile.runtime.records import check_flag
 from speccompile.sampling.user import Processor
 from speccompile.sampling.user_check import check_processors
@@ -39,13 +39,13 @@ DEFAULT_TIERS = (0, 1, 3, 7)
 
 def wrap(
     model: PreTrainedModel,
-    mode: str | None = "ngram",
+    mode: str | Sequence[str] | None = "ngram",
     *,
     tiers: Sequence[int] = DEFAULT_TIERS,
     max_batch: int = 1,
     max_len: int = 2048,
     backend: str = "auto",
-    policy: str | Policy | None = None,
+    policy: str | AnyPolicy | None = None,
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     weights: WeightForm = "same",
@@ -62,14 +62,17 @@ def wrap(
 
     Args:
         model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was, unless ``consume``.
-        mode: how to draft; see ``speccompile.modes.available()``. None is ``none``.
+        mode: how to draft; see ``speccompile.modes.available()``. None is ``none``. Of several (``["suffix",
+            "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
         tiers: draft lengths to build, 0 among them.
         max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
             the smallest of 1, 2, 4, ... rows that holds those alive.
         max_len: most tokens of a sequence, prompt included.
         backend: ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``.
-        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` or an object with ``choose(live_rows) -> K``. None is the largest
-            tier.
+        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"cost"`` (what drafts are
+            worth over what the very tiers take, which are timed for it at build), ``"ema"`` (SGLang's), ``"gate"``
+            (none while too few are accepted), these with options (``"ema:alpha=0.3,candidates=0/3/7"``), an object of
+            :mod:`speccompile.policies`, or one with ``choose(live_rows) -> K``. None is the largest tier.
         acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
             distribution does not; ``block`` likewise, and it accepts more, of modes that draft with probabilities
             (``early_exit``). ``typical`` and ``relaxed`` are lossy. A name, or an object of
@@ -174,20 +177,20 @@ class Plan:
 
     info: ModelInfo
     config: BuildConfig
-    policy: Policy
+    policy: AnyPolicy
     engine: EngineOptions
     consume: bool = False
 
 
 def make_plan(
     model: PreTrainedModel,
-    mode: str | None,
+    mode: str | Sequence[str] | None,
     *,
     tiers: Sequence[int] = DEFAULT_TIERS,
     max_batch: int = 1,
     max_len: int = 2048,
     backend: str = "auto",
-    policy: str | Policy | None = None,
+    policy: str | AnyPolicy | None = None,
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     weights: WeightForm = "same",

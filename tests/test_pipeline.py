@@ -229,10 +229,10 @@ OF_MODE = {
     "none": ({"no_drafts": "drafts"}, {"no_drafts": "drafts"}, {}),
     "ngram": (
         {"no_drafts": "drafts", "propose": "proposed"},
-        {"read_drafts": "drafts", "propose": "proposed"},
+        {"read_drafts": "drafts", "limit_drafts": "drafts_limited", "propose": "proposed"},
         {"propose": "proposed"},
     ),
-    "early_exit": ({"no_drafts": "drafts"}, {"draft_early_exit": "drafts"}, {}),
+    "early_exit": ({"no_drafts": "drafts"}, {"draft_early_exit": "drafts", "limit_drafts": "drafts_limited"}, {}),
 }
 
 

@@ -63,7 +63,7 @@ def test_without_drafts() -> None:
 def test_steps_by_tier() -> None:
     stats = Stats(7)
     for draft_len, rows in ((7, 1), (3, 4), (7, 4), (0, 2), (7, 4)):
-        stats.count_step(draft_len, rows)
+        stats.count_step(draft_len, rows, proposed=draft_len > 0)
     assert stats.steps == stats.target_passes == 5
     assert stats.tier_steps == {7: 3, 3: 1, 0: 1}
     assert stats.rows_steps == {1: 1, 4: 3, 2: 1}
@@ -79,7 +79,7 @@ def test_prompts() -> None:
 
 def test_reset() -> None:
     stats = traced()
-    stats.count_step(3, 1)
+    stats.count_step(3, 1, proposed=True)
     stats.count_prefill(8)
     stats.reused_tokens = 2
     stats.requests.append(RequestStats(3))
@@ -87,7 +87,7 @@ def test_reset() -> None:
     assert stats == Stats(3)
     # What is counted afterwards is no one else's.
     stats.count(4, 3, 3)
-    stats.count_step(3, 2)
+    stats.count_step(3, 2, proposed=True)
     assert (stats.emitted_tokens, stats.proposed_at, stats.tier_steps) == (4, [1, 1, 1], {3: 1})
     assert stats.rows_steps == {2: 1}
     assert Stats(3).tier_steps == Stats(3).rows_steps == {}

@@ -1,4 +1,4 @@
-"""The command line: ``speccompile demo``, ``generate``, ``inspect`` and ``families``."""
+"""The command line: ``speccompile demo``, ``generate``, ``inspect``, ``families`` and ``policy-lab``."""
 
 import typer
 
@@ -6,6 +6,7 @@ import speccompile.cli.demo as demo
 import speccompile.cli.families as families
 import speccompile.cli.generate as generate
 import speccompile.cli.inspect as inspect
+import speccompile.cli.policy_lab as policy_lab
 
 app = typer.Typer(
     name="speccompile",
@@ -17,5 +18,6 @@ app.command("demo")(demo.command)
 app.command("generate")(generate.command)
 app.command("inspect")(inspect.command)
 app.command("families")(families.command)
+app.command("policy-lab")(policy_lab.command)
 
 __all__ = ["app"]

@@ -137,6 +137,8 @@ def core_state(vocab_size: int) -> list[StateSpec]:
         StateSpec("length", (N,), i64, low=1, high=S - K - 1),
         StateSpec("prompt_length", (N,), i64, low=1, high=S - K - 1),
         StateSpec("limit", (N,), i64, low=1, high=S - K),
+        # Most drafts that a request wants; far above K where it did not say.
+        StateSpec("draft_limit", (N,), i64, fill=2**30, high=K + 1),
         StateSpec("alive", (N,), torch.bool, fill=0),
         StateSpec("eos", (N, E), i64, fill=-1, low=-1, high=vocab_size),
         # Of the newest step, for the host: n, accepted and proposed draft tokens.

@@ -79,11 +79,13 @@ class ReadyMode(Mode):
 
     #: Names of own state tensors that ``propose`` wants to have.
     own_state: ClassVar[tuple[str, ...]] = ()
+    #: ``propose`` also returns what it thinks of its drafts.
+    scored: ClassVar[bool] = False
 
     @abstractmethod
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Draft tokens for every row.
 
         Args:
@@ -94,7 +96,9 @@ class ReadyMode(Mode):
             draft_len: Kmax.
 
         Returns:
-            Draft tokens, int64 ``[B, Kmax]``, and how many of them count, int64 ``[B]`` (0: no proposal).
+            Draft tokens, int64 ``[B, Kmax]``, and how many of them count, int64 ``[B]`` (0: no proposal). Where
+            ``scored``, also float32 ``[B, Kmax]``: for each draft the probability that it and all in front of it are
+            right, which policies look at.
         """
 
     def state(self) -> list[StateSpec]:
@@ -102,10 +106,11 @@ class ReadyMode(Mode):
         return [
             StateSpec("draft_tokens", (N, K), i64, low=0, high=2),
             StateSpec("draft_lens", (N,), i64, high=K + 1),
+            *[StateSpec("draft_score", (N, K), torch.float32)] * self.scored,
         ]
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [ReadDrafts(draft_len)]
 
     def commit_passes(self) -> list[Pass]:
-        return [Propose(self.propose, self.own_state)]
+        return [Propose(self.propose, self.own_state, scored=self.scored)]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
-from speccompile.modes.base import Mode
+from speccompile.modes.base import Mode, ReadyMode
+from speccompile.modes.composed import Composed
 from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
+from speccompile.modes.suffix import Suffix
 
 ENTRY_POINTS = "speccompile.modes"
 
-_modes: dict[str, type[Mode]] = {mode.name: mode for mode in (NoSpeculation, NGram, EarlyExit)}
+_modes: dict[str, type[Mode]] = {mode.name: mode for mode in (NoSpeculation, NGram, EarlyExit, Suffix)}
 
 
 def register(name: str, mode: type[Mode], *, replace: bool = False) -> None:
@@ -51,14 +55,41 @@ def available() -> list[str]:
     return sorted(_modes.keys() | _installed().keys())
 
 
-def create(name: str | None, options: dict[str, Any]) -> Mode:
-    """The mode called ``name`` (any case; None is ``none``), with its options.
+def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode:
+    """The mode called ``name`` (any case; None is ``none``), with its options; of several names, their composition,
+    each with those of the options that it takes.
 
     Raises:
         UnknownMode: there is none of that name.
         UnknownOption: it does not take one of the options.
-        InvalidOption: a value is not valid.
+        InvalidOption: a value is not valid, or modes do not compose.
     """
+    if isinstance(name, list | tuple):
+        return _compose(name, options)
+    return _type(name, options)(**options)
+
+
+def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
+    def refuse(reason: str) -> NoReturn:
+        raise InvalidOption(where="wrap", name="mode", value=list(names), reason=reason)
+
+    if len(names) < 2:
+        refuse("two drafters or more are composed; give one as text")
+    types = [_type(name, {}) for name in names]
+    if len(set(types)) < len(types):
+        refuse("a drafter occurs twice")
+    own = {item.name for item in fields(Composed)} - {"drafters"}
+    known = own.union(*(mode.options() for mode in types))
+    _check_known(f"wrap(mode={list(names)})", options, sorted(known))
+    drafters: list[ReadyMode] = []
+    for name, mode in zip(names, types, strict=True):
+        if not issubclass(mode, ReadyMode):
+            refuse(f"{name!r} does not propose from the text alone, at the end of a step, which composition needs")
+        drafters.append(mode(**{option: value for option, value in options.items() if option in mode.options()}))
+    return Composed(tuple(drafters), **{option: value for option, value in options.items() if option in own})
+
+
+def _type(name: Any, options: dict[str, Any]) -> type[Mode]:
     key = "none" if name is None else str(name).lower()
     if key not in _modes and key in _installed():
         # Only the one that is asked for is loaded: another package's fault is no reason to fail.
@@ -66,10 +97,11 @@ def create(name: str | None, options: dict[str, Any]) -> Mode:
     if key not in _modes:
         raise UnknownMode(name=name, available=", ".join(available()))
     mode = _modes[key]
-    if unknown := sorted(options.keys() - set(mode.options())):
-        raise UnknownOption(
-            where=f"wrap(mode={key!r})",
-            names=", ".join(unknown),
-            known=", ".join(["the arguments of wrap", *mode.options()]),
-        )
-    return mode(**options)
+    _check_known(f"wrap(mode={key!r})", options, mode.options())
+    return mode
+
+
+def _check_known(where: str, options: dict[str, Any], known: Sequence[str]) -> None:
+    if unknown := sorted(options.keys() - set(known)):
+        names = ", ".join(["the arguments of wrap", *known])
+        raise UnknownOption(where=where, names=", ".join(unknown), known=names)

@@ -19,7 +19,8 @@ class NoDrafts(Pass):
     name: ClassVar[str] = "no_drafts"
     looks_for: ClassVar[str] = "a step"
     requires: ClassVar[Facts] = facts("rows")
-    provides: ClassVar[Facts] = facts("drafts")
+    # Of none there is nothing to take away.
+    provides: ClassVar[Facts] = facts("drafts", "drafts_limited")
 
     def run(self, graph: StepGraph) -> Changes:
         set_drafts(graph, *graph.insert(no_drafts, graph.values["slots"], before=graph.anchors.start))
@@ -48,6 +49,34 @@ class ReadDrafts(Pass):
         )
         set_drafts(graph, *drafts)
         return Changes(1, f"up to {self.draft_len} draft tokens from state")
+
+
+@dataclass(frozen=True)
+class LimitDrafts(Pass):
+    """Leaves each request as many drafts as it asked for at most."""
+
+    name: ClassVar[str] = "limit_drafts"
+    looks_for: ClassVar[str] = "drafts"
+    requires: ClassVar[Facts] = facts("rows", "drafts")
+    provides: ClassVar[Facts] = facts("drafts_limited")
+
+    def run(self, graph: StepGraph) -> Changes:
+        drafts, lens = graph.values["drafts"], graph.values["row_draft_lens"]
+        nodes = (drafts, lens, graph.state("draft_limit"), graph.values["slots"])
+        limited = graph.insert(limited_drafts, *nodes, before=graph.anchors.start)
+        drafts._rename("unlimited_drafts")
+        lens._rename("unlimited_lens")
+        set_drafts(graph, *limited)
+        return Changes(1)
+
+
+def limited_drafts(
+    drafts: torch.Tensor, lens: torch.Tensor, draft_limit: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts ``[B, K]``, -1 behind a request's own limit (``[N]``), and lengths ``[B]``."""
+    lens = torch.minimum(lens, draft_limit[slots])
+    offsets = torch.arange(drafts.shape[1], device=drafts.device)
+    return torch.where(offsets < lens[:, None], drafts, -1), lens
 
 
 def set_drafts(graph: StepGraph, drafts: fx.Node, draft_lens: fx.Node) -> None:

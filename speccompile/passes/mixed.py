@@ -68,7 +68,7 @@ class MixedInputs(Pass):
 
     name: ClassVar[str] = "mixed_inputs"
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids, and an lm_head that reads a hidden state"
-    requires: ClassVar[Facts] = facts("outlined", "prompt_rows", "drafts")
+    requires: ClassVar[Facts] = facts("outlined", "prompt_rows", "drafts", "drafts_limited")
     provides: ClassVar[Facts] = facts("target_inputs", "step_logits")
 
     def run(self, graph: StepGraph) -> Changes:

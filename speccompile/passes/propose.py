@@ -14,7 +14,7 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import useful_lens
 from speccompile.passes.step_ops import uses_step_ops
 
-ProposeFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+ProposeFunction = Callable[..., tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,13 @@ class Propose(Pass):
             count, ``[B]``.
         state: names of the mode's own state tensors.
         whole: the same as one op, for steps of such: takes ``tokens [N, S]``, ``length [N]`` and ``slots [B]``.
+        scored: it also returns the drafts' scores, float32 ``[B, Kmax]``.
     """
 
     propose: ProposeFunction
     state: tuple[str, ...] = ()
     whole: ProposeFunction | None = None
+    scored: bool = False
 
     name: ClassVar[str] = "propose"
     looks_for: ClassVar[str] = "committed tokens"
@@ -40,6 +42,7 @@ class Propose(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         core = [graph.state(name) for name in ("tokens", "length", "limit", "draft_tokens", "draft_lens")]
+        score = [graph.state("draft_score")] if self.scored else []
         own = [graph.state(name) for name in self.state]
         whole = self.whole if uses_step_ops(graph) else None
         try:
@@ -47,10 +50,12 @@ class Propose(Pass):
                 propose_and_store,
                 *core,
                 graph.values["slots"],
+                *score,
                 *own,
                 propose=self.propose,
                 whole=whole,
                 longest=graph.layout.max_draft_len,
+                scored=self.scored,
             )
         except PassError:
             raise
@@ -70,42 +75,56 @@ def propose_and_store(
     draft_tokens: torch.Tensor,
     draft_lens: torch.Tensor,
     slots: torch.Tensor,
-    *own_state: torch.Tensor,
+    *others: torch.Tensor,
     propose: ProposeFunction,
     whole: ProposeFunction | None,
     longest: int,
+    scored: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, which does the
     same in one op) says of the rows ``slots [B]``.
 
+    Args:
+        others: ``draft_score [N, Kmax]`` if ``scored``, then the mode's own state.
+
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
     """
+    kept, own_state = others[: int(scored)], others[int(scored) :]
     own = (slots, *own_state) if own_state else ()
     if whole is not None:
         proposal = whole(tokens, length, slots, draft_len=longest)
     else:
         proposal = propose(tokens[slots], length[slots], *own, draft_len=longest)
-    drafts, lens = _checked(proposal, slots.shape[0], longest)
+    drafts, lens, *scores = _checked(proposal, slots.shape[0], longest, scored=scored)
+    for draft_score, value in zip(kept, scores, strict=True):
+        draft_score.index_put_((slots,), value)
     draft_tokens.index_put_((slots,), drafts)
     useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
     draft_lens.index_put_((slots,), useful)
     return drafts, lens
 
 
-def _checked(proposal: Any, rows: int, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _checked(proposal: Any, rows: int, longest: int, *, scored: bool) -> tuple[torch.Tensor, ...]:
     """What a drafter returned, if it is what it has to be.
 
     Raises:
         PassError: says what was returned and what is wanted.
     """
-    wanted = f"it has to return int64{[rows, longest]} draft tokens and int64{[rows]} lengths"
-    if not (isinstance(proposal, tuple) and len(proposal) == 2):
+    i64, f32 = torch.int64, torch.float32
+    parts = [((rows, longest), i64, "draft tokens"), ((rows,), i64, "lengths")]
+    parts += [((rows, longest), f32, "scores")] * scored
+    names = " and ".join(f"{_kind(dtype)}{list(shape)} {what}" for shape, dtype, what in parts)
+    wanted = f"it has to return {names}"
+    if not (isinstance(proposal, tuple) and len(proposal) == len(parts)):
         seen = "one tensor" if isinstance(proposal, torch.Tensor) else repr(proposal)
         raise PassError(f"the drafter returned {seen}; {wanted}")
-    drafts, lens = proposal
-    for value, shape in ((drafts, (rows, longest)), (lens, (rows,))):
-        if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != torch.int64:
+    for value, (shape, dtype, _) in zip(proposal, parts, strict=True):
+        if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != dtype:
             seen = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
             raise PassError(f"the drafter returned {seen}; {wanted}")
-    return drafts, lens
+    return proposal
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -26,7 +26,7 @@ class VerifyInputs(Pass):
 
     name: ClassVar[str] = "verify_inputs"
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids"
-    requires: ClassVar[Facts] = facts("outlined", "rows", "drafts")
+    requires: ClassVar[Facts] = facts("outlined", "rows", "drafts", "drafts_limited")
     # Every position of the verify width is judged, so the logits are those of the step as they are.
     provides: ClassVar[Facts] = facts("target_inputs", "step_logits")
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InvalidOption
 from speccompile.plain import plain
-from speccompile.runtime.inputs import check_options, read_count, read_prompt
+from speccompile.runtime.inputs import check_num_draft_tokens, check_options, read_count, read_prompt
 from speccompile.runtime.interrupts import deferred_interrupts
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.records import Records, Wanted, check_flag, check_kept
@@ -70,6 +70,7 @@ class Engine(Turns):
         do_sample: bool | None = None,
         seed: int | None = None,
         priority: int = 0,
+        num_draft_tokens: int | None = None,
         logprobs: bool = False,
         prompt_logprobs: bool = False,
         output_logits: bool = False,
@@ -92,6 +93,8 @@ class Engine(Turns):
                 options give the same text, whatever drafts and whoever runs beside it. A greedy request draws nothing:
                 it may have a seed, as other requests of the same caller do, and its text is the same with any.
             priority: of two waiting requests, the one with the larger number goes first.
+            num_draft_tokens: most drafts of each of its steps, 0 for none ever; None is as many as the tier has. Its
+                text is the same.
             logprobs: ``Result.logprobs``, of each new token.
             prompt_logprobs: ``Result.prompt_logprobs``, of each prompt token. The whole prompt is read for them: KV of
                 another text that begins like it is not reused.
@@ -115,7 +118,7 @@ class Engine(Turns):
         """
         others = (
             "ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, seed, "
-            "priority, logprobs, prompt_logprobs, output_logits, output_scores"
+            "priority, num_draft_tokens, logprobs, prompt_logprobs, output_logits, output_scores"
         )
         check_options("submit", options, others)
         self._target.check()
@@ -127,6 +130,7 @@ class Engine(Turns):
         if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
             reason = f"it has to be an int in {-(2**63)} .. {2**63 - 1}"
             raise InvalidOption(where="submit", name="priority", value=priority, reason=reason)
+        check_num_draft_tokens("submit", num_draft_tokens, self.arena.layout)
         check_flag("submit", "logprobs", logprobs)
         check_flag("submit", "prompt_logprobs", prompt_logprobs)
         check_kept("submit", "output_logits", output_logits, self.arena)
@@ -140,6 +144,7 @@ class Engine(Turns):
             reuse=not prompt_logprobs,
             tokenizer=tokenizer,
             wanted=Wanted(logprobs, prompt_logprobs, output_logits, output_scores),
+            num_draft_tokens=num_draft_tokens,
         )
         criteria = make_criteria(stop, tokenizer, stopping_criteria)
         request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)

@@ -70,6 +70,14 @@ def check_generation_config(config: GenerationConfig) -> None:
             )
 
 
+def check_num_draft_tokens(where: str, value: Any, layout: Layout) -> None:
+    """Raises InvalidOption."""
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layout.max_draft_len
+    if not (good or value is None):
+        reason = f"it has to be an int in 0 .. {layout.max_draft_len}, the largest tier, or None for no limit"
+        raise InvalidOption(where=where, name="num_draft_tokens", value=value, reason=reason)
+
+
 def check_options(where: str, options: Mapping[str, Any], others: str) -> None:
     """Refuse keywords that are no options of the sampling pipeline; ``others`` are the caller's own arguments.
 

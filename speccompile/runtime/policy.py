@@ -1,93 +1,90 @@
-"""Which draft length the next step uses."""
+"""The policy of a wrap at work: asked before each step, and told what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import os
+from collections.abc import Callable, Sequence
 
-from speccompile.errors import InvalidPolicy, UnknownTier
+from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, LearningPolicy, Policy, Row, Upcoming, start
+from speccompile.policies.costs import CostTable
+from speccompile.policies.fixed import Fixed
+from speccompile.policies.options import check_tier
+from speccompile.policies.parse import parse_policy
+from speccompile.policies.schedule import Schedule
+from speccompile.policy_lab.trace import Recorder
 
-
-@runtime_checkable
-class Policy(Protocol):
-    """Asked before every step."""
-
-    def choose(self, live_rows: int) -> int:
-        """The draft length for a step with ``live_rows`` rows; it has to be that of a tier."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Always the same draft length."""
-
-    draft_len: int
-
-    def choose(self, live_rows: int) -> int:
-        return self.draft_len
-
-    def __str__(self) -> str:
-        return f"fixed:{self.draft_len}"
+__all__ = ["AnyPolicy", "Fixed", "Policies", "Policy", "Schedule", "check_tier", "parse_policy"]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Draft length by the number of live rows: of ``steps`` (rows, K), the largest rows that is reached counts."""
+class Policies:
+    """The policy that is in force, the chooser that was started from it, and the trace that is being recorded.
 
-    steps: tuple[tuple[int, int], ...]
-
-    def choose(self, live_rows: int) -> int:
-        reached = [draft_len for rows, draft_len in self.steps if rows <= live_rows]
-        return reached[-1]
-
-    def __str__(self) -> str:
-        return "schedule:" + ",".join(f"{rows}={draft_len}" for rows, draft_len in self.steps)
-
-
-def parse_policy(policy: str | Policy, tiers: Collection[int]) -> Policy:
-    """``"fixed:7"``, ``"schedule:1=7,4=3,8=0"`` (from so many live rows on, that K), or a policy object.
-
-    Raises:
-        InvalidPolicy: the text cannot be read.
-        UnknownTier: it names a draft length that was not built.
+    Args:
+        policy: the first one.
+        draft_lens: of the tiers, rising.
+        ready: drafts are there when a tier is chosen.
+        measure: times the tiers; asked once, when a policy wants to know.
     """
-    if not isinstance(policy, str):
-        if isinstance(policy, type) or not isinstance(policy, Policy):
-            raise InvalidPolicy(policy=policy, reason="it has no method choose(live_rows)")
-        return policy
-    kind, _, rest = policy.partition(":")
-    if kind == "fixed":
-        parsed: Policy = Fixed(_whole(rest, policy))
-        named = {parsed.choose(1)}
-    elif kind == "schedule":
-        parsed = _schedule(rest, policy)
-        named = {draft_len for _, draft_len in parsed.steps}
-    else:
-        raise InvalidPolicy(policy=policy, reason=f"there is no policy {kind!r}")
-    for draft_len in sorted(named):
-        check_tier(draft_len, tiers)
-    return parsed
 
+    def __init__(
+        self, policy: AnyPolicy, draft_lens: tuple[int, ...], *, ready: bool, measure: Callable[[], CostTable]
+    ) -> None:
+        self._draft_lens = draft_lens
+        self._ready = ready
+        self._measure = measure
+        self._recorder: Recorder | None = None
+        self._chooser: Chooser | None = None
+        self.costs: CostTable | None = None
+        self.policy = policy
 
-def check_tier(draft_len: int, tiers: Collection[int]) -> None:
-    """Raises UnknownTier when no tier has that draft length."""
-    if not isinstance(draft_len, int) or isinstance(draft_len, bool) or draft_len not in tiers:
-        raise UnknownTier(tier=draft_len, built=", ".join(str(tier) for tier in sorted(tiers)))
+    @property
+    def policy(self) -> AnyPolicy:
+        return self._policy
 
+    @policy.setter
+    def policy(self, policy: AnyPolicy) -> None:
+        if isinstance(policy, LearningPolicy):
+            policy.check(self._draft_lens)
+        # Tiers may be timed between two steps only, and this may be another thread than the one that steps.
+        self._policy, self._chooser = policy, None
 
-def _schedule(text: str, policy: str) -> Schedule:
-    steps = []
-    for item in text.split(","):
-        rows, _, draft_len = item.partition("=")
-        steps.append((_whole(rows, policy), _whole(draft_len, policy)))
-    if [rows for rows, _ in steps] != sorted({rows for rows, _ in steps}):
-        raise InvalidPolicy(policy=policy, reason="its row counts do not rise")
-    if steps[0][0] != 1:
-        raise InvalidPolicy(policy=policy, reason="it does not say what one row uses; begin with 1=K")
-    return Schedule(tuple(steps))
+    def prepare(self) -> Chooser:
+        """The chooser, ready to be asked; tiers are timed if the policy wants to know."""
+        policy, chooser = self._policy, self._chooser
+        if chooser is None:
+            if isinstance(policy, LearningPolicy) and policy.uses_costs and self.costs is None:
+                self.costs = self._measure()
+            chooser = self._chooser = start(policy, Ladder(self._draft_lens, self.costs))
+        return chooser
 
+    @property
+    def learns(self) -> bool:
+        """Somebody looks at what rows and steps are told."""
+        return isinstance(self._policy, LearningPolicy) or self._recorder is not None
 
-def _whole(text: str, policy: str) -> int:
-    if not text.strip().isdecimal():
-        raise InvalidPolicy(policy=policy, reason=f"{text!r} is no whole number")
-    return int(text)
+    def choose(self, rows: Sequence[Row], unread: int) -> int:
+        """A draft length that a tier has.
+
+        Raises:
+            UnknownTier: the policy named another.
+        """
+        draft_len = self.prepare().choose(Upcoming(tuple(rows), unread))
+        check_tier(draft_len, self._draft_lens)
+        return draft_len
+
+    def note(self, done: Done, offered: Sequence[int]) -> None:
+        """What came of a step; ``offered`` is how many drafts each row had."""
+        if self._chooser is not None:
+            self._chooser.note(done)
+        if self._recorder is not None:
+            self._recorder.add(done, offered)
+
+    def record(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace from now on, in the place of one that is being written."""
+        self.end_record()
+        self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)
+
+    def end_record(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,9 @@ from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.stats import RequestStats
 from speccompile.sampling.allowed import AllowedTokensFunction
 from speccompile.sampling.request import Sampling
+
+#: No two requests of a process have the same number.
+_numbers = itertools.count()
 
 
 class Driver(Protocol):
@@ -46,6 +50,7 @@ class Params:
         reuse: it may take the KV of another text that begins like it.
         tokenizer: turns its tokens into ``Result.text``.
         wanted: what it wants to know beside its tokens.
+        num_draft_tokens: most drafts of a step; None is as many as the tier has.
     """
 
     max_new_tokens: int
@@ -56,6 +61,7 @@ class Params:
     reuse: bool = True
     tokenizer: PreTrainedTokenizerBase | None = None
     wanted: Wanted = field(default_factory=Wanted)
+    num_draft_tokens: int | None = None
 
     @property
     def kind(self) -> Kind:
@@ -128,6 +134,7 @@ class Request:
         stats: RequestStats,
         records: Records,
     ) -> None:
+        self.number = next(_numbers)
         self.prompt = prompt
         self.params = params
         self.listener = listener
@@ -227,6 +234,11 @@ class Request:
             raise RequestFailed(reason=told(self.error)) from self.error
 
     # --- for the engine --------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many more tokens it may have, ``max_len`` left aside."""
+        return self.params.max_new_tokens - len(self.new_tokens)
 
     @property
     def asks(self) -> AllowedTokensFunction | None:

@@ -61,6 +61,8 @@ class Slots:
         arena.write("length", slot, len(prompt))
         arena.write("prompt_length", slot, len(prompt))
         arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, layout.max_len))
+        if request.params.num_draft_tokens is not None:
+            arena.write("draft_limit", slot, request.params.num_draft_tokens)
         arena.write("eos", slot, request.params.eos)
         if request.params.sampling is not None:
             request.params.sampling.place(arena, slot, len(prompt))

@@ -31,6 +31,11 @@ class Counters:
             self.accepted_at[position] += position < accepted
 
     @property
+    def rejected_tokens(self) -> int:
+        """Drafts that the target read for nothing."""
+        return self.draft_tokens - self.accepted_tokens
+
+    @property
     def acceptance_length(self) -> float:
         """Mean emitted tokens n per live row and target pass; 0.0 before the first step."""
         return self.emitted_tokens / self.row_steps if self.row_steps else 0.0
@@ -64,27 +69,34 @@ class Stats(Counters):
 
     ``steps`` counts runs of a tier, each one target pass over all rows, so it equals ``target_passes`` for drafts in a
     chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``. ``tier_steps`` counts
-    steps by draft length, ``rows_steps`` by the row count of the executable. ``prefill_tokens`` are those read in
-    ``prefill_passes`` and along with decode steps.
+    steps by draft length, ``rows_steps`` by the row count of the executable; ``tier_seconds`` are what those
+    took, launch and results. In ``no_proposal_steps`` no row had a draft to judge, whatever the tier.
+    ``prefill_tokens`` are those read in ``prefill_passes`` and along with decode steps.
     """
 
     steps: int = 0
+    no_proposal_steps: int = 0
     target_passes: int = 0
     prefill_passes: int = 0
     prefill_tokens: int = 0
     reused_tokens: int = 0
     tier_steps: dict[int, int] = field(default_factory=dict)
     rows_steps: dict[int, int] = field(default_factory=dict)
+    tier_seconds: dict[int, float] = field(default_factory=dict)
     requests: list[RequestStats] = field(default_factory=list)
 
     def reset(self) -> None:
         self.__init__(self.max_draft_len)  # type: ignore[misc]
 
-    def count_step(self, draft_len: int, rows: int) -> None:
+    def count_step(self, draft_len: int, rows: int, *, proposed: bool) -> None:
         self.steps += 1
+        self.no_proposal_steps += not proposed
         self.target_passes += 1
         self.tier_steps[draft_len] = self.tier_steps.get(draft_len, 0) + 1
         self.rows_steps[rows] = self.rows_steps.get(rows, 0) + 1
+
+    def count_seconds(self, draft_len: int, seconds: float) -> None:
+        self.tier_seconds[draft_len] = self.tier_seconds.get(draft_len, 0.0) + seconds
 
     def count_prefill(self, tokens: int) -> None:
         self.prefill_passes += 1

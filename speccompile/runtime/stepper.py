@@ -5,6 +5,7 @@ One thread at a time; :class:`~speccompile.runtime.engine.Engine` sees to that.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from functools import partial
 
 from speccompile.errors import UndecidedLogits
 from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier, TierName
+from speccompile.policies.base import AnyPolicy, Row
 from speccompile.runtime.arena import Arena
+from speccompile.runtime.measure import measure_tiers
+from speccompile.runtime.offers import done_of, offers
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcome, Outcomes
-from speccompile.runtime.policy import Policy, check_tier
+from speccompile.runtime.policy import Policies
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.records import Record
 from speccompile.runtime.request import Request, as_exception
@@ -31,11 +35,17 @@ class Flight:
     """A run whose results have not been read yet.
 
     ``outcome`` and ``records``, of the rows that want any, are copies, since the next run overwrites the arena.
+    ``offered`` is what the policy was told of each row, ``started`` when the run began, and a ``mixed`` one read a
+    prompt along.
     """
 
     rows: list[Request]
     outcome: Outcome
     records: dict[Request, Record]
+    offered: list[Row]
+    draft_len: int
+    started: float
+    mixed: bool
 
 
 class Stepper:
@@ -61,7 +71,7 @@ class Stepper:
         executables: Executables,
         make: Callable[[Kind], Executables],
         make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
-        policy: Policy,
+        policy: AnyPolicy,
         outcomes: Outcomes,
         *,
         ready: bool,
@@ -76,7 +86,6 @@ class Stepper:
         self.mixed_tiers: dict[TierName, Tier] = {}
         self._make, self._make_mixed = make, make_mixed
         self._mixed_kinds: set[Kind] = set()
-        self.policy = policy
         self.outcomes = outcomes
         self.clock = clock_of(arena.device)
         self.ready = ready
@@ -84,6 +93,10 @@ class Stepper:
         self.stats = Stats(arena.layout.max_draft_len)
         self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
+        self.policies = Policies(
+            policy, self.draft_lens, ready=ready, measure=lambda: measure_tiers(self.arena, self.tiers)
+        )
+        self.policies.prepare()
         self.tier = next(iter(self.tiers.values()))
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.
         #: Only where it runs beside the host, and where nothing of a step decides which tier comes next, or has to be
@@ -118,6 +131,15 @@ class Stepper:
         """Nothing waits and nothing runs."""
         return not (self.running or len(self.waiting) or self._flights)
 
+    @property
+    def policy(self) -> AnyPolicy:
+        """Chooses the draft length of each step. Another one may be put here at any time; it has seen nothing yet."""
+        return self.policies.policy
+
+    @policy.setter
+    def policy(self, policy: AnyPolicy) -> None:
+        self.policies.policy = policy
+
     def prepared(self, kind: Kind, *, watched: bool) -> bool:
         """What requests of a kind run is there: for those whose tokens are ``watched``, mixed tiers too."""
         return any(built == kind for *_, built in self.tiers) and (not watched or kind in self._mixed_kinds)
@@ -135,25 +157,23 @@ class Stepper:
     def next_tier(self, *, mixed: bool = False) -> Tier:
         """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; the
         smallest row count that holds all live rows; and the least kind that serves all of them."""
-        tiers = self.mixed_tiers if mixed else self.tiers
+        return self._tier_for(self._offers(), self.mixed_tiers if mixed else self.tiers)
+
+    def _offers(self) -> list[Row]:
+        return offers(self._rows, self.arena, self.draft_lens[-1], ready=self.ready, scores=self.policies.learns)
+
+    def _tier_for(self, offered: list[Row], tiers: Mapping[TierName, Tier]) -> Tier:
         live = len(self._rows)
-        draft_len = self.policy.choose(live)
-        check_tier(draft_len, self.draft_lens)
+        draft_len = self.policies.choose(offered, len(self._flights))
         if self._stuck or any(request.asks is not None for request in self._rows):
             draft_len = 0
         elif self.ready:
-            proposed = self._longest_proposal()
+            proposed = max((row.draft_len for row in offered), default=0)
             draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
         return tiers[draft_len, min(rows for rows in self.row_counts if rows >= live), self._kind_of_rows()]
 
     def _kind_of_rows(self) -> Kind:
         return max((request.params.kind for request in self._rows), key=KINDS.index, default="greedy")
-
-    def _longest_proposal(self) -> int:
-        if "draft_lens" not in self.arena:
-            return 0
-        lens = self.arena["draft_lens"].tolist()
-        return max((lens[request.slot] for request in self._rows), default=0)
 
     # --- a step --------------------------------------------------------------------------------------
 
@@ -206,16 +226,19 @@ class Stepper:
         reader = self._prefilling
         if reader is not None and not self._reads_along(reader):
             reader = None
-        self.tier = self.next_tier(mixed=reader is not None)
-        budget = self.prefill_budget
+        offered = self._offers()
+        self.tier = self._tier_for(offered, self.tiers if reader is None else self.mixed_tiers)
+        budget, started = self.prefill_budget, time.perf_counter()
         if reader is not None:
             self._point_at(reader)
         with self.clock.time(budget.note_step if reader is None else budget.note_mixed):
             self.tier.run()
         places = self.tier.draft_len + 1
         records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}
-        self._flights.append(Flight(rows, self.outcomes.take(), records))
-        self.stats.count_step(self.tier.draft_len, self.tier.key.rows)
+        taken, mixed = self.outcomes.take(), reader is not None
+        self._flights.append(Flight(rows, taken, records, offered, self.tier.draft_len, started, mixed))
+        proposed = any(row.draft_len for row in offered)
+        self.stats.count_step(self.tier.draft_len, self.tier.key.rows, proposed=proposed)
         if reader is not None:
             self._read_along(reader)
 
@@ -231,6 +254,7 @@ class Stepper:
     def _collect(self, flight: Flight) -> None:
         """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
         columns = flight.outcome.read()
+        self._learn(flight, columns)
         for request in flight.rows:
             if request.finished:
                 continue
@@ -243,6 +267,18 @@ class Stepper:
             request.stats.count(emitted, accepted, proposed)
             self._hand_out(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
         self._retire(flight.rows)
+
+    def _learn(self, flight: Flight, columns: list[list[int]]) -> None:
+        """Tell the policy what came of a run. Of one that others were launched behind nobody knows how long it took."""
+        milliseconds = None
+        if not self.late:
+            seconds = time.perf_counter() - flight.started
+            self.stats.count_seconds(flight.draft_len, seconds)
+            # What a prompt takes that is read along is no cost of the tier.
+            milliseconds = None if flight.mixed else 1e3 * seconds
+        slots = [request.slot for request in flight.rows]
+        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds)
+        self.policies.note(done, [row.draft_len for row in flight.offered])
 
     def _set_back(self, request: Request) -> None:
         """Nothing could be chosen in front of its drafts: its next step has none."""

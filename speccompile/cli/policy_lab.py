@@ -1,0 +1,94 @@
+"""``speccompile policy-lab``: policies side by side, over a recorded or made-up trace, in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from speccompile.cli.session import parse_tiers, session
+from speccompile.errors import InvalidOption
+from speccompile.policies import CostTable, Fixed, Ladder, parse_policy
+from speccompile.policy_lab.cost_tables import TABLES, cost_table
+from speccompile.policy_lab.made import TRACES, made_texts
+from speccompile.policy_lab.plot import plot
+from speccompile.policy_lab.simulate import Outcome, oracle, simulate
+from speccompile.policy_lab.texts import Text
+from speccompile.policy_lab.trace import read_trace
+
+ORACLE = "oracle"
+
+
+def command(
+    trace: Annotated[
+        str, typer.Argument(help=f"A file that spec.record_trace wrote, or one of {', '.join(TRACES)}.")
+    ] = "phases",
+    policy: Annotated[list[str] | None, typer.Option(help="A policy to try, as wrap takes it; may repeat.")] = None,
+    costs: Annotated[
+        str | None, typer.Option(help=f"What tiers take: {', '.join(TABLES)}; those of the trace if left out.")
+    ] = None,
+    tiers: Annotated[str | None, typer.Option(help="Draft lengths; those of the trace if left out.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Most requests at a time.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of a made-up trace.")] = 0,
+    late: Annotated[bool, typer.Option("--late", help="Policies learn of a step when the next one is on.")] = False,
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="A PNG to write.")] = None,
+) -> None:
+    """Compare policies with every static tier and with an oracle that knows what drafts are worth."""
+    with session():
+        if costs is not None and costs not in TABLES:
+            reason = f"choose from {', '.join(TABLES)}"
+            raise InvalidOption(where="policy-lab", name="costs", value=costs, reason=reason)
+        draft_lens = None if tiers is None else parse_tiers(tiers)
+        texts, table, draft_lens, ready, censored = _load(trace, costs, draft_lens, seed)
+        ladder = Ladder(draft_lens, table)
+        policies = [parse_policy(text, draft_lens) for text in policy or ("cost", "ema", "gate")]
+        outcomes = {
+            str(item): simulate(item, texts, ladder, table, max_rows=rows, late=late, ready=ready)
+            for item in [*(Fixed(k) for k in draft_lens), *policies]
+        }
+        outcomes[ORACLE] = oracle(texts, ladder, table, max_rows=rows, ready=ready)
+        Console().print(_table(trace, outcomes, [str(Fixed(k)) for k in draft_lens]))
+        if censored:
+            typer.echo(
+                f"{censored:.0%} of its drafts were cut off by a small tier, and what became of them is not known: "
+                "record with the largest tier"
+            )
+        if plot_to is not None:
+            plot(plot_to, trace, outcomes)
+            typer.echo(f"wrote {plot_to}")
+
+
+def _load(
+    trace: str, costs: str | None, draft_lens: tuple[int, ...] | None, seed: int
+) -> tuple[Sequence[Text], CostTable, tuple[int, ...], bool, float]:
+    """Texts, costs, tiers, whether tiers follow what a drafter has, and what share of a recorded one is unknown."""
+    if trace in TRACES:
+        draft_lens = draft_lens or (0, 1, 3, 7)
+        return made_texts(trace, seed), cost_table(costs or "cpu", draft_lens), draft_lens, False, 0.0
+    recorded = read_trace(trace, draft_lens)
+    draft_lens = draft_lens or recorded.draft_lens
+    table = recorded.costs
+    if costs is not None or table is None or not set(draft_lens) <= set(table.draft_lens):
+        table = cost_table(costs or "cpu", draft_lens)
+    return recorded.texts(), table, draft_lens, recorded.ready, recorded.censored
+
+
+def _table(trace: str, outcomes: Mapping[str, Outcome], statics: Sequence[str]) -> Table:
+    best = max(outcomes[name].speed for name in statics)
+    table = Table(title=f"{trace}: {outcomes[ORACLE].tokens} tokens", title_justify="left")
+    table.add_column("policy")
+    for name in ("tokens/s", "to the best static", "steps", "tokens a step"):
+        table.add_column(name, justify="right")
+    table.add_column("share of steps at each K")
+    for name, outcome in outcomes.items():
+        shares = ", ".join(f"{k}: {steps / outcome.steps:.0%}" for k, steps in outcome.residency.items())
+        ratio = outcome.speed / best
+        cells = (f"{1e3 * outcome.speed:.1f}", f"{ratio:.3f}", str(outcome.steps), f"{outcome.acceptance_length:.2f}")
+        table.add_row(name, *cells, shares, style="bold" if name not in (*statics, ORACLE) else None)
+        if name == statics[-1]:
+            table.add_section()
+    return table

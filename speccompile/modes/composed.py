@@ -1,0 +1,85 @@
+"""Several drafters: of each row the first one whose draft is good enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.state import StateSpec
+from speccompile.graph_capture.support import ModelInfo
+from speccompile.modes.base import ReadyMode
+
+
+@dataclass(frozen=True)
+class Composed(ReadyMode):
+    """``mode=["suffix", "ngram"]``.
+
+    A drafter that tells scores passes where it expects ``min_score`` accepted tokens or more (the sum of its
+    cumulative probabilities, Arctic's score); one that tells none, where it has a draft at all; the last one always.
+
+    Args:
+        drafters: in the order in which they are asked.
+        min_score: expected accepted tokens.
+    """
+
+    drafters: tuple[ReadyMode, ...] = ()
+    min_score: float = 1.0
+
+    name: ClassVar[str] = "composed"
+    scored: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        return "+".join(drafter.name for drafter in self.drafters)
+
+    @property
+    def own_state(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(name for drafter in self.drafters for name in drafter.own_state)
+
+    def check(self, info: ModelInfo) -> None:
+        good = isinstance(self.min_score, int | float) and not isinstance(self.min_score, bool) and self.min_score >= 0
+        if not good:
+            reason = "it has to be a number of at least 0"
+            raise InvalidOption(where=f"mode {self.label!r}", name="min_score", value=self.min_score, reason=reason)
+        for drafter in self.drafters:
+            drafter.check(info)
+
+    def state(self) -> list[StateSpec]:
+        shared = super().state()
+        known = {spec.name for spec in shared}
+        return [*shared, *(spec for drafter in self.drafters for spec in drafter.state() if spec.name not in known)]
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All propose, so that each one's state follows the text; a row takes the first that passes."""
+        slots, tables = own_state[:1], list(own_state[1:])
+        chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        # From the last one on: who comes in front replaces it where it passes.
+        taken = []
+        for drafter in self.drafters:
+            own = [tables.pop(0) for _ in drafter.own_state]
+            taken.append(drafter.propose(tokens, length, *(slots if own else ()), *own, draft_len=draft_len))
+        for drafter, (drafts, lens, *told) in reversed(list(zip(self.drafters, taken, strict=True))):
+            # Of one that tells nothing every draft is thought to be right: policies calibrate that.
+            scores = told[0] if told else torch.ones_like(drafts, dtype=torch.float32)
+            if chosen is None:
+                chosen = drafts, lens, scores
+                continue
+            offsets = torch.arange(draft_len, device=drafts.device)
+            expected = torch.where(offsets < lens[:, None], scores, 0.0).sum(1)
+            passes = (lens > 0) & (expected >= self.min_score) if drafter.scored else lens > 0
+            chosen = (
+                torch.where(passes[:, None], drafts, chosen[0]),
+                torch.where(passes, lens, chosen[1]),
+                torch.where(passes[:, None], scores, chosen[2]),
+            )
+        assert chosen is not None
+        return chosen
+
+    def explain(self) -> str:
+        parts = "; else ".join(f"{drafter.name} {drafter.explain()}" for drafter in self.drafters)
+        return f"{parts}. A draft of which fewer than {self.min_score:g} tokens are expected to be right does not count"

@@ -1,0 +1,33 @@
+"""Policies: which draft length the next step uses. One file each; :mod:`speccompile.policies.base` says what one is."""
+
+from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, LearningPolicy, Policy, Row, Upcoming, start
+from speccompile.policies.cost import Cost
+from speccompile.policies.costs import CostTable, RunningCosts, TierCost
+from speccompile.policies.ema import Ema
+from speccompile.policies.fixed import Fixed
+from speccompile.policies.gate import Gate
+from speccompile.policies.options import check_tier
+from speccompile.policies.parse import parse_policy
+from speccompile.policies.schedule import Schedule
+
+__all__ = [
+    "AnyPolicy",
+    "Chooser",
+    "Cost",
+    "CostTable",
+    "Done",
+    "Ema",
+    "Fixed",
+    "Gate",
+    "Ladder",
+    "LearningPolicy",
+    "Policy",
+    "Row",
+    "RunningCosts",
+    "Schedule",
+    "TierCost",
+    "Upcoming",
+    "check_tier",
+    "parse_policy",
+    "start",
+]

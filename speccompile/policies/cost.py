@@ -1,0 +1,145 @@
+"""``cost``: the tier that emits most tokens in a millisecond, by what drafts are worth and what steps take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.base import Done, Ladder, Row, Upcoming
+from speccompile.policies.costs import CostTable, RunningCosts
+from speccompile.policies.options import check_built, check_candidates, check_number, text_of
+
+#: Of the cost of the tier that runs: what another one has to save per step, where no hysteresis is given.
+HYSTERESIS = 0.005
+#: Steps between two probes, at least, and most that follow one another.
+PROBE_GAP, PROBES_IN_A_ROW = 4, 8
+#: Probes for which time may be saved up.
+SAVED_PROBES = 4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Expected emitted tokens over the measured cost of the very tiers, at the present rows and context.
+
+    Args:
+        hysteresis_ms: milliseconds that another tier has to save per step before it is taken; None is half a percent of
+            a step.
+        probing: share of the time that may be lost to steps which are only there to learn whether more drafts would be
+            accepted. Probes come by a clock, not by what was seen, so that what they show is not selected.
+        candidates: draft lengths to choose from; None is all tiers.
+    """
+
+    hysteresis_ms: float | None = None
+    probing: float = 0.008
+    candidates: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.hysteresis_ms is not None:
+            check_number("cost", "hysteresis_ms", self.hysteresis_ms, least=0.0)
+        check_number("cost", "probing", self.probing, least=0.0, most=1.0)
+        check_candidates("cost", self.candidates)
+
+    def __str__(self) -> str:
+        return text_of("cost", self)
+
+    @property
+    def uses_costs(self) -> bool:
+        return True
+
+    def check(self, draft_lens: Collection[int]) -> None:
+        check_built(self.candidates or (), draft_lens)
+
+    def start(self, ladder: Ladder) -> CostChooser:
+        assert ladder.costs is not None
+        return CostChooser(self, self.candidates or ladder.draft_lens, ladder.costs)
+
+
+class CostChooser:
+    """See :class:`Cost`."""
+
+    def __init__(self, options: Cost, candidates: tuple[int, ...], costs: CostTable) -> None:
+        self._options = options
+        self._candidates = candidates
+        self._costs = RunningCosts(costs)
+        self._acceptance = Acceptance(max(candidates))
+        self._now = candidates[-1]
+        # Milliseconds that may be lost to probes; steps since the newest one, and how many follow one another.
+        self._saved = 0.0
+        self._since_probe = self._in_a_row = 0
+        self._probe: int | None = None
+        self._promising = False
+
+    # --- choosing ----------------------------------------------------------------------------------
+
+    def choose(self, upcoming: Upcoming) -> int:
+        rows = upcoming.rows
+        if not rows:
+            return self._now
+        # What is in flight has moved each text on, by about as much as a step emits.
+        context = sum(row.context for row in rows) / len(rows) + upcoming.unread
+        emitted = self._emitted(rows)
+        costs = {k: self._costs.ms(len(rows), k, context) for k in self._candidates}
+        self._now = self._best(emitted, costs)
+        self._since_probe += 1
+        self._probe = self._next_probe(rows, emitted, costs)
+        if self._probe is None:
+            return self._now
+        self._since_probe = 0
+        return self._probe
+
+    def _emitted(self, rows: Sequence[Row]) -> dict[int, float]:
+        """Expected emitted tokens of a row, by draft length: the geometric mean over the rows.
+
+        A row that emits slowly keeps its slot for longer. Where the sum were maximised, rows that go fast anyway would
+        leave early, and those that no draft helps would pay for them: all together would end later.
+        """
+        survival = self._acceptance.survival(rows)
+        return {k: math.exp(sum(math.log1p(sum(c[:k])) for c in survival) / len(rows)) for k in self._candidates}
+
+    def _best(self, emitted: dict[int, float], costs: dict[int, float]) -> int:
+        # Of equals the smallest: a draft that nobody has costs nothing.
+        best = max(self._candidates, key=lambda k: (emitted[k] / costs[k], -k))
+        now = self._now
+        saved = emitted[best] * costs[now] / emitted[now] - costs[best]
+        least = self._options.hysteresis_ms
+        return best if saved > (HYSTERESIS * costs[now] if least is None else least) else now
+
+    # --- probing -----------------------------------------------------------------------------------
+
+    def _next_probe(self, rows: Sequence[Row], emitted: dict[int, float], costs: dict[int, float]) -> int | None:
+        """A larger tier, if it is time to look what becomes of its drafts and there is something to see."""
+        now = self._now
+        larger = [k for k in self._candidates if k > now]
+        self._saved += self._options.probing * costs[now]
+        if not larger or max(row.draft_len for row in rows) <= now:
+            return None
+        probe = min(larger, key=lambda k: (costs[k], k))
+        lost = max(0.0, costs[probe] - emitted[probe] * costs[now] / emitted[now])
+        if self._promising:
+            self._promising = False
+            self._in_a_row += 1
+            return probe if self._in_a_row < PROBES_IN_A_ROW else None
+        self._in_a_row = 0
+        self._saved = min(self._saved, SAVED_PROBES * lost + self._options.probing * costs[now])
+        if self._since_probe < PROBE_GAP or self._saved < lost:
+            return None
+        self._saved -= lost
+        return probe
+
+    # --- learning ----------------------------------------------------------------------------------
+
+    def note(self, done: Done) -> None:
+        rows = len(done.requests)
+        if not rows:
+            return
+        context = sum(done.contexts) / rows
+        if done.draft_len > self._now:
+            # It was a probe: if it paid, the next one need not wait.
+            ms = {k: self._costs.ms(rows, k, context) for k in (done.draft_len, self._now)}
+            plain = rows if self._now == 0 else sum(min(n, self._now + 1) for n in done.emitted)
+            self._promising = sum(done.emitted) / ms[done.draft_len] > plain / ms[self._now]
+        self._acceptance.note(done)
+        if done.milliseconds is not None and done.draft_len in self._candidates:
+            self._costs.note(rows, done.draft_len, context, done.milliseconds)

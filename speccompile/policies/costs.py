@@ -1,0 +1,84 @@
+"""What a step of each tier takes: a table, and how it is corrected while steps run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: How much of a new measurement counts: of what all tiers share (the machine), and of what is a tier's own.
+SHARED, OWN = 0.1, 0.02
+#: A step may take very long once (another process, a page fault): no measurement counts for more than this many times
+#: what was expected.
+LONGEST = 2.0
+
+
+@dataclass(frozen=True)
+class TierCost:
+    """Milliseconds of a step: ``fixed``, and ``per_token`` of the rows' mean context."""
+
+    fixed: float
+    per_token: float = 0.0
+
+    def at(self, context: float) -> float:
+        return self.fixed + self.per_token * context
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Of every tier, by row count of the executable and draft length."""
+
+    entries: Mapping[tuple[int, int], TierCost]
+
+    @property
+    def draft_lens(self) -> tuple[int, ...]:
+        return tuple(sorted({draft_len for _, draft_len in self.entries}))
+
+    def rows(self, live_rows: int) -> int:
+        """The row count of the executable that ``live_rows`` rows run; the largest there is if none holds them."""
+        counts = sorted({rows for rows, _ in self.entries})
+        return next((rows for rows in counts if rows >= live_rows), counts[-1])
+
+    def ms(self, live_rows: int, draft_len: int, context: float = 0.0) -> float:
+        """Milliseconds of a step of ``live_rows`` rows whose mean context is ``context``."""
+        return self.entries[self.rows(live_rows), draft_len].at(context)
+
+    def as_json(self) -> list[list[float]]:
+        """``[rows, K, fixed, per_token]`` of each entry."""
+        return [[rows, k, cost.fixed, cost.per_token] for (rows, k), cost in sorted(self.entries.items())]
+
+    @classmethod
+    def from_json(cls, data: Any) -> CostTable:
+        """Raises TypeError or ValueError if it is not what :meth:`as_json` gives."""
+        table = cls({(int(rows), int(k)): TierCost(float(fixed), float(slope)) for rows, k, fixed, slope in data})
+        counts = {rows for rows, _ in table.entries}
+        if len(table.entries) != len(counts) * len(table.draft_lens) or not counts:
+            raise ValueError("a tier is missing for some row count")
+        if any(cost.fixed <= 0 or cost.per_token < 0 for cost in table.entries.values()):
+            raise ValueError("a step takes no time")
+        return table
+
+
+class RunningCosts:
+    """A table, corrected by what steps are seen to take.
+
+    What slows all tiers alike must not count against the one that happens to run: a correction has a part that tiers
+    share, which follows quickly, and one of each tier's own.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self._shared: dict[int, float] = {}
+        self._own: dict[tuple[int, int], float] = {}
+
+    def ms(self, live_rows: int, draft_len: int, context: float) -> float:
+        rows = self._table.rows(live_rows)
+        factor = self._shared.get(rows, 1.0) * self._own.get((rows, draft_len), 1.0)
+        return factor * self._table.ms(live_rows, draft_len, context)
+
+    def note(self, live_rows: int, draft_len: int, context: float, milliseconds: float) -> None:
+        rows = self._table.rows(live_rows)
+        key = rows, draft_len
+        ratio = min(milliseconds / self.ms(live_rows, draft_len, context), LONGEST)
+        self._shared[rows] = self._shared.get(rows, 1.0) * ratio**SHARED
+        self._own[key] = self._own.get(key, 1.0) * ratio**OWN

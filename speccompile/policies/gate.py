@@ -1,0 +1,72 @@
+"""``gate``: no drafts while too few are accepted, as TensorRT-LLM's ``SpeculationGate``, which never opens again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from speccompile.policies.base import Done, Ladder, Upcoming
+from speccompile.policies.options import check_built, check_number, check_whole, text_of
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One draft length, or none.
+
+    Args:
+        threshold: share of judged drafts that has to be accepted.
+        window: steps with drafts over which that is counted.
+        pause: steps without drafts before ``window`` steps are tried again.
+        draft_len: None is the largest tier.
+    """
+
+    threshold: float = 0.2
+    window: int = 20
+    pause: int = 100
+    draft_len: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("gate", "threshold", self.threshold, above=0.0, most=1.0)
+        check_whole("gate", "window", self.window, 1)
+        check_whole("gate", "pause", self.pause, 1)
+        if self.draft_len is not None:
+            check_whole("gate", "draft_len", self.draft_len, 1)
+
+    def __str__(self) -> str:
+        return text_of("gate", self)
+
+    @property
+    def uses_costs(self) -> bool:
+        return False
+
+    def check(self, draft_lens: Collection[int]) -> None:
+        check_built([] if self.draft_len is None else [self.draft_len], draft_lens)
+
+    def start(self, ladder: Ladder) -> GateChooser:
+        return GateChooser(self, ladder.largest if self.draft_len is None else self.draft_len)
+
+
+class GateChooser:
+    """See :class:`Gate`."""
+
+    def __init__(self, options: Gate, draft_len: int) -> None:
+        self._options = options
+        self._draft_len = draft_len
+        self._window: deque[tuple[int, int]] = deque(maxlen=options.window)
+        self._pause = 0
+
+    def choose(self, upcoming: Upcoming) -> int:
+        return 0 if self._pause else self._draft_len
+
+    def note(self, done: Done) -> None:
+        if self._pause:
+            self._pause -= 1
+            return
+        if not sum(done.proposed):
+            return
+        self._window.append((sum(done.accepted), sum(done.proposed)))
+        accepted, proposed = (sum(column) for column in zip(*self._window, strict=True))
+        if len(self._window) == self._options.window and accepted < self._options.threshold * proposed:
+            self._pause = self._options.pause
+            self._window.clear()

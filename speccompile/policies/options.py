@@ -1,0 +1,116 @@
+"""Options of policies: what is wrong with a value, and their form in text (``ema:alpha=0.3,candidates=0/3/7``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from speccompile.errors import InvalidPolicy, UnknownTier
+
+
+def check_number(
+    policy: str, name: str, value: Any, *, above: float = -math.inf, most: float = math.inf, least: float = -math.inf
+) -> None:
+    """Raises InvalidPolicy."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not (good and above < value <= most and value >= least):
+        bounds = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)
+        bounds += [f"at most {most:g}"] * (most < math.inf)
+        wanted = " ".join(["a number", " and ".join(bounds)]).strip()
+        raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} has to be {wanted}")
+
+
+def check_whole(policy: str, name: str, value: Any, least: int) -> None:
+    """Raises InvalidPolicy."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} has to be a whole number of at least {least}")
+
+
+def check_candidates(policy: str, candidates: Any) -> None:
+    """Of one list of draft lengths, or of one for each number of rows, or None.
+
+    Raises:
+        InvalidPolicy: one is empty, or does not rise, or none is for one row.
+    """
+
+    def refuse(reason: str) -> None:
+        raise InvalidPolicy(policy=policy, reason=f"candidates={candidates!r}: {reason}")
+
+    if candidates is None:
+        return
+    if isinstance(candidates, Mapping):
+        if 1 not in candidates:
+            refuse("it does not say what one row uses")
+        for rows in candidates:
+            check_whole(policy, "rows of candidates", rows, 1)
+    for one in candidates.values() if isinstance(candidates, Mapping) else [candidates]:
+        if not isinstance(one, tuple | list) or not one:
+            refuse("a list of draft lengths is wanted, and this is empty or none")
+        for draft_len in one:
+            check_whole(policy, "a candidate", draft_len, 0)
+        if list(one) != sorted(set(one)):
+            refuse("draft lengths have to rise, and none may occur twice")
+
+
+def check_tier(draft_len: int, tiers: Collection[int]) -> None:
+    """Raises UnknownTier when no tier has that draft length."""
+    if not isinstance(draft_len, int) or isinstance(draft_len, bool) or draft_len not in tiers:
+        raise UnknownTier(tier=draft_len, built=", ".join(str(tier) for tier in sorted(tiers)))
+
+
+def check_built(draft_lens: Iterable[int], tiers: Collection[int]) -> None:
+    """Raises UnknownTier for the first that no tier has."""
+    for draft_len in draft_lens:
+        check_tier(draft_len, tiers)
+
+
+def text_of(name: str, policy: Any) -> str:
+    """Name and the options that are not the defaults, as :func:`read_options` reads them."""
+    given = {item.name: getattr(policy, item.name) for item in fields(policy)}
+    shown = [f"{item.name}={_shown(given[item.name])}" for item in fields(policy) if given[item.name] != item.default]
+    return name + (":" + ",".join(shown) if shown else "")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ";".join(f"{rows}:{_shown(candidates)}" for rows, candidates in value.items())
+    if isinstance(value, tuple | list):
+        return "/".join(str(item) for item in value) + "/" * (len(value) == 1)
+    return str(value)
+
+
+def read_options(policy: str, text: str, known: Collection[str]) -> dict[str, Any]:
+    """``alpha=0.3,candidates=0/3/7`` as keyword arguments.
+
+    Raises:
+        InvalidPolicy: it cannot be read, or names an option that is not ``known``.
+    """
+    options: dict[str, Any] = {}
+    for item in text.split(",") if text else []:
+        name, equals, value = item.partition("=")
+        name = name.strip()
+        if not equals or name not in known or name in options:
+            reason = f"{item!r} is none of its options, each once: {', '.join(f'{option}=...' for option in known)}"
+            raise InvalidPolicy(policy=policy, reason=reason)
+        options[name] = _read(policy, value.strip())
+    return options
+
+
+def _read(policy: str, text: str) -> Any:
+    if ":" in text:
+        pairs = [item.partition(":") for item in text.split(";")]
+        return {_number(policy, rows): _as_tuple(policy, rest) for rows, _, rest in pairs}
+    return _as_tuple(policy, text) if "/" in text else _number(policy, text)
+
+
+def _as_tuple(policy: str, text: str) -> tuple[Any, ...]:
+    return tuple(_number(policy, item) for item in text.split("/") if item)
+
+
+def _number(policy: str, text: str) -> int | float | None:
+    try:
+        return None if text == "None" else int(text) if text.strip().lstrip("-").isdecimal() else float(text)
+    except ValueError:
+        raise InvalidPolicy(policy=policy, reason=f"{text!r} is no number") from None

@@ -1,0 +1,73 @@
+"""What ``wrap(policy=...)`` takes: a name, a name with options, or an object."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields
+
+from speccompile.errors import InvalidPolicy
+from speccompile.policies.base import AnyPolicy, LearningPolicy, Policy
+from speccompile.policies.cost import Cost
+from speccompile.policies.ema import Ema
+from speccompile.policies.fixed import Fixed
+from speccompile.policies.gate import Gate
+from speccompile.policies.options import check_built, read_options
+from speccompile.policies.schedule import Schedule
+
+#: Those whose options are written ``name=value``.
+LEARNING: dict[str, type[Cost] | type[Ema] | type[Gate]] = {"cost": Cost, "ema": Ema, "gate": Gate}
+
+
+def parse_policy(policy: str | AnyPolicy, tiers: Collection[int]) -> AnyPolicy:
+    """``"fixed:7"``, ``"schedule:1=7,4=3,8=0"`` (from so many live rows on, that K), ``"cost"``, ``"ema"`` or
+    ``"gate"`` with options (``"ema:alpha=0.3,candidates=0/3/7"``), or a policy object.
+
+    Raises:
+        InvalidPolicy: the text cannot be read.
+        UnknownTier: it names a draft length that was not built.
+    """
+    parsed = _read(policy) if isinstance(policy, str) else policy
+    if isinstance(parsed, type) or not isinstance(parsed, Policy | LearningPolicy):
+        raise InvalidPolicy(policy=policy, reason="it has no method choose(live_rows)")
+    if isinstance(parsed, LearningPolicy):
+        parsed.check(tiers)
+    else:
+        check_built(sorted(_named(parsed)), tiers)
+    return parsed
+
+
+def _read(text: str) -> AnyPolicy:
+    kind, _, rest = text.partition(":")
+    if kind == "fixed":
+        return Fixed(_whole(rest, text))
+    if kind == "schedule":
+        return _schedule(rest, text)
+    if kind in LEARNING:
+        policy = LEARNING[kind]
+        return policy(**read_options(text, rest, [item.name for item in fields(policy)]))
+    raise InvalidPolicy(policy=text, reason=f"there is no policy {kind!r}")
+
+
+def _named(policy: AnyPolicy) -> set[int]:
+    """Draft lengths that a policy of this package names; one of the user's own is asked when it chooses."""
+    if isinstance(policy, Schedule):
+        return {draft_len for _, draft_len in policy.steps}
+    return {policy.draft_len} if isinstance(policy, Fixed) else set()
+
+
+def _schedule(text: str, policy: str) -> Schedule:
+    steps = []
+    for item in text.split(","):
+        rows, _, draft_len = item.partition("=")
+        steps.append((_whole(rows, policy), _whole(draft_len, policy)))
+    if [rows for rows, _ in steps] != sorted({rows for rows, _ in steps}):
+        raise InvalidPolicy(policy=policy, reason="its row counts do not rise")
+    if steps[0][0] != 1:
+        raise InvalidPolicy(policy=policy, reason="it does not say what one row uses; begin with 1=K")
+    return Schedule(tuple(steps))
+
+
+def _whole(text: str, policy: str) -> int:
+    if not text.strip().isdecimal():
+        raise InvalidPolicy(policy=policy, reason=f"{text!r} is no whole number")
+    return int(text)

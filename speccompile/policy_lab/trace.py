@@ -1,0 +1,153 @@
+"""Traces: what each step of a run was offered, accepted and took, as JSON lines.
+
+The first line says which tiers there were and what they cost; every other line is one step, one entry a row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from speccompile.errors import InvalidTrace
+from speccompile.policies.base import Done
+from speccompile.policies.costs import CostTable
+from speccompile.policy_lab.texts import RecordedText, recorded_texts
+
+FORMAT = 1
+
+
+class Recorder:
+    """Writes a trace while a run goes on.
+
+    Args:
+        path: of a file that is overwritten.
+        draft_lens: of the tiers.
+        costs: of the tiers, if they were timed.
+        ready: the drafter had proposed before a tier was chosen.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], draft_lens: Sequence[int], costs: CostTable | None, *, ready: bool
+    ) -> None:
+        self._file: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  open as long as the run goes on
+        known = None if costs is None else costs.as_json()
+        self._line({"format": FORMAT, "draft_lens": list(draft_lens), "costs": known, "ready": ready})
+
+    def add(self, done: Done, offered: Sequence[int]) -> None:
+        """One step; ``offered`` is how many drafts each row had, whatever the tier had room for."""
+        line: dict[str, Any] = {
+            "k": done.draft_len,
+            "requests": done.requests,
+            "contexts": done.contexts,
+            "offered": list(offered),
+            "proposed": done.proposed,
+            "accepted": done.accepted,
+            "emitted": done.emitted,
+            "ms": None if done.milliseconds is None else round(done.milliseconds, 4),
+        }
+        if any(done.scores):
+            line["scores"] = [[round(score, 4) for score in scores] for scores in done.scores]
+        self._line(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _line(self, data: dict[str, Any]) -> None:
+        self._file.write(json.dumps(data) + "\n")
+        self._file.flush()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded run.
+
+    Args:
+        offered: for each step and row, how many drafts there were.
+        costs: of its tiers, if they were timed.
+    """
+
+    draft_lens: tuple[int, ...]
+    steps: tuple[Done, ...]
+    offered: tuple[tuple[int, ...], ...]
+    ready: bool
+    costs: CostTable | None
+
+    @property
+    def censored(self) -> float:
+        """Share of rows and steps all of whose judged drafts were accepted where more were offered: what became of
+        those is not known, and they count as wrong. A run of the largest tier has none."""
+        cut = total = 0
+        for done, offered in zip(self.steps, self.offered, strict=True):
+            for accepted, proposed, had in zip(done.accepted, done.proposed, offered, strict=True):
+                cut += accepted == proposed < had
+                total += 1
+        return cut / total if total else 0.0
+
+    def texts(self) -> list[RecordedText]:
+        return recorded_texts(self.steps, self.offered)
+
+
+def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None = None) -> Trace:
+    """Read what a :class:`Recorder` wrote.
+
+    Args:
+        draft_lens: the tiers that it is to be replayed with; None are its own.
+
+    Raises:
+        InvalidTrace: it cannot be read, or it was recorded with a smaller largest tier.
+    """
+    path = Path(path)
+
+    def refuse(reason: str) -> InvalidTrace:
+        return InvalidTrace(path=str(path), reason=reason)
+
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        head = lines[0]
+        if head["format"] != FORMAT:
+            raise refuse(f"it is of format {head['format']}, and {FORMAT} is read here")
+        own = tuple(int(draft_len) for draft_len in head["draft_lens"])
+        costs = None if head["costs"] is None else CostTable.from_json(head["costs"])
+        steps = tuple(_step(line) for line in lines[1:])
+        offered = tuple(tuple(int(count) for count in line["offered"]) for line in lines[1:])
+        ready = bool(head["ready"])
+    except OSError as error:
+        raise refuse(f"it cannot be opened ({error.strerror})") from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise refuse(f"it is no trace ({type(error).__name__}: {error})") from error
+    if not steps:
+        raise refuse("it has no steps")
+    if draft_lens is not None and max(draft_lens) > max(own):
+        raise refuse(
+            f"it was recorded with tiers {list(own)}, and knows nothing of drafts behind the first {max(own)}; "
+            f"the largest tier asked for is {max(draft_lens)}"
+        )
+    return Trace(own, steps, offered, ready, costs)
+
+
+def _step(line: dict[str, Any]) -> Done:
+    def whole(name: str) -> tuple[int, ...]:
+        return tuple(int(value) for value in line[name])
+
+    done = Done(
+        int(line["k"]),
+        whole("requests"),
+        whole("contexts"),
+        whole("proposed"),
+        whole("accepted"),
+        whole("emitted"),
+        tuple(tuple(float(score) for score in scores) for scores in line.get("scores", ())),
+        None if line["ms"] is None else float(line["ms"]),
+    )
+    rows = len(done.requests)
+    columns = (done.contexts, done.proposed, done.accepted, done.emitted, line["offered"])
+    if any(len(column) != rows for column in columns) or (done.scores and len(done.scores) != rows):
+        raise ValueError("a step's columns differ in length")
+    return done

@@ -1,0 +1,68 @@
+"""What speculation did, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from speccompile.errors import InvalidOption
+from speccompile.runtime.stats import Stats
+
+#: Counters of :class:`Stats`, by the name that Prometheus shows (with ``speccompile_`` in front).
+TOTALS = {
+    "steps": "Runs of a tier.",
+    "no_proposal_steps": "Steps in which no row had a draft to judge.",
+    "row_steps": "Live rows of all steps.",
+    "emitted_tokens": "Tokens that steps emitted.",
+    "draft_tokens": "Draft tokens that the target judged.",
+    "accepted_tokens": "Draft tokens that were accepted.",
+    "rejected_tokens": "Draft tokens that the target read for nothing.",
+    "prefill_passes": "Prompt chunks that were read.",
+    "prefill_tokens": "Prompt tokens that were read.",
+    "reused_tokens": "Prompt tokens whose KV was there already.",
+}
+
+
+def prometheus_text(stats: Stats) -> str:
+    """All counters in Prometheus' text format; those of ``stats.reset()`` begin anew, as after a restart.
+
+    Raises:
+        InvalidOption: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, core, generate_latest
+    except ImportError as error:
+        reason = "it needs the library prometheus_client: pip install 'speccompile[metrics]'"
+        raise InvalidOption(where="spec", name="prometheus", value="text", reason=reason) from error
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            yield from _families(core.CounterMetricFamily, stats)
+
+    registry = CollectorRegistry()
+    registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
+    return str(generate_latest(registry).decode())
+
+
+def _families(family: Any, stats: Stats) -> Iterator[Any]:
+    for name, what in TOTALS.items():
+        yield family(f"speccompile_{name}", what, value=getattr(stats, name))
+    by_tier: dict[str, tuple[str, dict[int, Any]]] = {
+        "tier_steps": ("Steps by draft length.", stats.tier_steps),
+        "tier_seconds": ("Seconds of steps by draft length.", stats.tier_seconds),
+    }
+    for name, (what, values) in by_tier.items():
+        yield _labelled(family(f"speccompile_{name}", what, labels=["draft_len"]), values)
+    by_position = {
+        "proposed_at": ("Drafts that were judged, by position.", stats.proposed_at),
+        "accepted_at": ("Drafts that were accepted, by position.", stats.accepted_at),
+    }
+    for name, (what, counts) in by_position.items():
+        metric = family(f"speccompile_{name}", what, labels=["position"])
+        yield _labelled(metric, dict(enumerate(counts, 1)))
+
+
+def _labelled(metric: Any, values: dict[int, Any]) -> Any:
+    for label, value in sorted(values.items()):
+        metric.add_metric([str(label)], value)
+    return metric

@@ -1,0 +1,269 @@
+"""Policies that learn: their options, their text, and what they choose after what they were told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccompile.errors import InvalidPolicy, UnknownTier
+from speccompile.policies import (
+    Cost,
+    CostTable,
+    Done,
+    Ema,
+    Fixed,
+    Gate,
+    Ladder,
+    Row,
+    RunningCosts,
+    TierCost,
+    Upcoming,
+    parse_policy,
+    start,
+)
+from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.base import AnyPolicy, Chooser
+
+TIERS = (0, 1, 3, 7)
+
+
+def table(draft: float, rows: tuple[int, ...] = (1, 2, 4, 8)) -> CostTable:
+    return CostTable({(count, k): TierCost(10.0 + draft * k) for count in rows for k in TIERS})
+
+
+def ladder(draft: float = 1.0) -> Ladder:
+    return Ladder(TIERS, table(draft))
+
+
+def upcoming(rows: int = 1, draft_len: int = 7, **more: Any) -> Upcoming:
+    return Upcoming(tuple(Row(request, 50, draft_len, **more) for request in range(rows)))
+
+
+def done(draft_len: int, right: int, rows: int = 1, ms: float | None = None) -> Done:
+    """A step in which ``right`` drafts of each row would have been right."""
+    accepted = min(draft_len, right)
+    return Done(draft_len, tuple(range(rows)), (50,) * rows, (draft_len,) * rows, (accepted,) * rows,
+                (accepted + 1,) * rows, (), ms)  # fmt: skip
+
+
+def play(chooser: Chooser, steps: int, right: int, rows: int = 1) -> list[int]:
+    chosen = []
+    for _ in range(steps):
+        chosen.append(chooser.choose(upcoming(rows)))
+        chooser.note(done(chosen[-1], right, rows))
+    return chosen
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("cost", Cost()),
+        ("cost:hysteresis_ms=0.5,probing=0", Cost(0.5, 0)),
+        ("cost:candidates=0/3", Cost(candidates=(0, 3))),
+        ("ema", Ema()),
+        ("ema:alpha=0.5, warmup=0", Ema(0.5, 0)),
+        ("ema:candidates=1:1/3/7;8:0/", Ema(candidates={1: (1, 3, 7), 8: (0,)})),
+        ("gate:threshold=0.5,draft_len=3", Gate(0.5, draft_len=3)),
+    ],
+)
+def test_text_and_policy(text: str, policy: AnyPolicy) -> None:
+    assert parse_policy(text, TIERS) == policy
+    assert parse_policy(str(policy), TIERS) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("cost:speed=3", "'speed=3' is none of its options"),
+        ("cost:probing", "'probing' is none of its options"),
+        ("cost:probing=0.1,probing=0.2", "each once"),
+        ("cost:probing=fast", "'fast' is no number"),
+        ("cost:probing=2", "at most 1"),
+        ("cost:hysteresis_ms=-1", "at least 0"),
+        ("ema:alpha=0", "above 0"),
+        ("ema:warmup=-1", "at least 0"),
+        ("ema:candidates=3/1", "have to rise"),
+        ("ema:candidates=1/1/3", "have to rise"),
+        ("ema:candidates=3", "a list of draft lengths is wanted"),
+        ("ema:candidates=2:0/1", "what one row uses"),
+        ("gate:window=0", "at least 1"),
+        ("gate:draft_len=0", "at least 1"),
+    ],
+)
+def test_text_that_cannot_be_read(text: str, says: str) -> None:
+    with pytest.raises(InvalidPolicy, match=says):
+        parse_policy(text, TIERS)
+
+
+@pytest.mark.parametrize("candidates", [(), [], (3, 1), (1, 1), (-1,), ("3",), 3, {}, {1: ()}, {0: (1,), 1: (1,)}])
+def test_candidates_that_are_none(candidates: Any) -> None:
+    for policy in (Ema, Cost):
+        with pytest.raises(InvalidPolicy):
+            policy(candidates=candidates)
+
+
+@pytest.mark.parametrize(
+    "policy", ["ema:candidates=1/2", "cost:candidates=0/5", "gate:draft_len=2", Fixed(2), Ema(candidates={1: (0, 9)})]
+)
+def test_a_tier_that_was_not_built(policy: Any) -> None:
+    with pytest.raises(UnknownTier, match="built: 0, 1, 3, 7"):
+        parse_policy(policy, TIERS)
+
+
+# --- ema and gate --------------------------------------------------------------------------------
+
+
+def test_ema_has_sglangs_thresholds() -> None:
+    """Constant acceptance of a: from K=7 down while a <= smaller - 0.75, and up while a > K - 0.5."""
+    for right, settled in ((7, 7), (3, 7), (2, 3), (1, 3), (0, 0)):
+        assert play(start(Ema(candidates=(0, 1, 3, 7)), ladder()), 45, right)[-1] == settled, right
+
+
+def test_ema_decides_after_the_warm_up_and_at_intervals() -> None:
+    chosen = play(start(Ema(warmup=10, interval=5, candidates=(1, 3, 7)), ladder()), 16, 0)
+    assert chosen == [7] * 10 + [3] * 5 + [1]
+
+
+def test_ema_tries_again_from_no_drafts() -> None:
+    chooser = start(Ema(), ladder())
+    assert play(chooser, 40, 0)[-1] == 0
+    assert 1 in play(chooser, 60, 0)
+
+
+def test_ema_keeps_an_average_for_each_number_of_rows() -> None:
+    chooser = start(Ema(candidates={1: (1, 3, 7), 4: (0, 1)}), ladder())
+    assert play(chooser, 40, 0, rows=4)[-1] == 0
+    assert chooser.choose(upcoming(1)) == 7
+
+
+def test_a_gate_closes_and_opens_again() -> None:
+    chooser = start(Gate(threshold=0.3, window=5, pause=10, draft_len=3), ladder())
+    assert play(chooser, 5, 0) == [3] * 5
+    assert play(chooser, 10, 3) == [0] * 10
+    assert play(chooser, 20, 3) == [3] * 20
+
+
+# --- cost ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "draft", "wanted"), [(7, 1.0, 7), (3, 1.0, 3), (1, 2.0, 1), (0, 1.0, 0), (7, 20.0, 0)]
+)
+def test_cost_settles_on_the_tier_that_emits_most_in_a_millisecond(right: int, draft: float, wanted: int) -> None:
+    chosen = play(start(Cost(), ladder(draft)), 300, right)
+    assert chosen[100:].count(wanted) >= 0.8 * 200
+    assert set(chosen[250:]) <= {wanted, *[k for k in TIERS if k > wanted][:1]}, "probes go one tier up"
+
+
+def test_cost_loses_no_more_to_probes_than_it_may() -> None:
+    for draft in (0.5, 1.0, 3.0):
+        chosen = play(start(Cost(probing=0.01), ladder(draft)), 2000, 0)[100:]
+        lost = sum(draft * k for k in chosen)
+        assert 0 < lost <= 1.3 * 0.01 * 10.0 * len(chosen)
+
+
+def test_cost_without_probing_never_looks_again() -> None:
+    assert set(play(start(Cost(probing=0.0), ladder()), 500, 0)[100:]) == {0}
+
+
+def test_cost_comes_back_from_no_drafts() -> None:
+    chooser = start(Cost(), ladder())
+    assert play(chooser, 300, 0)[-1] in (0, 1)
+    assert play(chooser, 60, 7)[-1] == 7
+
+
+def test_hysteresis_holds_a_tier_against_small_gains() -> None:
+    """One draft is always right: K=1 saves 8 ms of two steps of 10, and less than the hysteresis."""
+    assert play(start(Cost(hysteresis_ms=50.0), ladder(2.0)), 100, 1)[-1] == 7
+    assert play(start(Cost(hysteresis_ms=1.0), ladder(2.0)), 100, 1)[-1] == 1
+
+
+def test_what_a_drafter_has_decides() -> None:
+    chooser = start(Cost(probing=0), ladder(0.1))
+    play(chooser, 50, 7)
+    assert chooser.choose(upcoming(draft_len=7)) == 7
+    assert chooser.choose(upcoming(draft_len=0)) == 0, "of equals the smallest"
+
+
+def test_scores_are_believed_as_far_as_they_came_true() -> None:
+    acceptance = Acceptance(2)
+    scored = Done(2, (0,), (50,), (2,), (0,), (1,), ((0.95, 0.95 * 0.35),))
+    for _ in range(40):
+        acceptance.note(scored)
+    (chances,) = acceptance.survival([Row(9, 50, 2, (0.95, 0.9))])
+    assert chances[0] < 0.1
+    (chances,) = acceptance.survival([Row(9, 50, 2, (0.35, 0.3))])
+    assert 0.3 < chances[0] < 0.4, "nothing was seen of such a score"
+
+
+def test_drafts_behind_a_wrong_one_say_nothing() -> None:
+    acceptance = Acceptance(3)
+    for _ in range(50):
+        acceptance.note(Done(3, (0,), (50,), (3,), (1,), (2,)))
+    (chances,) = acceptance.survival([Row(0, 50, 3)])
+    assert chances[0] > 0.9 and chances[1] < 0.1
+    assert acceptance._all.rates[2].trials == 0
+
+
+def test_requests_have_estimates_of_their_own() -> None:
+    acceptance = Acceptance(1)
+    for _ in range(60):
+        acceptance.note(Done(1, (0, 1), (50, 50), (1, 1), (1, 0), (2, 1)))
+    good, bad, new = (chances[0] for chances in acceptance.survival([Row(n, 50, 1) for n in (0, 1, 2)]))
+    assert good > 0.85 and bad < 0.15 and 0.3 < new < 0.7
+
+
+@given(st.lists(st.tuples(st.sampled_from(TIERS), st.integers(0, 7), st.floats(0.1, 1e4)), max_size=60))
+def test_the_same_is_chosen_after_the_same(steps: list[tuple[int, int, float]]) -> None:
+    def chosen() -> list[int]:
+        choosers = [start(policy, ladder()) for policy in (Cost(), Ema(), Gate())]
+        seen = []
+        for draft_len, right, ms in steps:
+            seen += [chooser.choose(upcoming()) for chooser in choosers]
+            for chooser in choosers:
+                chooser.note(done(draft_len, right, ms=ms))
+        return seen
+
+    assert chosen() == chosen()
+    assert set(chosen()) <= set(TIERS)
+
+
+# --- costs ---------------------------------------------------------------------------------------
+
+
+def test_what_slows_all_tiers_speaks_against_none() -> None:
+    costs = RunningCosts(table(1.0))
+    before = costs.ms(1, 7, 0) / costs.ms(1, 0, 0)
+    for _ in range(100):
+        costs.note(1, 7, 0, 34.0)
+    assert costs.ms(1, 7, 0) == pytest.approx(34.0, rel=0.01)
+    assert costs.ms(1, 7, 0) / costs.ms(1, 0, 0) < before * 1.15
+
+
+def test_a_tier_that_takes_longer_than_it_did_is_found_out() -> None:
+    costs = RunningCosts(table(1.0))
+    for _ in range(400):
+        costs.note(1, 7, 0, 34.0)
+        costs.note(1, 0, 0, 10.0)
+    assert costs.ms(1, 7, 0) / costs.ms(1, 0, 0) == pytest.approx(3.4, rel=0.1)
+
+
+def test_one_long_step_counts_little() -> None:
+    costs = RunningCosts(table(1.0))
+    costs.note(1, 0, 0, 1e6)
+    assert costs.ms(1, 0, 0) < 11.0
+
+
+def test_costs_follow_rows_and_context() -> None:
+    costs = CostTable({(rows, k): TierCost(float(rows + k), 0.01) for rows in (1, 2, 4) for k in (0, 1)})
+    assert costs.ms(3, 1, 100) == pytest.approx(4 + 1 + 1.0)
+    assert costs.ms(9, 0) == 4
+    assert CostTable.from_json(costs.as_json()) == costs
+    with pytest.raises(ValueError, match="a tier is missing"):
+        CostTable.from_json([[1, 0, 5.0, 0.0], [1, 1, 5.0, 0.0], [2, 0, 5.0, 0.0]])

@@ -1,0 +1,93 @@
+"""Several drafters: who is asked, whose draft counts, and what does not compose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from tiny import greedy, random_prompt, tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile import modes
+from speccompile.errors import InvalidOption, UnknownMode, UnknownOption
+from speccompile.modes import ReadyMode, registry
+from speccompile.modes.composed import Composed
+
+
+@dataclass(frozen=True)
+class Says(ReadyMode):
+    """Proposes one token, thrice, for texts that begin with an even one, each with half the chance of the last."""
+
+    name: ClassVar[str] = "says"
+    scored: ClassVar[bool] = True
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        lens = torch.where(tokens[:, 0] % 2 == 0, 3, 0)
+        chances = 0.5 ** (1.0 + torch.arange(draft_len)).expand(tokens.shape[0], -1)
+        return torch.full((tokens.shape[0], draft_len), 7), lens, chances
+
+    def explain(self) -> str:
+        return "says 7"
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_modes", dict(registry._modes) | {"says": Says})
+        yield
+
+
+def proposed(min_score: float) -> tuple[list[list[int]], list[int], list[list[float]]]:
+    mode = modes.create(["says", "ngram"], {"min_score": min_score})
+    assert isinstance(mode, Composed)
+    tokens = torch.tensor([[2, 3, 4, 3], [1, 3, 4, 3]])
+    drafts, lens, scores = mode.propose(tokens, torch.tensor([4, 4]), draft_len=4)
+    return drafts.tolist(), lens.tolist(), scores.tolist()
+
+
+def test_of_each_row_the_first_that_passes() -> None:
+    # 1/2 + 1/4 + 1/8 are expected of the first one, which has nothing for the second row.
+    drafts, lens, scores = proposed(0.875)
+    assert drafts[0] == [7] * 4 and lens == [3, 4] and scores[0] == [0.5, 0.25, 0.125, 0.0625]
+    assert drafts[1] == [4, 3, 4, 3] and scores[1] == [1.0] * 4
+    assert proposed(0.9)[0] == [[4, 3, 4, 3]] * 2
+
+
+def test_options_go_to_who_takes_them() -> None:
+    mode = modes.create(["suffix", "NGram"], {"max_ngram": 2, "max_depth": 9, "min_score": 0.5})
+    assert isinstance(mode, Composed)
+    suffix, ngram = mode.drafters
+    assert (suffix.max_depth, ngram.max_ngram, mode.min_score) == (9, 2, 0.5)  # type: ignore[attr-defined]
+    assert len({spec.name for spec in mode.state()}) == len(mode.state())
+
+
+def test_the_text_is_that_of_transformers() -> None:
+    model: LlamaForCausalLM = tiny_llama()
+    spec = speccompile.wrap(
+        model, ["suffix", "ngram"], tiers=(0, 3), max_len=64, backend="eager", max_depth=8, policy="cost"
+    )
+    prompt = random_prompt(9, 1, vocab=6)
+    assert spec.generate(torch.tensor([prompt]), max_new_tokens=40)[0, 9:].tolist() == greedy(model, prompt, 40)
+    assert "suffix follows" in spec.explain() and "ngram continues" in spec.explain()
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "kind", "says"),
+    [
+        (["ngram"], {}, InvalidOption, "two drafters or more"),
+        ([], {}, InvalidOption, "two drafters or more"),
+        (["ngram", "NGRAM"], {}, InvalidOption, "occurs twice"),
+        (["ngram", "early_exit"], {}, InvalidOption, "'early_exit' does not propose"),
+        (["ngram", "medusa"], {}, UnknownMode, "medusa"),
+        (["suffix", "ngram"], {"exit_layer": 1}, UnknownOption, "min_score"),
+    ],
+)
+def test_what_does_not_compose(names: list[str], options: dict[str, int], kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        modes.create(names, options)
