@@ -144,8 +144,9 @@ class BuildConfig:
 
     @property
     def mixes(self) -> bool:
-        """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone."""
-        return self.route == "attention" and not self.one_shape
+        """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone, and
+        it makes no difference to the text which step reads the prompt's last token."""
+        return self.route == "attention" and not self.one_shape and self.rule.text_invariant
 
     @property
     def mixed_row_counts(self) -> tuple[int, ...]:

@@ -118,12 +118,14 @@ def seen(spec: Speculator) -> Iterator[dict[str, tuple[torch.Tensor, ...]]]:
         return replace(tier, executable=executable)
 
     engine = spec.engine
-    before = engine.tiers, engine.prefill_tiers
+    engine.prepare("greedy", watched=True)
+    before = engine.tiers, engine.mixed_tiers, engine.prefill_tiers
     engine.tiers = {key: spied(tier) for key, tier in engine.tiers.items()}
+    engine.mixed_tiers = {key: spied(tier) for key, tier in engine.mixed_tiers.items()}
     engine.prefill_tiers = {key: spied(tier) for key, tier in engine.prefill_tiers.items()}
     yield calls
     cancel_all(engine)
-    engine.tiers, engine.prefill_tiers = before
+    engine.tiers, engine.mixed_tiers, engine.prefill_tiers = before
 
 
 def prompt(length: int) -> list[int]:
@@ -151,6 +153,11 @@ def run_everything(spec: Speculator) -> None:
         for draft_len in TIERS:
             spec.set_tier(draft_len)
             engine.step()
+            if rows < engine.arena.layout.max_batch:
+                engine.prefill_budget.note_step(1e6)
+                reading = engine.submit(unknown_prompt(60), max_new_tokens=2)
+                engine.step()
+                reading.cancel()
     cancel_all(engine)
 
 
@@ -159,9 +166,10 @@ def test_fingerprint_holds_every_tensor_that_is_called_with(
 ) -> None:
     run_everything(spec)
     arena = spec.arena
-    executables = [*spec.engine.tiers.values(), *spec.engine.prefill_tiers.values()]
+    engine = spec.engine
+    executables = [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()]
     # Nothing can follow a chunk of 512 in a text of 512 tokens.
-    assert len(seen) == 2 * len(TIERS) + 2 * len(spec.prefill) - 1
+    assert len(seen) == 3 * len(TIERS) + 2 * len(spec.prefill) - 1
     assert set(seen) == {tier.name for tier in executables}
     expected = {("arena", name, tensor.data_ptr()) for name, tensor in arena.items()}
     for tier in executables:

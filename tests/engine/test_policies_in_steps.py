@@ -116,7 +116,9 @@ def test_what_a_policy_is_told(make: Make) -> None:
             for row, number in enumerate(done.requests)
             if number == request.number
         ]
-        at = len(request.prompt) + 1
+        at = steps[0][0]
+        # A prompt that was read along leaves its last token to the first step.
+        assert at - len(request.prompt) in (0, 1)
         for context, proposed, accepted, emitted in steps:
             assert context == at and emitted == accepted + 1 and accepted <= proposed
             at += emitted
