@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +20,7 @@ from speccompile.errors import (
     PassError,
     UnsupportedModel,
 )
+from speccompile.executables import ExecutableMaker, steps_of_kind
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import Probe, check_capture
@@ -37,21 +36,14 @@ from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK
-from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
+from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierName
 from speccompile.lowering.workers import release_workers
 from speccompile.passes.finished import FinishedStep, StepMaker
 from speccompile.passes.pipeline import Stage, Stages
 from speccompile.pipelines import (
     BuildConfig,
-    mixed_name,
-    mixed_pipeline,
     model_pipeline,
     plan_layout,
-    prefill_name,
-    prefill_pipeline,
-    prefill_widths,
-    tier_name,
-    tier_pipeline,
 )
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
@@ -142,26 +134,9 @@ def build_stages(
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
         maker = StepMaker(model_stages, storage)
-        tiers, prefill = _steps_of_kind(config, maker, config.kind if kind is None else kind)
+        tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
     from_store = known is not None
     return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe)
-
-
-def _steps_of_kind(
-    config: BuildConfig, maker: StepMaker, kind: Kind
-) -> tuple[dict[TierName, FinishedStep], dict[PrefillName, FinishedStep]]:
-    tiers: dict[TierName, FinishedStep] = {
-        (draft_len, rows, kind): maker.finish(tier_pipeline(config, draft_len, rows, kind))
-        for draft_len, rows in itertools.product(config.tiers, config.row_counts)
-    }
-    widths = prefill_widths(config.max_len)
-    chunks: list[PrefillName] = [(width, kind) for width in widths]
-    if kind == config.kind:
-        # Inner chunks choose no token: they are made once, for all kinds. Another one follows, so none fills a text.
-        chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
-    elif kind == "scored":
-        chunks += [(width, "prompt_scored") for width in widths]
-    return tiers, {chunk: maker.finish(prefill_pipeline(config, *chunk)) for chunk in chunks}
 
 
 @dataclass
@@ -220,47 +195,15 @@ def build(
                 _prove(stages, lowered, clock)
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
     captures = config.backend.captures(arena, partial(named_tensors, model))
-    pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
-    with clock.time("binding"):
-        executables = _executables(config, arena, outlined, stages.tiers, stages.prefill)
-        stages.maker.store([*stages.tiers.values(), *stages.prefill.values()])
-    if captures is not None:
-        with task("capture CUDA graphs"), clock.time("CUDA graphs"):
-            executables = captures.of(executables)
+    maker = ExecutableMaker(config, arena, outlined, stages.maker, captures)
+    with clock.time("binding" if captures is None else "CUDA graphs"):
+        executables = maker.of_steps(stages.tiers, stages.prefill)
+        pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
+        if captures is not None:
             pack_arena = captures.function(pack_arena)
     if info.device.type == "cpu":
         # Another thread may run the steps.
         release_workers()
-
-    def make(kind: Kind) -> Executables:
-        with task(f"build the {kind} steps"):
-            tiers, prefill = _steps_of_kind(config, stages.maker, kind)
-            stages.maker.store([*tiers.values(), *prefill.values()])
-            made = _executables(config, arena, outlined, tiers, prefill)
-            return made if captures is None else captures.of(made)
-
-    @functools.cache
-    def make_mixed(kind: Kind) -> Mapping[TierName, Tier]:
-        if not config.mixes:
-            return {}
-        with task(f"build the mixed {kind} steps"):
-            names = [(*sizes, kind) for sizes in itertools.product(config.tiers, config.mixed_row_counts)]
-            steps = {name: stages.maker.finish(mixed_pipeline(config, *name)) for name in names}
-            stages.maker.store(steps.values())
-            tiers = {
-                (draft_len, rows, kind): _bound(
-                    config,
-                    arena,
-                    outlined,
-                    mixed_name(draft_len, rows, kind),
-                    TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width),
-                    draft_len,
-                    step,
-                )
-                for (draft_len, rows, kind), step in steps.items()
-            }
-            return tiers if captures is None else captures.of(Executables(tiers, {})).tiers
-
     return Build(
         config,
         info,
@@ -270,8 +213,8 @@ def build(
         stages.packs,
         stages.model,
         executables,
-        make,
-        make_mixed,
+        maker.of_kind,
+        maker.mixed,
         difference,
         captures,
         pack_arena,
@@ -400,47 +343,3 @@ class _Clock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def _executables(
-    config: BuildConfig,
-    arena: Arena,
-    outlined: StepGraph,
-    tiers: dict[TierName, FinishedStep],
-    prefill: dict[PrefillName, FinishedStep],
-) -> Executables:
-    return Executables(
-        {
-            (draft_len, rows, kind): _bound(
-                config,
-                arena,
-                outlined,
-                tier_name(draft_len, rows, kind),
-                TierKey(rows, step.width, kind),
-                draft_len,
-                step,
-            )
-            for (draft_len, rows, kind), step in tiers.items()
-        },
-        {
-            (width, kind): _bound(
-                config, arena, outlined, prefill_name(width, kind), TierKey(1, step.width, kind), 0, step
-            )
-            for (width, kind), step in prefill.items()
-        },
-    )
-
-
-def _bound(
-    config: BuildConfig,
-    arena: Arena,
-    outlined: StepGraph,
-    name: str,
-    key: TierKey,
-    draft_len: int,
-    step: FinishedStep,
-) -> Tier:
-    executable = config.backend.load(step.source, outlined, name)
-    tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena)
-    arena.record_call(name, tier.argument_names, tier.arguments)
-    return tier

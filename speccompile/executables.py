@@ -1,0 +1,115 @@
+"""Executables of a wrap: finished steps, loaded by the backend and bound to weights and arena, kind by kind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.cuda.captures import Captures
+from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
+from speccompile.passes.finished import FinishedStep, StepMaker
+from speccompile.pipelines import (
+    BuildConfig,
+    mixed_name,
+    mixed_pipeline,
+    prefill_name,
+    prefill_pipeline,
+    prefill_widths,
+    tier_name,
+    tier_pipeline,
+)
+from speccompile.progress import task
+from speccompile.runtime.arena import Arena
+
+TierSteps = dict[TierName, FinishedStep]
+PrefillSteps = dict[PrefillName, FinishedStep]
+
+
+def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[TierSteps, PrefillSteps]:
+    """Finished steps of every tier and prompt chunk of a kind."""
+    tiers: TierSteps = {
+        (draft_len, rows, kind): maker.finish(tier_pipeline(config, draft_len, rows, kind))
+        for draft_len, rows in itertools.product(config.tiers, config.row_counts)
+    }
+    widths = prefill_widths(config.max_len)
+    chunks: list[PrefillName] = [(width, kind) for width in widths]
+    if kind == config.kind:
+        # Inner chunks choose no token: they are made once, for all kinds. Another one follows, so none fills a text.
+        chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
+    elif kind == "scored":
+        chunks += [(width, "prompt_scored") for width in widths]
+    return tiers, {chunk: maker.finish(prefill_pipeline(config, *chunk)) for chunk in chunks}
+
+
+class ExecutableMaker:
+    """Makes executables over one arena, those of a kind when they are asked for.
+
+    Args:
+        outlined: the model that all steps start from.
+        captures: makes CUDA graphs of them; None leaves them as they are.
+    """
+
+    def __init__(
+        self, config: BuildConfig, arena: Arena, outlined: StepGraph, steps: StepMaker, captures: Captures | None
+    ) -> None:
+        self._config = config
+        self._arena = arena
+        self._outlined = outlined
+        self._steps = steps
+        self._captures = captures
+        self._mixed: dict[Kind, Mapping[TierName, Tier]] = {}
+
+    def of_kind(self, kind: Kind) -> Executables:
+        """Tiers and prompt chunks. Raises as :meth:`of_steps`."""
+        with task(f"build the {kind} steps"):
+            return self.of_steps(*steps_of_kind(self._config, self._steps, kind))
+
+    def of_steps(self, tiers: TierSteps, prefill: PrefillSteps) -> Executables:
+        """These, bound and stored.
+
+        Raises:
+            LoweringError: with CUDA graphs, a step cannot be captured.
+        """
+        self._steps.store([*tiers.values(), *prefill.values()])
+        return self._captured(
+            Executables(
+                {
+                    (draft_len, rows, kind): self._bound(
+                        tier_name(draft_len, rows, kind), TierKey(rows, step.width, kind), draft_len, step
+                    )
+                    for (draft_len, rows, kind), step in tiers.items()
+                },
+                {
+                    (width, kind): self._bound(prefill_name(width, kind), TierKey(1, step.width, kind), 0, step)
+                    for (width, kind), step in prefill.items()
+                },
+            )
+        )
+
+    def mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
+        """Mixed tiers, the same ones whenever they are asked for; none where prompts cannot be read along. Raises as
+        :meth:`of_steps`."""
+        if kind not in self._mixed:
+            self._mixed[kind] = self._make_mixed(kind) if self._config.mixes else {}
+        return self._mixed[kind]
+
+    def _make_mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
+        config, tiers = self._config, {}
+        with task(f"build the mixed {kind} steps"):
+            for draft_len, rows in itertools.product(config.tiers, config.mixed_row_counts):
+                step = self._steps.finish(mixed_pipeline(config, draft_len, rows, kind))
+                self._steps.store([step])
+                key = TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width)
+                tiers[draft_len, rows, kind] = self._bound(mixed_name(draft_len, rows, kind), key, draft_len, step)
+            return self._captured(Executables(tiers, {})).tiers
+
+    def _captured(self, executables: Executables) -> Executables:
+        return executables if self._captures is None else self._captures.of(executables)
+
+    def _bound(self, name: str, key: TierKey, draft_len: int, step: FinishedStep) -> Tier:
+        arena = self._arena
+        executable = self._config.backend.load(step.source, self._outlined, name)
+        tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena)
+        arena.record_call(name, tier.argument_names, tier.arguments)
+        return tier
