@@ -188,11 +188,17 @@ def test_copies_of_a_prefix_and_prompts_of_several_chunks() -> None:
         assert [row[41 : 41 + len(expected)] for row in rows.tolist()] == [expected] * 3
 
 
-@pytest.mark.parametrize("mode", ["ngram", "early_exit", "random_drafts"])
-@pytest.mark.parametrize("rule", ["rejection", "block", "typical", "relaxed"])
-def test_no_rule_emits_what_is_not_allowed(mode: str, rule: str) -> None:
-    if rule == "block" and mode != "early_exit":
-        return
+@pytest.mark.parametrize(
+    ("rule", "mode"),
+    [
+        ("rejection", "ngram"),
+        ("rejection", "early_exit"),
+        ("block", "early_exit"),
+        ("typical", "random_drafts"),
+        ("relaxed", "ngram"),
+    ],
+)
+def test_no_rule_emits_what_is_not_allowed(rule: str, mode: str) -> None:
     made: Any = {
         "typical": acceptance.Typical(threshold=0.01, alpha=0.01),
         "relaxed": acceptance.Relaxed(begin=5, end=299, top_k=32, delta=0.9),
@@ -200,7 +206,7 @@ def test_no_rule_emits_what_is_not_allowed(mode: str, rule: str) -> None:
     asked = [request for seed in (1, 2) for request in requests(seed) if "guide" in request]
     if rule == "relaxed":
         asked = [request for request in asked if "seed" not in request]
-    with wrapped(mode, tiers=(0, 3, 7), acceptance=made) as spec:
+    with wrapped(mode, tiers=(0, 7), acceptance=made) as spec:
         spec.set_tier(7)
         for request, text in zip(asked, run(spec, asked), strict=True):
             assert_follows(text, request["guide"])
