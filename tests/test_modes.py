@@ -61,7 +61,7 @@ class EntryPoint:
 
 
 def test_the_modes_of_this_package() -> None:
-    assert modes.available() == ["early_exit", "ngram", "none"]
+    assert modes.available() == ["early_exit", "ngram", "none", "suffix"]
 
 
 @pytest.mark.parametrize(
