@@ -91,6 +91,7 @@ OPTIONS = {"tiers": (0, 1, 3), "max_batch": 3, "max_len": 96, "backend": "eager"
 def test_the_text_is_that_of_transformers_and_state_that_of_a_search(model: LlamaForCausalLM) -> None:
     spec = speccompile.wrap(model, "suffix", **OPTIONS)
     engine, arena = spec.engine, spec.arena
+    engine.prepare("greedy", watched=True)
     before = arena.fingerprint()
     prompts = [random_prompt(9, seed, vocab=6) for seed in range(3)]
     requests = [engine.submit(prompt, max_new_tokens=40) for prompt in prompts]
