@@ -39,8 +39,9 @@ from speccompile.sampling import sampling_state
 from speccompile.sampling.user import UserProcessor
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
-# Prompt tokens that a mixed step reads along, about: what a step has to pay for them is little beside the weights.
-MIXED_TOKENS = 16
+# Prompt tokens that a mixed step reads along, about. On a CPU they cost little beside the weights, which are read
+# anyway; of twice as many, behind a long context, attention alone would take as long as the step.
+MIXED_TOKENS = 8
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,11 @@ class PrefillBudget:
 
     @property
     def mixes(self) -> bool:
-        """Prompts are read along with decode steps: no budget was given, and it takes no longer than it may."""
-        measured = self._chunks[MIXED]
-        longest = LONGEST_WAIT * self.usual_step
-        fits = not measured or not longest or statistics.median(measured) <= longest
+        """Prompts are read along with decode steps: no budget was given, and it takes no longer than it may, or than a
+        step behind the smallest chunk, which reads less."""
+        measured, usual = self._chunks[MIXED], self.usual_step
+        longest = max(LONGEST_WAIT * usual, usual + self.seconds(self._widths[0]))
+        fits = not measured or not usual or statistics.median(measured) <= longest
         return self.tokens is None and fits
 
     @property

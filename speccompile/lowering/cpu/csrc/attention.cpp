@@ -280,6 +280,11 @@ Plan plan(const Attention& problem, Queries* pieces) {
   return made;
 }
 
+int64_t block_cost(const Attention& problem, const Queries& piece) {
+  constexpr int64_t kKeys = 12;
+  return kKeys + query_count(problem, piece);
+}
+
 int64_t part_size(const Attention& problem) {
   const int64_t places = std::min(places_at_once(problem), problem.rows * problem.width);
   return part_floats(problem, places * (problem.heads / problem.groups));

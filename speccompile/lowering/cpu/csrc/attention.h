@@ -40,6 +40,9 @@ struct Plan {
 int64_t most_pieces(const Attention& problem);
 Plan plan(const Attention& problem, Queries* pieces);
 
+// What one block of keys takes for a piece, in no unit: its queries, and its keys themselves, which are turned over.
+int64_t block_cost(const Attention& problem, const Queries& queries);
+
 // Floats that one block leaves for one piece of queries.
 int64_t part_size(const Attention& problem);
 

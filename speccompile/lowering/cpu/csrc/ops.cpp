@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -196,6 +197,26 @@ Tensor packed_embedding(const Tensor& packed, const Tensor& ids) {
   return out;
 }
 
+// Runs all items, in as many runs of about the same cost as there are threads.
+template <typename Run>
+void share_out(const std::vector<int64_t>& costs, Run run) {
+  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
+  std::vector<size_t> ends(threads, costs.size());
+  int64_t spent = 0;
+  for (size_t i = 0, thread = 0; i < costs.size(); ++i) {
+    while (thread + 1 < ends.size() && spent * threads >= all * static_cast<int64_t>(thread + 1)) {
+      ends[thread++] = i;
+    }
+    spent += costs[i];
+  }
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+    for (size_t i = first ? ends[first - 1] : 0; i < ends[last - 1]; ++i) {
+      run(i);
+    }
+  });
+}
+
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
     double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,
@@ -244,29 +265,36 @@ Tensor native_attention(
 
   std::vector<Queries> pieces(most_pieces(problem));
   const Plan made = plan(problem, pieces.data());
-  if (made.count >= 4 * static_cast<int64_t>(torch::stable::get_num_threads())) {
-    torch::stable::parallel_for(0, made.count, 1, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        attend(problem, pieces[i]);
-      }
-    });
+  pieces.resize(made.count);
+  std::vector<int64_t> costs(made.count);
+  int64_t dearest = 0, all_costs = 0;
+  for (int64_t i = 0; i < made.count; ++i) {
+    costs[i] = block_cost(problem, pieces[i]) * (pieces[i].last_block - pieces[i].first_block);
+    dearest = std::max(dearest, costs[i]);
+    all_costs += costs[i];
+  }
+  if (dearest * 4 * static_cast<int64_t>(torch::stable::get_num_threads()) <= all_costs) {
+    share_out(costs, [&](int64_t i) { attend(problem, pieces[i]); });
   } else {
-    // Few queries, so the keys are shared out.
+    // Few queries, or many of one row: the keys are shared out.
     thread_local std::vector<float> parts;
     parts.resize(std::max<size_t>(parts.size(), made.parts * part_size(problem)));
     float* const all = parts.data();
-    torch::stable::parallel_for(0, made.parts, 1, [&](int64_t first, int64_t last) {
-      const Queries* piece = pieces.data();
+    std::vector<const Queries*> piece_of;
+    costs.clear();
+    for (const Queries& piece : pieces) {
+      piece_of.insert(piece_of.end(), piece.last_block - piece.first_block, &piece);
+      costs.insert(costs.end(), piece.last_block - piece.first_block, block_cost(problem, piece));
+    }
+    share_out(costs, [&](int64_t i) {
+      const Queries& piece = *piece_of[i];
+      attend_block(problem, piece, piece.first_block + i - piece.first_part, all + i * part_size(problem));
+    });
+    torch::stable::parallel_for(0, made.count, 16, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        while (i >= piece->first_part + piece->last_block - piece->first_block) {
-          ++piece;
-        }
-        attend_block(problem, *piece, piece->first_block + i - piece->first_part, all + i * part_size(problem));
+        join_blocks(problem, pieces[i], all);
       }
     });
-    for (int64_t i = 0; i < made.count; ++i) {
-      join_blocks(problem, pieces[i], all);
-    }
   }
   return out.scalar_type() == q.scalar_type() ? out : torch::stable::to(out, q.scalar_type());
 }
