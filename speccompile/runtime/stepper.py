@@ -269,13 +269,16 @@ class Stepper:
         self._retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]]) -> None:
-        """Tell the policy what came of a run. Of one that others were launched behind nobody knows how long it took."""
+        """Tell a policy that learns what came of a run. Of one that others were launched behind nobody knows what it
+        took."""
         milliseconds = None
         if not self.late:
             seconds = time.perf_counter() - flight.started
             self.stats.count_seconds(flight.draft_len, seconds)
             # What a prompt takes that is read along is no cost of the tier.
             milliseconds = None if flight.mixed else 1e3 * seconds
+        if not self.policies.learns:
+            return
         slots = [request.slot for request in flight.rows]
         done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds)
         self.policies.note(done, [row.draft_len for row in flight.offered])
@@ -353,7 +356,7 @@ class Stepper:
             and not self._unwatched(request)
             and not request.params.wanted.prompt_logprobs
             and self.prefill_budget.mixes
-            and any(kind == self._kind_of_rows() for *_, kind in self.mixed_tiers)
+            and self._kind_of_rows() in {kind for *_, kind in self.mixed_tiers}
         )
 
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:

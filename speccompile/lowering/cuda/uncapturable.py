@@ -80,6 +80,7 @@ def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
                 warnings.simplefilter("ignore")
                 device.capture(run)
         except Exception:
+            # Its message is that of the whole capture, which the caller tells; here it is only asked which line it is.
             return _statement(source, item.lineno)
     return None
 
