@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from speccompile.drafter import Drafter, attach, make_drafter
 from speccompile.errors import (
     CaptureError,
     CaptureMismatch,
@@ -32,10 +33,10 @@ from speccompile.graph_capture.support import ModelInfo, named_tensors
 from speccompile.lowering.backends import Backend, Eager
 from speccompile.lowering.cpu.consume import ConsumedWeights
 from speccompile.lowering.cpu.packing import WeightPacks
-from speccompile.lowering.cpu.rounded import as_packed
+from speccompile.lowering.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
-from speccompile.lowering.kernels import STOCK
+from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierName
 from speccompile.lowering.workers import release_workers
 from speccompile.passes.finished import FinishedStep, StepMaker
@@ -63,6 +64,7 @@ class Build:
         make: makes those of another kind.
         make_mixed: makes the mixed tiers of a kind: none where prompts cannot be read along.
         captures: the CUDA graphs, None if there are none.
+        drafter: the mode's own network, None if there is none.
         pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a graph if there are graphs.
     """
 
@@ -79,6 +81,7 @@ class Build:
     capture_difference: float
     captures: Captures | None
     pack: Callable[[], torch.Tensor]
+    drafter: Drafter | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -122,6 +125,10 @@ def build_stages(
         arena = Arena(plan_layout(info, config, observed.kv), info.device)
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
+    drafter = None
+    if config.network is not None:
+        drafter = make_drafter(config.network, config, arena.layout, storage if stored else None)
+        attach(drafter, captured)
     config = replace(config, route=observed.route)
     probe = None
     if consumed is not None:
@@ -129,19 +136,22 @@ def build_stages(
         probe = Probe.of(model, info, arena, _reach(observed, arena))
         consumed.release_unread()
     packs = WeightPacks(config.weights, consumed)
+    if drafter is not None:
+        packs.followers.append(drafter.packs)
     note = "exported" if known is None else "read from the store"
     first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
         maker = StepMaker(model_stages, storage)
         tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
-    from_store = known is not None
-    return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe)
+    from_store = known is not None or (drafter is not None and drafter.from_store)
+    return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe, drafter)
 
 
 @dataclass
 class BuiltStages:
-    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk.
+    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk, of
+    the drafter if there is one.
 
     ``probe`` is what the capture check needs of a model whose weights were consumed.
     """
@@ -156,6 +166,7 @@ class BuiltStages:
     prefill: dict[PrefillName, FinishedStep]
     from_store: bool
     probe: Probe | None
+    drafter: Drafter | None
 
 
 def build(
@@ -176,7 +187,11 @@ def build(
     clock = _Clock()
     storage = CacheFolder() if storage is None else storage
     config.backend.prepare(info.device)
-    stages, lowered, difference = _checked_stages(model, info, config, clock, storage, consumed)
+    try:
+        stages, lowered, difference = _checked_stages(model, info, config, clock, storage, consumed)
+    except _OtherKernels as other:
+        config = replace(config, kernels=other.kernels)
+        stages, lowered, difference = _checked_stages(model, info, config, clock, storage, consumed)
     if stages.config.keeps_bits:
         try:
             _prove(stages, lowered, clock)
@@ -218,6 +233,7 @@ def build(
         difference,
         captures,
         pack_arena,
+        stages.drafter,
         clock.seconds,
     )
 
@@ -289,6 +305,8 @@ def _checked_stages(
         reason = "its attention is not what the attention op computes: the capture check saw a difference"
         stages.observed = replace(stages.observed, reason=reason)
     store.save(stages.model["capture"].graph, stages.observed)
+    if stages.drafter is not None:
+        stages.drafter.network.keep(stages.drafter.captured, storage)
     return stages, *checked
 
 
@@ -298,21 +316,26 @@ def _checked(
     outlined = stages.model.last.graph
     with clock.time("compile"):
         lowered = config.backend.lower(outlined, "the captured model")
+    with clock.time("C++ ops"):
+        kernels = config.kernels.settled()
+    if kernels.native != config.kernels.native:
+        raise _OtherKernels(kernels)
 
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")
 
     reach = _reach(stages.observed, stages.arena)
-    # What is rounded to int8 rounds apart now and then, as half precision does.
-    rounds = config.weights != "same" and info.dtype == torch.float32
-    precision = torch.float16 if rounds else info.dtype
     with (
         task("check the captured graph against the model"),
         clock.time("capture check"),
-        as_packed(stages.packs),
+        inputs_unrounded(stages.packs),
     ):
-        probe = stages.probe or Probe.of(model, info, stages.arena, reach, precision)
+        probe = stages.probe or Probe.of(model, info, stages.arena, reach)
         difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, probe)
+    check_kernels(stages.packs)
+    if stages.drafter is not None:
+        with clock.time("capture check"):
+            stages.drafter.check(config, stages.arena)
     return lowered, difference
 
 
@@ -325,9 +348,18 @@ def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: I
     """What a build of the same would read from its storage, by name."""
     outlined = build.model.last.graph
     capture_name = CaptureStore(model, build.info, CacheFolder()).name
-    steps = {tier.step.name: tier.step.file() for tier in tiers if tier.step.name is not None}
+    finished = [step for tier in tiers for step in (tier.step, tier.step.drafter) if step is not None]
+    steps = {step.name: step.file() for step in finished if step.name is not None}
     captured = {capture_name: capture_file(build.model["capture"].graph, build.observed)}
     return {**captured, **steps, **backend.compiled_files(outlined)}
+
+
+class _OtherKernels(Exception):
+    """What was being built beside the capture could not be built."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels.reason)
+        self.kernels = kernels
 
 
 class _Clock:

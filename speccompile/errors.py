@@ -57,6 +57,18 @@ class InvalidOption(UserError):
         super().__init__(message, value=value, shown=shown, **fields)
 
 
+class InvalidHead(UserError):
+    template = "the draft head {source} cannot be used: {reason}."
+
+
+class HeadKeys(UserError):
+    """A head's checkpoint is not of a layout that is known. ``problems`` lists every key that is in the way."""
+
+    template = (
+        "the draft head {source} cannot be loaded, since its tensors are not those its config asks for:{problems}"
+    )
+
+
 class InvalidTiers(UserError):
     template = (
         "tiers={tiers!r} is not valid: {reason}. Give distinct draft lengths that include 0 "
@@ -280,6 +292,10 @@ class UndecidedLogits(SpecCompileError):
         "-inf (look for NaN or overflow in its weights, or load it in float32), or the request's own options, or the "
         "logits processors given to wrap, forbid every token."
     )
+
+
+class DraftFailed(SpecCompileError):
+    template = "the drafter given to wrap(mode='user_provided', host=True) failed: {reason}."
 
 
 class RequestFailed(SpecCompileError):

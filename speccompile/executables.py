@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.passes.finished import FinishedStep, StepMaker
+from speccompile.passes.pipeline import Pipeline
 from speccompile.pipelines import (
     BuildConfig,
+    drafter_chunk_pipeline,
+    drafter_pipeline,
     mixed_name,
     mixed_pipeline,
     prefill_name,
@@ -28,10 +32,12 @@ PrefillSteps = dict[PrefillName, FinishedStep]
 
 def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[TierSteps, PrefillSteps]:
     """Finished steps of every tier and prompt chunk of a kind."""
-    tiers: TierSteps = {
-        (draft_len, rows, kind): maker.finish(tier_pipeline(config, draft_len, rows, kind))
-        for draft_len, rows in itertools.product(config.tiers, config.row_counts)
-    }
+    split = config.mode.split and config.max_draft_len > 0
+    tiers: TierSteps = {}
+    for draft_len, rows in itertools.product(config.tiers, config.row_counts):
+        drafter = _finished(maker, drafter_pipeline(config, draft_len, rows, kind)) if split else None
+        step = maker.finish(tier_pipeline(config, draft_len, rows, kind))
+        tiers[draft_len, rows, kind] = replace(step, drafter=drafter)
     widths = prefill_widths(config.max_len)
     chunks: list[PrefillName] = [(width, kind) for width in widths]
     if kind == config.kind:
@@ -39,7 +45,13 @@ def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[Ti
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
     elif kind == "scored":
         chunks += [(width, "prompt_scored") for width in widths]
-    return tiers, {chunk: maker.finish(prefill_pipeline(config, *chunk)) for chunk in chunks}
+    readers = {width: _finished(maker, drafter_chunk_pipeline(config, width)) if split else None for width in widths}
+    prefill = {chunk: maker.finish(prefill_pipeline(config, *chunk)) for chunk in chunks}
+    return tiers, {chunk: replace(step, drafter=readers[chunk[0]]) for chunk, step in prefill.items()}
+
+
+def _finished(maker: StepMaker, pipeline: Pipeline | None) -> FinishedStep | None:
+    return None if pipeline is None else maker.finish(pipeline)
 
 
 class ExecutableMaker:
@@ -71,7 +83,8 @@ class ExecutableMaker:
         Raises:
             LoweringError: with CUDA graphs, a step cannot be captured.
         """
-        self._steps.store([*tiers.values(), *prefill.values()])
+        steps = [*tiers.values(), *prefill.values()]
+        self._steps.store([*steps, *(step.drafter for step in steps if step.drafter is not None)])
         return self._captured(
             Executables(
                 {
@@ -110,6 +123,9 @@ class ExecutableMaker:
     def _bound(self, name: str, key: TierKey, draft_len: int, step: FinishedStep) -> Tier:
         arena = self._arena
         executable = self._config.backend.load(step.source, self._outlined, name)
-        tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena)
+        drafter = None
+        if step.drafter is not None:
+            drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter)
+        tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena, drafter)
         arena.record_call(name, tier.argument_names, tier.arguments)
         return tier

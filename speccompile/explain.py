@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speccompile.build import Build
 from speccompile.pipelines import MIXED_TOKENS, BuildConfig
+from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
 
@@ -13,11 +14,12 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     info, layout = build.info, build.arena.layout
     largest = build.largest
     bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
-    drafts = (
-        "ready when a step ends: the smallest tier that serves them runs next"
-        if config.mode.ready
-        else ("made inside the step, by as many forwards as the policy's draft length")
-    )
+    forwards = "by as many forwards as the policy's draft length"
+    drafts = f"made inside the step, {forwards}"
+    if config.mode.ready:
+        drafts = "ready when a step ends: the smallest tier that serves them runs next"
+    elif config.mode.split:
+        drafts = f"made in front of the step, by executables of the drafter's own, {forwards}"
     lines = {
         "model": f"{info.name}, {info.num_layers} layers, vocabulary {info.vocab_size}, {info.dtype}, {info.device}",
         "mode": f"{config.mode.name}: {config.mode.explain()}",
@@ -25,13 +27,13 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "tiers": f"K in {engine.draft_lens}, each for {_list(engine.row_counts)} rows; "
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         "engine": _engine(config, engine),
-        "policy": str(engine.policy),
+        "policy": _policy(config, engine),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         **_processors(config),
         "deterministic": _deterministic(config),
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_weights(build),
-        "kernels": f"{config.kernels.reason}; {_kernels(build)}",
+        "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
         **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
@@ -54,6 +56,15 @@ def _weights(build: Build) -> dict[str, str]:
 def _processors(config: BuildConfig) -> dict[str, str]:
     names = ", ".join(processor.name for processor in config.logits_processors)
     return {"logits processors": f"{names}: in every step, in front of temperature, top_k, ..."} if names else {}
+
+
+def _policy(config: BuildConfig, engine: Engine) -> str:
+    costs = engine.policies.costs
+    asks = isinstance(engine.policy, LearningPolicy) and engine.policy.uses_costs
+    told = [f"at first a step took {costs.told(1)} (one row)"] if asks and costs is not None else []
+    if len(engine.draft_lens) > 1 and not config.rule.text_invariant:
+        told.append(f"by {config.rule.name!r} text depends on the draft length, so the largest tier is the default")
+    return "; ".join([str(engine.policy), *told])
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -6,20 +6,35 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from speccompile.acceptance import Exact, Rule
 from speccompile.acceptance.forced import FillDrafts
+from speccompile.graph_capture.draft_network import DraftNetwork, with_drafter
 from speccompile.graph_capture.graph import Route
-from speccompile.graph_capture.state import KVShape, Layout, core_state, kv_state, recorded_state, resolve_layout
+from speccompile.graph_capture.state import (
+    K,
+    KVShape,
+    Layout,
+    N,
+    StateSpec,
+    V,
+    core_state,
+    kv_state,
+    recorded_state,
+    resolve_layout,
+)
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.cpu.packing import WeightForm, WeightPacks
 from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.lowering.tier import ChunkKind, Kind
-from speccompile.modes.base import Mode
+from speccompile.modes.base import Mode, proposal_state
 from speccompile.passes.advance_guide import AdvanceGuide, CutDrafts
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.bound_positions import BoundPositions
 from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
+from speccompile.passes.choose_drafting import ChooseDrafting
 from speccompile.passes.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.choose_sampling import ChooseSampling
 from speccompile.passes.commit import Commit
@@ -33,6 +48,7 @@ from speccompile.passes.record_prompt import RecordPrompt
 from speccompile.passes.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.rows import BindRows
 from speccompile.passes.skip_logits import SkipLogits
+from speccompile.passes.split import PROBABILITIES, DropTarget, ReadStoredDrafts
 from speccompile.passes.step_ops import UseStepOps
 from speccompile.passes.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.sampling import sampling_state
@@ -48,7 +64,8 @@ MIXED_TOKENS = 8
 class BuildConfig:
     """What ``wrap`` was asked for, checked, and by which means it can be had.
 
-    ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed.
+    ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
+    ``network`` is the mode's own.
     """
 
     mode: Mode
@@ -63,6 +80,7 @@ class BuildConfig:
     rule: Rule = field(default_factory=Exact)
     logits_processors: tuple[UserProcessor, ...] = ()
     scores: bool = False
+    network: DraftNetwork | None = None
 
     @property
     def kind(self) -> Kind:
@@ -78,6 +96,12 @@ class BuildConfig:
     def one_shape(self) -> bool:
         """All tiers run one shape, which makes up for kernels that do not."""
         return self.deterministic is True and not self.row_fixed
+
+    @property
+    def reads_dead_places(self) -> bool:
+        """Attention reads places of a slot that its text has not reached, too, and hides them."""
+        routes = [self.route, *([] if self.network is None else [self.network.route])]
+        return self.one_shape or "eager" in routes
 
     @property
     def keeps_bits(self) -> bool:
@@ -102,7 +126,9 @@ class BuildConfig:
         if not draft_len:
             return [NoDrafts(), *self.commit_passes(kind)]
         mode = self.mode
-        if kind == "greedy":
+        if mode.split:
+            drafts: list[Pass] = [ReadStoredDrafts(draft_len, self.stores_probabilities and kind != "greedy")]
+        elif kind == "greedy":
             drafts = mode.draft_passes(draft_len)
         else:
             drafts = mode.sampled_draft_passes(draft_len, probabilities=self.rule.uses_draft_probs)
@@ -122,10 +148,17 @@ class BuildConfig:
     def commit_passes(self, kind: ChunkKind) -> list[Pass]:
         """What happens behind a commit: what the mode does, unless no tier could use it, and what guides do."""
         mode = self.mode.commit_passes() if self.max_draft_len else []
+        if mode and self.kernels.native and "proposed" in self.mode.goals:
+            mode = [*mode, ChooseDrafting()]
         if kind in ("greedy", "inner"):
             return mode
         cut: list[Pass] = [CutDrafts()] if self.cuts_drafts else []
         return [*mode, AdvanceGuide(), *cut]
+
+    @property
+    def stores_probabilities(self) -> bool:
+        """A split drafter hands over what its drafts were drawn from."""
+        return self.mode.split and self.mode.draft_probs and self.rule.uses_draft_probs
 
     @property
     def cuts_drafts(self) -> bool:
@@ -147,7 +180,9 @@ class BuildConfig:
     def mixes(self) -> bool:
         """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone, and
         it makes no difference to the text which step reads the prompt's last token."""
-        return self.route == "attention" and not self.one_shape and self.rule.text_invariant
+        mixable = self.route == "attention" and not self.one_shape and self.rule.text_invariant
+        # The executables of a split drafter read no prompt along.
+        return mixable and not self.mode.split
 
     @property
     def mixed_row_counts(self) -> tuple[int, ...]:
@@ -227,6 +262,27 @@ def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy"
     return Pipeline(tuple(passes), config.goals(kind), prefill_name(width, kind))
 
 
+def drafter_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline | None:
+    """Passes that make what a split drafter runs in front of a tier; None if it runs nothing there."""
+    draws = kind != "greedy"
+    own = config.mode.drafter_passes(draft_len, draws=draws, probabilities=draws and config.stores_probabilities)
+    goals = _split_goals(config) | facts(*["drafts_stored"] * (draft_len > 0))
+    name = f"drafter of {tier_name(draft_len, rows, kind)}"
+    return Pipeline((BindRows(rows), *own, DropTarget()), goals, name) if own else None
+
+
+def drafter_chunk_pipeline(config: BuildConfig, width: int) -> Pipeline | None:
+    """Passes that make what a split drafter runs in front of a prompt's chunk, of any kind; None as above."""
+    own = config.mode.drafter_chunk_passes(width)
+    passes = (BindRows(1, "prefill_slot"), *own, DropTarget())
+    return Pipeline(passes, _split_goals(config), f"drafter of {prefill_name(width)}") if own else None
+
+
+def _split_goals(config: BuildConfig) -> Facts:
+    """What the target's executables do not make the drafter read, its own do."""
+    return facts("target_dropped") | (facts("drafter_read") - config.mode.goals)
+
+
 def row_counts(max_batch: int) -> tuple[int, ...]:
     """Powers of two below ``max_batch``, and that."""
     return (*itertools.takewhile(lambda rows: rows < max_batch, (2**power for power in itertools.count())), max_batch)
@@ -237,15 +293,24 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
     return tuple(width for width in PREFILL_WIDTHS if width == PREFILL_WIDTHS[0] or width <= max_len)
 
 
+def split_state(config: BuildConfig) -> list[StateSpec]:
+    """What a split drafter leaves for the target's executable."""
+    if not config.mode.split:
+        return []
+    probabilities = [StateSpec(PROBABILITIES, (N, K, V), torch.float32)]
+    return [*proposal_state(), *probabilities * config.stores_probabilities]
+
+
 def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
     """All state tensors of the wrap, with their sizes."""
     recorded = recorded_state(info.vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores)
-    return resolve_layout(
+    layout = resolve_layout(
         [
             *core_state(info.vocab_size),
             *sampling_state(),
             *recorded,
             *config.mode.state(),
+            *split_state(config),
             *config.rule.state(),
             *kv_state(kv),
         ],
@@ -255,3 +320,4 @@ def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape])
         max_width=config.max_width,
         vocab_size=info.vocab_size,
     )
+    return layout if config.network is None else with_drafter(layout, config.network)

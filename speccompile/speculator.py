@@ -20,17 +20,16 @@ from speccompile.graph_capture.graph import Route
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.called import KernelCall, kernels_called
 from speccompile.lowering.cpu.consume import is_consumed
-from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.lowering.tier import Kind, Tier
 from speccompile.package import make_manifest, write_package
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.pipelines import prefill_pipeline, tier_pipeline
 from speccompile.plain import plain
 from speccompile.runtime.arena import Arena
-from speccompile.runtime.check import CheckReport, first_difference, transformers_greedy
+from speccompile.runtime.check import CheckReport, Reference, check_texts
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode, padded
-from speccompile.runtime.inputs import check_num_draft_tokens, check_options, read_count, read_prompt, read_prompts
+from speccompile.runtime.inputs import check_options, read_count, read_num_draft_tokens, read_prompt, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.options import EngineOptions
@@ -66,7 +65,9 @@ class Speculator:
             ready=config.mode.ready and not config.rule.fills_drafts,
             options=options,
             one_shape=config.one_shape,
-            reads_dead_places=config.one_shape or config.route == "eager",
+            reads_dead_places=config.reads_dead_places,
+            reach=None if config.network is None else config.network.max_len,
+            host_draft=config.mode.host_draft if config.max_draft_len else None,
         )
 
     # --- decoding --------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class Speculator:
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         eos_token_id: EosTokens = None,
         pad_token_id: int | None = None,
         num_return_sequences: int = 1,
@@ -121,7 +122,8 @@ class Speculator:
         Args:
             input_ids: int64 ``[B, P]``, padded on the left.
             attention_mask: ``[B, P]``, 0 at padding.
-            max_new_tokens: most new tokens of a row. A row also ends at ``max_len``, with a warning.
+            max_new_tokens: most new tokens of a row; None: what the model's generation_config says (``max_new_tokens``,
+                or ``max_length`` with the prompt), else 128. A row also ends at ``max_len``, with a warning.
             eos_token_id: one or several ids that end a row; None takes those of the model's generation_config.
             pad_token_id: what rows that end early are padded with; None takes generation_config's, else the first
                 EOS id.
@@ -166,8 +168,7 @@ class Speculator:
             "output_hidden_states": output_hidden_states,
         }
         wanted = read_outputs(outputs, target.model.generation_config, engine.arena)
-        max_new_tokens = read_count("generate", "max_new_tokens", max_new_tokens)
-        check_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
+        num_draft_tokens = read_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
         target.check()
         eos = target.eos(eos_token_id)
         pad_token_id = plain(pad_token_id)
@@ -183,7 +184,7 @@ class Speculator:
         criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
         sampling = target.sampling("generate", options, do_sample=do_sample, seed=seed, eos=eos)
         params = Params(
-            max_new_tokens,
+            target.new_tokens("generate", max_new_tokens, input_ids.shape[1]),
             tuple(eos),
             sampling,
             patient=True,
@@ -201,7 +202,7 @@ class Speculator:
         *,
         max_new_tokens: int = 64,
         eos_token_id: EosTokens = None,
-        reference: Literal["transformers", "plain"] = "transformers",
+        reference: Reference = "transformers",
     ) -> CheckReport:
         """Decode ``prompts`` (token ids each) and compare with plain decoding.
 
@@ -209,7 +210,9 @@ class Speculator:
             reference: ``transformers`` is the model's own greedy ``generate``, ``plain`` this speculator's K=0 tier.
 
         Returns:
-            Equal or not, and for each difference its place and the logit change that explains it.
+            Equal or not, and for each difference its place and the logit change that explains it. With
+            ``weights="int8"`` also how much rounding alone changes there: no two forwards of such a model agree in
+            more, while ``plain`` has to be equal always.
         """
         engine, target = self._open()
         if reference not in ("transformers", "plain"):
@@ -219,30 +222,8 @@ class Speculator:
         max_new_tokens = read_count("check", "max_new_tokens", max_new_tokens)
         target.check()
         eos = target.eos(eos_token_id)
-        differences = []
-        processors = [processor.original for processor in target.processors]
         token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
-        for index, prompt in enumerate(token_ids):
-            room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
-            # Each text from its prompt on: KV of the judged one must not reach the reference.
-            sampling = target.sampling("check", {}, do_sample=False, seed=None, eos=eos)
-            params = Params(room, tuple(eos), sampling, patient=True, reuse=False)
-            got = decode(engine, [prompt], params)[0].new_tokens
-            if reference == "transformers":
-                with as_packed(target.packs):
-                    expected = transformers_greedy(target.model, prompt, room, eos, processors)
-            else:
-                policy, engine.policy = engine.policy, Fixed(0)
-                try:
-                    expected = decode(engine, [prompt], params)[0].new_tokens
-                finally:
-                    engine.policy = policy
-            with as_packed(target.packs):
-                difference = first_difference(target.model, index, prompt, expected, got, processors)
-            if difference is not None:
-                differences.append(difference)
-        name = "transformers' greedy generate" if reference == "transformers" else "the K=0 tier"
-        return CheckReport(len(prompts), name, tuple(differences))
+        return check_texts(engine, target, token_ids, max_new_tokens, eos, reference)
 
     def set_tier(self, draft_len: int) -> None:
         """Use draft length ``draft_len`` from the next step on; allowed at any time, also while decoding.
@@ -251,6 +232,7 @@ class Speculator:
             UnknownTier: no tier of that draft length was built.
         """
         engine, _ = self._open()
+        draft_len = plain(draft_len)
         check_tier(draft_len, engine.draft_lens)
         engine.policy = Fixed(draft_len)
 
@@ -367,6 +349,7 @@ class Speculator:
         """
         engine, _ = self._open()
         draft_len = max(self._config.tiers) if draft_len is None else draft_len
+        draft_len = plain(draft_len)
         check_tier(draft_len, engine.draft_lens)
         tiers = [tier for tier in engine.tiers.values() if tier.draft_len == draft_len]
         counts = {tier.key.rows: tier for tier in reversed(tiers) if tier.key.sampling == self._config.kind}

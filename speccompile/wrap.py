@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
 from speccompile.build import build
+from speccompile.capabilities import backend_refusal, rule_refusal
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
+from speccompile.graph_capture.draft_network import DraftNetwork
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
 from speccompile.lowering.backends import choose_backend
@@ -25,6 +27,7 @@ from speccompile.lowering.kernels import Kernels
 from speccompile.modes.base import Mode
 from speccompile.package import check_fits, given_options, read_package
 from speccompile.pipelines import BuildConfig
+from speccompile.policies.default import default_policy
 from speccompile.runtime.inputs import check_generation_config, token_list
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import AnyPolicy, parse_policy
@@ -70,9 +73,11 @@ def wrap(
         max_len: most tokens of a sequence, prompt included.
         backend: ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``.
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"cost"`` (what drafts are
-            worth over what the very tiers take, which are timed for it at build), ``"ema"`` (SGLang's), ``"gate"``
-            (none while too few are accepted), these with options (``"ema:alpha=0.3,candidates=0/3/7"``), an object of
-            :mod:`speccompile.policies`, or one with ``choose(live_rows) -> K``. None is the largest tier.
+            worth over what the very tiers take, which are timed for it in front of the first step), ``"ema"``
+            (SGLang's), ``"gate"`` (none while too few are accepted), these with options
+            (``"ema:alpha=0.3,candidates=0/3/7"``), an object of :mod:`speccompile.policies`, or one with
+            ``choose(live_rows) -> K``. None is ``"cost"``, and the largest tier under acceptance rules by which drawn
+            text depends on the draft length.
         acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
             distribution does not; ``block`` likewise, and it accepts more, of modes that draft with probabilities
             (``early_exit``). ``typical`` and ``relaxed`` are lossy. A name, or an object of
@@ -217,14 +222,20 @@ def make_plan(
     check_flag("wrap", "consume", consume)
     rule = choose_rule(acceptance)
     chosen_mode = modes.create(mode, mode_options)
-    _check_draft_probs(rule, chosen_mode, draft_lens)
-    chosen_policy = parse_policy(f"fixed:{max(draft_lens)}" if policy is None else policy, draft_lens)
+    _check_rule(rule, chosen_mode, draft_lens)
+    default = default_policy(draft_lens, text_invariant=rule.text_invariant)
+    chosen_policy = parse_policy(default if policy is None else policy, draft_lens)
     info = inspect_model(model)
     check_rotary(model, max_len)
     chosen_mode.check(info)
     rule.check(info)
     chosen_backend = choose_backend(backend, info.device)
+    if reason := backend_refusal(chosen_mode, chosen_backend.name):
+        raise InvalidOption(where="wrap", name="backend", value=chosen_backend.name, reason=reason)
     kernels = chosen_backend.choose_kernels(info)
+    if consume or weights != "same":
+        # There is no other way then, so a model is not captured in vain.
+        kernels = kernels.settled()
     _check_weights(weights, kernels)
     config = BuildConfig(
         mode=chosen_mode,
@@ -260,7 +271,15 @@ def make_plan(
     token_list(model.generation_config.eos_token_id)
     _warn_of_generation_config(model, info, max_len)
     engine = EngineOptions(max_waiting, prefill_budget, prefix_reuse)
-    return Plan(info, replace(config, logits_processors=processors), chosen_policy, engine, consume)
+    # Behind everything that is quickly refused: it may have to be loaded.
+    network = None
+    if max(draft_lens) > 0:
+        chosen_mode = chosen_mode.loaded(model)
+        network = chosen_mode.network(model, info, max_len)
+    if network is not None:
+        _check_network(network, config, consume)
+    config = replace(config, mode=chosen_mode, logits_processors=processors, network=network)
+    return Plan(info, config, chosen_policy, engine, consume)
 
 
 def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
@@ -287,13 +306,25 @@ def _check_weights(form: WeightForm, kernels: Kernels) -> None:
         raise InvalidOption(where="wrap", name="weights", value=form, reason=reason)
 
 
-def _check_draft_probs(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
-    if rule.needs_draft_probs and not mode.draft_probs and max(tiers) > 0:
-        reason = (
-            f"it needs the probabilities that drafts were drawn from, and the drafter of mode {mode.name!r} has none; "
-            "take acceptance='rejection', to which its drafts are certain"
-        )
+def _check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
+    reason = rule_refusal(mode, rule)
+    if reason and max(tiers) > 0:
         raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
+
+
+def _check_network(network: DraftNetwork, config: BuildConfig, consume: bool) -> None:
+    if network.weights == "same":
+        return
+    reason = ""
+    if not config.kernels.native:
+        reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
+    elif config.weights == network.weights:
+        reason = f"the target's own weights are {config.weights} already"
+    elif consume:
+        reason = "consume=True takes the weights that it would round"
+    if reason:
+        where = f"mode {config.mode.name!r}"
+        raise InvalidOption(where=where, name="draft", value=f"self:{network.weights}", reason=reason)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

@@ -97,6 +97,7 @@ class Bench:
             # The whole model drafts, so that a step emits several tokens and is cut where a request ends.
             options = {"exit_layer": 2} | options
         sizes: dict[str, Any] = {"max_batch": MAX_BATCH, "max_len": MAX_LEN, "tiers": (0, 3)}
+        sizes["policy"] = f"fixed:{max((sizes | options)['tiers'])}"
         self.model = model
         self.plan = make_plan(model, mode, backend="eager", **sizes | options)
         self.build = build(model, self.plan.info, self.plan.config)

@@ -35,7 +35,7 @@ def family(name: str) -> PreTrainedModel:
 
 
 def wrap(model: PreTrainedModel, max_len: int, **options: Any) -> speccompile.Speculator:
-    return speccompile.wrap(model, tiers=(0, 7), max_len=max_len, backend="eager", **options)
+    return speccompile.wrap(model, tiers=(0, 7), max_len=max_len, backend="eager", policy="fixed:7", **options)
 
 
 # --- whole models --------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def model() -> LlamaForCausalLM:
 def wrap(model: LlamaForCausalLM) -> Speculator:
     """Every prompt is read, so what a test does to prefill shows in every text."""
     options: dict[str, Any] = {"tiers": (0, 3), "max_batch": 1, "max_len": MAX_LEN, "backend": "eager"}
+    options["policy"] = "fixed:3"
     return speccompile.wrap(model, "early_exit", exit_layer=1, prefix_reuse=False, **options)
 
 

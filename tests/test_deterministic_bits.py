@@ -33,7 +33,14 @@ def test_all_tiers_have_the_plain_decoders_bits(model: LlamaForCausalLM, backend
 
 def test_neighbours_change_no_token(model: LlamaForCausalLM) -> None:
     spec = speccompile.wrap(
-        model, mode="ngram", tiers=TIERS, max_batch=3, max_len=120, backend="eager", deterministic=True
+        model,
+        mode="ngram",
+        tiers=TIERS,
+        max_batch=3,
+        max_len=120,
+        backend="eager",
+        deterministic=True,
+        policy=f"fixed:{max(TIERS)}",
     )
     generator = torch.Generator().manual_seed(5)
     prompts = torch.randint(1, 128, (3, 12), generator=generator)

@@ -67,7 +67,9 @@ def built() -> Iterator[Built]:
 
 
 def wrapped(model: LlamaForCausalLM, mode: str, backend: str = "inductor", **options: Any) -> Speculator:
-    return speccompile.wrap(model, mode, tiers=(0, 1, 3), max_batch=2, max_len=36, backend=backend, **options)
+    return speccompile.wrap(
+        model, mode, tiers=(0, 1, 3), max_batch=2, max_len=36, backend=backend, policy="fixed:3", **options
+    )
 
 
 def arguments(body: Body, rows: int, width: int) -> list[torch.Tensor]:

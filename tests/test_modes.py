@@ -61,7 +61,9 @@ class EntryPoint:
 
 
 def test_the_modes_of_this_package() -> None:
-    assert modes.available() == ["early_exit", "ngram", "none", "suffix"]
+    heads = ["eagle3", "eagle3_one_model"]
+    names = ["draft_target", *heads, "early_exit", "ngram", "none", "suffix", "user_provided"]
+    assert modes.available() == names
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speccompile.modes.early_exit import join
 from speccompile.passes.commit import commit
+from speccompile.passes.draft_chain import join
 from speccompile.passes.drafts import no_drafts, proposed_drafts, useful_lens
 from speccompile.passes.greedy_accept import greedy_accept
 from speccompile.passes.last_logits import at_index

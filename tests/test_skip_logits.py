@@ -25,7 +25,7 @@ def model() -> LlamaForCausalLM:
 @pytest.fixture(scope="module", params=["none", "ngram", "early_exit"])
 def spec(model: LlamaForCausalLM, request: pytest.FixtureRequest) -> Iterator[Speculator]:
     tiers = (0,) if request.param == "none" else (0, 2)
-    sizes = {"max_batch": 2, "max_len": 128, "prefix_reuse": False}
+    sizes = {"max_batch": 2, "max_len": 128, "prefix_reuse": False, "policy": f"fixed:{max(tiers)}"}
     with speccompile.wrap(model, request.param, tiers=tiers, backend="eager", **sizes) as spec:
         yield spec
 

@@ -121,7 +121,14 @@ def test_sums_agree(trace: list[tuple[int, int]]) -> None:
 def wrap(**options: int) -> Speculator:
     """Every prompt is read, so the counts do not depend on what ran before."""
     return speccompile.wrap(
-        tiny_llama(), "early_exit", tiers=(0, 3), max_len=128, backend="eager", prefix_reuse=False, **options
+        tiny_llama(),
+        "early_exit",
+        tiers=(0, 3),
+        max_len=128,
+        backend="eager",
+        policy="fixed:3",
+        prefix_reuse=False,
+        **options,
     )
 
 

@@ -1,62 +1,57 @@
-"""The suffix drafter: its trie against a search through the whole text, and the mode in steps."""
+"""The suffix drafter: its trie by hand, the mode in steps, and what it refuses.
+
+``cpu_ops/test_native_suffix.py`` holds both forms of its ops against a search.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import InvalidOption
-from speccompile.modes.suffix_trie import Speculation, Trie, reference
+from speccompile.modes.suffix_trie import Speculation, Trie, search
+from speccompile.runtime.measure import measure_tiers
 
 USUAL = Speculation(8, 1.0, 0.0, 0.1)
 
 
-def trie(room: int, depth: int) -> Trie:
+def trie(room: int, depth: int) -> tuple[Trie, memoryview]:
+    """An empty one, and the suffixes of a text that begins."""
     nodes, i32 = room * depth + 1, torch.int32
-    shapes = ((2,), (depth + 1,), (4, nodes), (2 * nodes,))
-    return Trie(*(torch.zeros(shape, dtype=i32) for shape in shapes))
+    tables = [torch.zeros(shape, dtype=i32) for shape in ((2,), (4, nodes), (2 * nodes,))]
+    return Trie(*tables), torch.zeros(depth + 1, dtype=i32).numpy().data
 
 
-def read(text: list[int], depth: int) -> Trie:
-    filled = trie(len(text), depth)
+def proposed(text: list[int], speculation: Speculation, longest: int = 7) -> tuple[list[int], list[float]]:
+    filled, active = trie(len(text), speculation.depth)
     for token in text:
-        filled.add(token)
-    return filled
-
-
-@settings(deadline=None)
-@given(
-    text=st.lists(st.integers(0, 3), max_size=60),
-    longest=st.integers(1, 7),
-    depth=st.integers(2, 12),
-    factor=st.sampled_from([0.5, 1.0, 3.0]),
-    offset=st.sampled_from([-1.0, 0.0, 2.0]),
-    least=st.sampled_from([0.0, 0.1, 0.5]),
-)
-def test_the_trie_proposes_what_a_search_does(
-    text: list[int], longest: int, depth: int, factor: float, offset: float, least: float
-) -> None:
-    speculation = Speculation(depth, factor, offset, least)
-    # At once, and token by token with proposals in between: reading them must not change anything.
-    filled = trie(len(text), depth)
-    for end, token in enumerate(text, 1):
-        filled.add(token)
-        assert filled.propose(longest, speculation) == reference(text[:end], longest, speculation)
+        filled.learn(active, token)
+    return filled.propose(active, longest, speculation)
 
 
 def test_by_hand() -> None:
     """Behind 1 2 came 3 twice and 4 once; the newest 1 2 has nothing behind it."""
     text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1, 2]
-    assert read(text, 8).propose(7, Speculation(8, 1.0, 0.0, 0.1)) == ([3, 7], [0.5, 0.25])
-    assert read(text, 8).propose(7, Speculation(8, 1.0, 0.0, 0.3)) == ([3], [0.5])
-    assert read([1, 2, 3], 8).propose(7, USUAL) == ([], [])
+    assert proposed(text, Speculation(8, 1.0, 0.0, 0.1)) == ([3, 7], [0.5, 0.25])
+    assert proposed(text, Speculation(8, 1.0, 0.0, 0.3)) == ([3], [0.5])
+    assert proposed([1, 2, 3], USUAL) == ([], [])
     # One token expects 3/4, two expect 2/3 and 1/3, three expect 1/2.
-    assert read([5, 5, 5, 5], 8).propose(7, USUAL)[0] == [5, 5]
+    assert proposed([5, 5, 5, 5], USUAL)[0] == [5, 5]
+
+
+def test_a_search_by_hand() -> None:
+    """Of texts that were learned, the one that is continued is none."""
+    learned = [[1, 2, 3, 4], [7, 1, 2, 3, 5], [2, 6]]
+    # Behind 1 2 came 3 twice, and then 4 and 5: of equals the newest.
+    assert search(learned, [9, 1, 2], 7, USUAL) == ([3, 5], [1.0, 0.5])
+    assert search(learned, [9, 2], 7, USUAL) == ([3], [2 / 3])
+    assert search(learned, [9, 4], 7, USUAL) == ([], [])
 
 
 def test_a_token_costs_no_more_in_a_longer_text() -> None:
@@ -70,14 +65,15 @@ def test_a_token_costs_no_more_in_a_longer_text() -> None:
             return super()._child(parent, token)
 
     text = random_prompt(600, seed=3, vocab=5)
-    shapes = ((2,), (9,), (4, 600 * 8 + 1), (2 * (600 * 8 + 1),))
+    shapes = ((2,), (4, 600 * 8 + 1), (2 * (600 * 8 + 1),))
     filled = Counted(*(torch.zeros(shape, dtype=torch.int32) for shape in shapes))
+    active = torch.zeros(9, dtype=torch.int32).numpy().data
     seen = []
     for token in text:
         before = filled.visits
-        filled.add(token)
+        filled.learn(active, token)
         seen.append(filled.visits - before)
-    assert max(seen) == 8 and filled._used[1] <= 600 * 8
+    assert max(seen) == 8 and filled.size <= 600 * 8 and filled.tokens == 600
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +81,7 @@ def model() -> LlamaForCausalLM:
     return tiny_llama()
 
 
-OPTIONS = {"tiers": (0, 1, 3), "max_batch": 3, "max_len": 96, "backend": "eager", "max_depth": 8}
+OPTIONS = {"tiers": (0, 1, 3), "max_batch": 3, "max_len": 96, "backend": "eager", "max_depth": 8, "policy": "fixed:3"}
 
 
 def test_the_text_is_that_of_transformers_and_state_that_of_a_search(model: LlamaForCausalLM) -> None:
@@ -95,14 +91,14 @@ def test_the_text_is_that_of_transformers_and_state_that_of_a_search(model: Llam
     before = arena.fingerprint()
     prompts = [random_prompt(9, seed, vocab=6) for seed in range(3)]
     requests = [engine.submit(prompt, max_new_tokens=40) for prompt in prompts]
-    speculation = Speculation(8, 1.0, 0.0, 0.1)
+    speculation = Speculation(8, 8.0, 0.0, 0.1)
     while not engine.idle:
         engine.step()
         for request in engine.running:
             if not request.new_tokens:
                 continue
             text = request.prompt + request.new_tokens
-            drafts, scores = reference(text, 3, speculation)
+            drafts, scores = search([text], text, 3, speculation)
             count = int(arena["draft_lens"][request.slot])
             assert count == max(0, min(len(drafts), request.room - 1))
             assert arena["draft_tokens"][request.slot, :count].tolist() == drafts[:count]
@@ -126,7 +122,7 @@ def test_a_slot_forgets_its_former_owner(model: LlamaForCausalLM) -> None:
 
 
 def test_with_the_cost_policy_scores_decide(model: LlamaForCausalLM) -> None:
-    spec = speccompile.wrap(model, "suffix", policy="cost", **OPTIONS)
+    spec = speccompile.wrap(model, "suffix", **(OPTIONS | {"policy": "cost"}))
     prompt = random_prompt(9, 2, vocab=6)
     assert spec.generate(torch.tensor([prompt]), max_new_tokens=40)[0, 9:].tolist() == greedy(model, prompt, 40)
 
@@ -143,4 +139,77 @@ def test_with_the_cost_policy_scores_decide(model: LlamaForCausalLM) -> None:
 )
 def test_options_that_are_refused(model: LlamaForCausalLM, options: dict[str, object], name: str) -> None:
     with pytest.raises(InvalidOption, match=f"mode 'suffix': {name}="):
+        speccompile.wrap(model, "suffix", max_len=64, backend="eager", **options)
+
+
+# --- other texts -------------------------------------------------------------------------------------------------
+
+
+def test_a_given_text_is_quoted(model: LlamaForCausalLM) -> None:
+    """What the model is about to say was given to it: nearly every draft is right."""
+    prompt = random_prompt(9, 2)
+    said = greedy(model, prompt, 40)
+    with speccompile.wrap(model, "suffix", **(OPTIONS | {"corpus": [prompt + said, [1, 2, 3]]})) as spec:
+        before = spec.arena.fingerprint()
+        assert "2 given texts of 52 tokens" in spec.explain()
+        assert spec.generate(torch.tensor([prompt]), max_new_tokens=40)[0, 9:].tolist() == said
+        assert spec.stats.acceptance_length > 3.5
+        assert {entry for entry in before if entry[0] == "arena"} <= set(spec.arena.fingerprint())
+
+
+def test_earlier_texts_are_remembered_and_forgotten(model: LlamaForCausalLM) -> None:
+    prompt, options = random_prompt(9, 2), OPTIONS | {"remember": 200, "prefix_reuse": False, "factor": 1.0}
+    with speccompile.wrap(model, "suffix", **options) as spec:
+        lengths = []
+        for _ in range(2):
+            spec.stats.reset()
+            spec.generate(torch.tensor([prompt]), max_new_tokens=40)
+            lengths.append(spec.stats.acceptance_length)
+        assert lengths[1] > 3.5 > lengths[0]
+        for seed in range(10, 16):
+            spec.generate(torch.tensor([random_prompt(40, seed)]), max_new_tokens=20)
+        spec.stats.reset()
+        spec.generate(torch.tensor([prompt]), max_new_tokens=40)
+        assert spec.stats.acceptance_length == lengths[0]
+
+
+def test_the_dummy_slot_teaches_nobody(model: LlamaForCausalLM) -> None:
+    with speccompile.wrap(model, "suffix", **(OPTIONS | {"remember": 100})) as spec:
+        measure_tiers(spec.arena, spec.engine.tiers)
+        assert not spec.arena["suffix_earlier_used"].any()
+
+
+class Tokenizer:
+    """Of words that are numbers."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+        assert not add_special_tokens
+        return SimpleNamespace(input_ids=[int(word) for word in text.split()])
+
+
+def test_texts_are_tokenised(model: LlamaForCausalLM) -> None:
+    with speccompile.wrap(model, "suffix", **OPTIONS, corpus=["5 6 7", (8, 9)], tokenizer=Tokenizer()) as spec:
+        assert spec.arena["suffix_given_text"].tolist() == [5, 6, 7, -1, 8, 9, -1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"corpus": "5 6"}, "corpus='5 6' is not valid: it has to be a list of texts"),
+        ({"corpus": 5}, "it has to be a list of texts, or of lists of token ids"),
+        ({"corpus": [[1], "5 6"]}, "entry 1 is text, which needs tokenizer="),
+        ({"corpus": ["5 6", "a word"], "tokenizer": Tokenizer()}, "entry 1 does not tokenise .ValueError"),
+        ({"corpus": ["5", ""], "tokenizer": Tokenizer()}, "entry 1 does not tokenise: it has no tokens"),
+        ({"corpus": [[1, 2], []]}, "entry 1 does not tokenise: it has no tokens"),
+        ({"corpus": [[1, 2.0]]}, "entry 0 does not become a list of token ids"),
+        ({"corpus": [5]}, "entry 0 does not become a list of token ids"),
+        ({"corpus": [[1], [2, 999]]}, "text 1 has token 999, and the model's vocabulary is 128"),
+        ({"corpus": ["7 -3"], "tokenizer": Tokenizer()}, "text 0 has token -3"),
+        ({"tokenizer": Tokenizer()}, "it is for a corpus of texts, and there is none"),
+        ({"remember": -1}, "remember=-1 .*it has to be an int of at least 0"),
+        ({"remember": 9}, "with max_depth=24 it has to be 0 or at least 48"),
+    ],
+)
+def test_texts_that_are_refused(model: LlamaForCausalLM, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
         speccompile.wrap(model, "suffix", max_len=64, backend="eager", **options)

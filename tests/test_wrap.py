@@ -218,8 +218,8 @@ def test_max_len_beyond_the_positions_warns(built: list[bool]) -> None:
     assert len(built) == 2
 
 
-def test_the_default_policy_is_the_largest_tier(built: list[bool], model: LlamaForCausalLM, monkeypatch: Any) -> None:
+def test_the_default_policy_is_cost(built: list[bool], model: LlamaForCausalLM, monkeypatch: Any) -> None:
     policies = []
     monkeypatch.setattr(WRAP, "Speculator", lambda *arguments: policies.append(arguments[2]))
     wrap(model, tiers=(0, 2, 5))
-    assert [str(policy) for policy in policies] == ["fixed:5"]
+    assert [str(policy) for policy in policies] == ["cost"]

@@ -109,7 +109,6 @@ def test_check_refuses_the_same_prompts(
         ({"max_new_tokens": 0}, InvalidOption, ["max_new_tokens=0", "at least 1"]),
         ({"max_new_tokens": -3}, InvalidOption, ["max_new_tokens=-3"]),
         ({"max_new_tokens": 2.0}, InvalidOption, ["max_new_tokens=2.0"]),
-        ({"max_new_tokens": None}, InvalidOption, ["max_new_tokens=None"]),
         ({"eos_token_id": range(9)}, errors.TooManyEosTokens, ["9 EOS ids", "room for 8"]),
     ],
     ids=label,

@@ -50,7 +50,7 @@ def command(
         target, tokenizer = load(model)
         ids = [encode(tokenizer, prompt.text, prompt.chat).to(target.device) for prompt in chosen]
         max_len = max_len_for(ids, new_tokens)
-        with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend) as spec:
+        with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, prefix_reuse=False) as spec:
             parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spec.build_seconds.items())
             typer.echo(f"built in {sum(spec.build_seconds.values()):.1f} s ({parts})\n")
             typer.echo(f"> {chosen[0].text}\n")

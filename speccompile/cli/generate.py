@@ -27,7 +27,7 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 128,
     tiers: Tiers = "0,1,3,7",
     policy: Annotated[
-        str | None, typer.Option(help="fixed:K, schedule:ROWS=K,..., cost, ema or gate; the largest tier if left out.")
+        str | None, typer.Option(help="fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
     ] = None,
     backend: Backend = "auto",
     max_len: Annotated[int, typer.Option(help="Most tokens, prompt included.")] = 2048,

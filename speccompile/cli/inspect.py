@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import typer
@@ -106,7 +106,9 @@ def _captured(
     kind: Kind,
 ) -> View:
     plan = make_plan(model, mode, tiers=tiers, backend=backend, **sizes, **options)  # type: ignore[arg-type]
-    stages = build_stages(model, plan.info, plan.config, kind=kind)
+    # What is printed can be run.
+    config = replace(plan.config, kernels=plan.config.kernels.settled())
+    stages = build_stages(model, plan.info, config, kind=kind)
     drafter = frozenset(item.name for item in plan.config.mode.state())
     tiers_of_kind = {name[:2]: its.stages for name, its in stages.tiers.items() if name[2] == kind}
     prefill_of_kind = {name[0]: its.stages for name, its in stages.prefill.items() if name[1] == kind}

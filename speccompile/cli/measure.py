@@ -117,7 +117,11 @@ def transformers_variant(model: PreTrainedModel, name: str = TRANSFORMERS, **set
 
 
 def tier_variant(spec: Speculator, draft_len: int) -> Variant:
-    """``spec`` at one tier; a ready drafter may still have a smaller one serve a step."""
+    """``spec`` at one tier; a ready drafter may still have a smaller one serve a step.
+
+    It has to read every prompt: what another variant has just read must not be lying there.
+    """
+    assert not spec.engine.prefix_reuse, "wrap with prefix_reuse=False"
 
     def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
         spec.set_tier(draft_len)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -48,9 +48,9 @@ class Step(nn.Module):
         values: list[torch.Tensor],
     ) -> torch.Tensor:
         """input_ids, position_ids ``[B, T]``; row_slots ``[B]``; returns logits ``[B, T, V]``."""
-        _share_sizes((input_ids, position_ids), (0, 1))
-        _share_sizes((input_ids, row_slots), (0,))
-        _share_sizes((*keys, *values), (0, 1))
+        share_sizes((input_ids, position_ids), (0, 1))
+        share_sizes((input_ids, row_slots), (0,))
+        share_sizes((*keys, *values), (0, 1))
         route, layers = self.observed.route, self.observed.kv
         by_layer = dict(zip(layers, keys, strict=True)), dict(zip(layers, values, strict=True))
         cache = SlotCache(*by_layer, row_slots, position_ids, gather=route == "eager")
@@ -61,7 +61,7 @@ class Step(nn.Module):
         return logits
 
 
-def _share_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> None:
+def share_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> None:
     """Tell export that these dimensions are one size, not several that happen to be equal."""
     for tensor in tensors[1:]:
         for dim in dims:
@@ -81,12 +81,13 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
         CaptureError: export left something that is no port.
         AnchorError: a place that passes need was not found.
     """
-    rows, width, slots, places = _example_sizes(model, layout)
+    rows, width, slots, places = example_sizes(model, _numbers(model), layout)
     program = _export(model, info, observed, rows, width, slots, places)
     graph = program.graph_module.graph
-    _clean(graph)
+    clean_graph(graph)
     paths = ModulePaths.of(model, prefix="model.")
-    ports = dict(_ports(graph, program, model, info, observed, layout, {"B": rows, "T": width}))
+    inputs = input_ports(layout, info.device, {"B": rows, "T": width})
+    ports = name_ports(graph, program, model, info, list(observed.kv), layout, inputs, changing_tables(model))
     anchors = find_anchors(graph, paths, info.num_layers)
     step = StepGraph(
         graph=graph,
@@ -98,9 +99,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
         facts={"captured", "logits"},
         route=observed.route,
     )
-    for node in graph.nodes:
-        layer = layer_of(node, paths) if node.op == "call_function" else None
-        node.meta = {"pass": "capture"} if layer is None else {"pass": "capture", "layer": layer}
+    note_layers(graph, paths)
     (logits,) = cast(Any, step.output.args[0])
     step.remove_dead_code()
     step.name_value("logits", logits)
@@ -159,17 +158,27 @@ def _untraceable(model: PreTrainedModel, info: ModelInfo, reason: str) -> Unsupp
     return UnsupportedModel(model=info.name, reason=reason)
 
 
-def _example_sizes(model: PreTrainedModel, layout: Layout) -> tuple[int, int, int, int]:
-    """Primes for B, T, N and S that divide no size there is; export would guard on an accidental equality."""
-    taken = {size for tensor in [*model.parameters(), *model.buffers()] for size in tensor.shape}
-    taken |= {
-        value for value in model.config.get_text_config(decoder=True).to_dict().values() if isinstance(value, int)
-    }
-    free = primes_clear_of(taken | layout.sizes)
+def _numbers(model: PreTrainedModel) -> set[int]:
+    fields = model.config.get_text_config(decoder=True).to_dict().values()
+    return {value for value in fields if isinstance(value, int)}
+
+
+def example_sizes(module: nn.Module, numbers: set[int], layout: Layout) -> tuple[int, int, int, int]:
+    """Primes for B, T, N and S that divide no size there is, nor any of ``numbers``; export would guard on an
+    accidental equality."""
+    taken = {size for tensor in [*module.parameters(), *module.buffers()] for size in tensor.shape}
+    free = primes_clear_of(taken | numbers | layout.sizes)
     return next(free), next(free), next(free), next(free)
 
 
-def _clean(graph: fx.Graph) -> None:
+def note_layers(graph: fx.Graph, paths: ModulePaths) -> None:
+    """Leave of each node's marks only which decoder layer it belongs to."""
+    for node in graph.nodes:
+        layer = layer_of(node, paths) if node.op == "call_function" else None
+        node.meta = {"pass": "capture"} if layer is None else {"pass": "capture", "layer": layer}
+
+
+def clean_graph(graph: fx.Graph) -> None:
     """Drop what export adds for its own checks, and casts and slices that change nothing."""
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -207,21 +216,26 @@ def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) 
     }
 
 
-def _ports(
+def name_ports(
     graph: fx.Graph,
     program: torch.export.ExportedProgram,
-    model: PreTrainedModel,
+    module: nn.Module,
     info: ModelInfo,
-    observed: Observation,
+    layers: Sequence[int],
     layout: Layout,
-    sizes: dict[str, int],
-) -> Iterator[tuple[str, Port]]:
-    """A port for every placeholder, which is renamed to what the arena or the model calls it."""
-    tensors = named_tensors(model)
+    inputs: Mapping[str, Port],
+    changing: Collection[str],
+) -> dict[str, Port]:
+    """A port for every placeholder, which is renamed to what the arena or the module calls it.
+
+    Args:
+        module: what was exported, as ``model`` of a wrapper.
+        layers: those that keep KV, in the order in which it was handed over.
+        changing: paths of tensors that the module itself rewrites.
+    """
+    tensors = named_tensors(module)
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    inputs = input_ports(layout, info.device, sizes)
-    layers = list(observed.kv)
-    changing = changing_tables(model)
+    ports: dict[str, Port] = {}
     for node in graph.find_nodes(op="placeholder"):
         spec = specs[node.name]
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -242,7 +256,8 @@ def _ports(
             )
         node._rename(port.name)
         node.target = node.name
-        yield node.name, replace(port, name=node.name)
+        ports[node.name] = replace(port, name=node.name)
+    return ports
 
 
 def weight_port(path: str, tensor: torch.Tensor, device: torch.device, *, own: bool) -> Port:

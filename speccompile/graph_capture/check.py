@@ -90,17 +90,14 @@ class Probe:
     precision: torch.dtype
 
     @staticmethod
-    def of(
-        model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, precision: torch.dtype | None = None
-    ) -> Probe:
-        """``precision`` says how far correct forwards may differ; None is that of the weights.
+    def of(model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, max_len: int | None = None) -> Probe:
+        """``max_len`` is the longest text that the model is for; None is that of the arena.
 
         Raises:
             UnsupportedModel: the model's own forward fails, or does not agree with itself.
         """
-        precision = precision or info.dtype
         lead = max(0, reach - COMPARED // 2)
-        length = min(COMPARED + lead, arena.layout.max_len)
+        length = min(COMPARED + lead, max_len or arena.layout.max_len)
         generator = torch.Generator().manual_seed(0)
         plain = torch.tensor(sorted(set(range(info.vocab_size)) - special_tokens(model)))
         text = plain[torch.randint(len(plain), (2, length), generator=generator)].to(info.device)
@@ -115,13 +112,13 @@ class Probe:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {told(error)}") from error
         expected = torch.cat(rows)
         difference = min(_differences(own, expected[0, -own.shape[0] :]))
-        if difference > TOLERANCE[precision] * float(expected.abs().max()):
+        if difference > TOLERANCE[info.dtype] * float(expected.abs().max()):
             raise UnsupportedModel(
                 model=info.name,
                 reason="transformers itself computes other logits with a KV cache than without "
                 f"(difference {difference:.3g}), so neither text is the right one",
             )
-        return Probe(text, expected, arena, precision)
+        return Probe(text, expected, arena, info.dtype)
 
     @property
     def lead(self) -> int:

@@ -102,7 +102,8 @@ class StepGraph:
     """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
 
     ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`); ``logits_processors`` are
-    the user's own, for whatever pass processes logits. ``traces`` are those of :meth:`insert`, for all steps of a wrap.
+    the user's own, for whatever pass processes logits; ``drafter`` is a mode's own network, outlined, for whatever pass
+    copies it, and its bodies are among ``bodies``. ``traces`` are those of :meth:`insert`, for all steps of a wrap.
 
     Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
     verifier, which recomputes ``node.meta["val"]`` after every pass.
@@ -121,6 +122,7 @@ class StepGraph:
     traces: dict[Hashable, Trace] = field(default_factory=dict, repr=False)
     route: Route = "attention"
     logits_processors: tuple[UserProcessor, ...] = ()
+    drafter: StepGraph | None = field(default=None, repr=False)
 
     def copy(self) -> StepGraph:
         """A graph of its own that shares ports, bodies and weights with this one."""
@@ -146,6 +148,7 @@ class StepGraph:
             fake_mode=self.fake_mode,
             traces=self.traces,
             logits_processors=self.logits_processors,
+            drafter=self.drafter,
         )
 
     # --- looking ---------------------------------------------------------------------------------

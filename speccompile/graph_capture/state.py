@@ -35,6 +35,8 @@ class StateSpec:
             the tokens up to it alone, and is dead beyond ``length``. Another slot that begins with the same text may
             have a copy of it.
         distinct: no value occurs twice (the slots of a step's rows).
+        looks_ahead: of a tensor that follows the text: what it holds of a position depends on the token behind it too,
+            so that another text with the same beginning has one place less in common.
         initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
     """
 
@@ -47,6 +49,7 @@ class StateSpec:
     reset: bool = True
     distinct: bool = False
     initial: tuple[int, ...] = ()
+    looks_ahead: bool = False
 
     @property
     def per_slot(self) -> bool:
@@ -66,6 +69,7 @@ class StateSpec:
             self.per_slot and not self.reset,
             self.distinct,
             self.initial,
+            self.looks_ahead,
         )
 
 
@@ -83,6 +87,7 @@ class StateTensor:
     follows_text: bool
     distinct: bool
     initial: tuple[int, ...]
+    looks_ahead: bool = False
 
     @property
     def nbytes(self) -> int:

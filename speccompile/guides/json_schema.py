@@ -51,7 +51,8 @@ FORMATS = {
     "uri": rf"https?://{_HOST}(?::[0-9]{{1,4}})?(?:/{_PATH})*(?:\?{_PATH})?(?:#{_PATH})?",
     "email": rf"[A-Za-z0-9_%+-]+(?:\.[A-Za-z0-9_%+-]+)*@{_HOST}",
 }
-_CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
+# Without the marks around a text, which are no characters.
+_CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F\x{10FFFE}\x{10FFFF}]|\\["\\/bfnrt])'
 _SPACE = " ?"
 _COMMA = f"{_SPACE},{_SPACE}"
 
@@ -69,9 +70,14 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
         InvalidGuide: it is no schema, uses a keyword that a finite automaton cannot check, or nothing matches it.
         InvalidInput: the tokenizer does not tell the bytes of its tokens.
     """
-    schema = _as_dict(schema)
-    text = json.dumps(schema)
-    return guide_of(_Reader(schema, text).regex(schema, "the schema", ()), text, tokenizer)
+    given = _as_dict(schema)
+    try:
+        text = json.dumps(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidGuide(what=repr(given), reason=f"it is no JSON: {error}") from error
+    # As JSON has it: names are texts.
+    root: dict[str, Any] = json.loads(text)
+    return guide_of(_Reader(root, text).regex(root, "the schema", ()), text, tokenizer)
 
 
 def _as_dict(schema: Any) -> dict[str, Any]:
@@ -145,8 +151,8 @@ class _Reader:
     def _reference(self, name: Any, where: str, inside: tuple[str, ...]) -> str:
         place = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", name) if isinstance(name, str) else None
         target = None
-        if place:
-            target = self._root.get(place[1], {}).get(place[2].replace("~1", "/").replace("~0", "~"))
+        if place and isinstance(defined := self._root.get(place[1]), Mapping):
+            target = defined.get(place[2].replace("~1", "/").replace("~0", "~"))
         if target is None:
             self._refuse(where, f": $ref {name!r} leads nowhere; it has to be #/$defs/NAME or #/definitions/NAME")
         if name in inside:
@@ -197,7 +203,7 @@ class _Reader:
         if len(kinds) > 1:
             self._refuse(where, f": {' and '.join(kinds)} cannot be followed together")
         if "format" in schema:
-            if schema["format"] not in FORMATS:
+            if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
                 self._refuse(where, f": format {schema['format']!r} is not known; these are: {', '.join(FORMATS)}")
             return f'"(?:{FORMATS[schema["format"]]})"'
         if "pattern" in schema:
@@ -207,8 +213,8 @@ class _Reader:
     def _pattern(self, pattern: Any, where: str) -> str:
         if not isinstance(pattern, str):
             self._refuse(where, ": its pattern has to be a text")
-        byte_index(without_anchors(pattern), self._text)
-        pattern = without_anchors(pattern)
+        pattern = _as_schemas_mean_it(without_anchors(pattern))
+        byte_index(pattern, self._text)
         if _may_leave_the_string(pattern, self._text):
             reason = (
                 ": its pattern may match what JSON has to escape (a quote, a backslash, a control character): "
@@ -236,6 +242,8 @@ class _Reader:
         properties = schema.get("properties", {})
         if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
             self._refuse(where, ": properties have to be an object, and required a list")
+        if not all(isinstance(name, str) for name in required):
+            self._refuse(where, ": required has to be a list of names")
         if unknown := sorted(set(required) - properties.keys()):
             self._refuse(where, f": {', '.join(unknown)} is required and not among its properties")
         if "properties" not in schema:
@@ -303,6 +311,22 @@ def _is_of(value: Any, kind: str) -> bool:
         "object": Mapping,
     }
     return isinstance(value, types.get(kind, ()))
+
+
+# JSON schemas mean ECMA-262's expressions, in which these are ASCII, and in a class && is an & twice.
+_OTHERWISE = {
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[0-9A-Za-z_]",
+    r"\W": "[^0-9A-Za-z_]",
+    "&&": r"\&\&",
+    "~~": r"\~\~",
+}
+
+
+def _as_schemas_mean_it(pattern: str) -> str:
+    """The same expression as the automaton's builder reads it."""
+    return re.sub(r"\\.|&&|~~", lambda found: _OTHERWISE.get(found[0], found[0]), pattern, flags=re.DOTALL)
 
 
 def _may_leave_the_string(pattern: str, text: str) -> bool:

@@ -13,6 +13,9 @@ from speccompile.guides.token_bytes import token_bytes
 # Comes behind every text. outlines-core looks for the first match, as a search does, so that of `a|ab` it would know
 # `a` alone; with an end to reach it has to follow both.
 END = "\U0010ffff"
+# Comes in front of every text. outlines-core would follow matches from each place that looks like the beginning: as
+# many sets of them as a long text with quotes in it may have beginnings. Behind a mark there is one.
+START = "\U0010fffe"
 
 
 def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
@@ -39,19 +42,20 @@ def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Gui
     core, by_bytes = outlines_core(), token_bytes(tokenizer)
     size = 1 + max(tokenizer.get_vocab().values())
     # It also wants an EOS token; which ones a request has is known when it comes.
-    end, eos = size, size + 1
-    vocabulary = core.Vocabulary(eos, {**by_bytes, END.encode(): [*by_bytes.get(END.encode(), []), end]})
+    end, start, eos = size, size + 1, size + 2
+    marks = {mark.encode(): [*by_bytes.get(mark.encode(), []), token] for mark, token in ((END, end), (START, start))}
     try:
-        index = core.Index(f"(?:{pattern}){END}", vocabulary)
+        index = core.Index(f"{START}(?:{pattern}){END}", core.Vocabulary(eos, by_bytes | marks))
     except ValueError as error:
         raise InvalidGuide(what=text, reason=_reason(error)) from error
-    ended = index.get_final_states()
+    ended, moves_of = index.get_final_states(), index.get_transitions()
+    initial = moves_of.pop(index.get_initial_state())[start]
     transitions, final = {}, set()
-    for state, moves in index.get_transitions().items():
+    for state, moves in moves_of.items():
         if moves.get(end) in ended:
             final.add(state)
         transitions[state] = {token: to for token, to in moves.items() if token < size}
-    return Guide.of_transitions(text, index.get_initial_state(), transitions, final, size)
+    return Guide.of_transitions(text, initial, transitions, final, size)
 
 
 def byte_index(pattern: str, text: str) -> Any:

@@ -14,7 +14,8 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
-from speccompile.lowering.inductor import compiled_bodies, compiled_code, compiled_files, probe
+from speccompile.lowering.inductor import compiled_bodies, compiled_code, compiled_files
+from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.passes.printing import callable_of, load_python, to_python
 from speccompile.runtime.arena import Arena
@@ -97,7 +98,7 @@ class Inductor:
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "cpu":
-            probe()
+            instruction_sets()
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
         return self.load(to_python(graph, title), graph, title)

@@ -8,12 +8,10 @@ KV writes stay in place. Keys and values need example storages of their own, or 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from threading import Thread
 from types import ModuleType
 from typing import Any, cast
 
@@ -28,6 +26,7 @@ from speccompile.errors import LoweringError, told
 from speccompile.graph_capture.body import Body, size_of
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import primes_clear_of
+from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.lowering.machine import machine
 from speccompile.lowering.machine_code import install, machine_code
 from speccompile.passes.finished import sources
@@ -49,23 +48,6 @@ _code: dict[str, str] = {}
 
 # What other processes compiled, by the same names, until it is needed.
 _brought: dict[str, bytes] = {}
-
-
-@functools.cache
-def probe() -> Thread:
-    """Let Inductor find out, beside other work, what this CPU and compiler can do: it mostly waits for processes."""
-    # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
-    importlib.import_module("torch._inductor.codecache")
-    pick = importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa
-
-    def find() -> None:
-        # Whoever needs the answer asks again, and is told what is wrong.
-        with contextlib.suppress(Exception):
-            pick()
-
-    thread = Thread(target=find, name="speccompile-probe", daemon=True)
-    thread.start()
-    return thread
 
 
 def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
@@ -110,7 +92,7 @@ def _compiled(body: Body, device: torch.device) -> BodyFunction:
     if name not in _artifacts:
         if device.type == "cpu":
             # Asked while the thread is at it, Inductor would begin anew.
-            probe().join()
+            instruction_sets().join()
         data = _brought.pop(name, None) or CacheFolder().read(name)
         with _noting_code(name):
             _artifacts[name] = _function(_made(name, body, device) if data is None else _read(name, data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.cpu.library import load_cpu_ops, vector_name
+from speccompile.lowering.cpu.library import cpu_ops, lacking, load_cpu_ops, vector_name
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,19 @@ class Kernels:
     native: bool
     reason: str
     step_ops: bool = False
+
+    def settled(self) -> Kernels:
+        """What there is, once all of it is built; the ops can be called then."""
+        return self
+
+
+@dataclass(frozen=True)
+class _Coming(Kernels):
+    """The C++ ops while they are being built: what there most likely will be."""
+
+    def settled(self) -> Kernels:
+        missing = load_cpu_ops()
+        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}")
 
 
 STOCK = Kernels(False, "torch's own")
@@ -32,7 +45,12 @@ def choose_kernels(info: ModelInfo) -> Kernels:
         return ON_CUDA
     if info.device.type != "cpu":
         return STOCK
-    missing = load_cpu_ops()
+    missing = lacking()
     if missing:
-        return Kernels(False, f"torch's own: {missing}")
-    return Kernels(True, f"ours, in {vector_name()}")
+        return _stock(missing)
+    cpu_ops()
+    return _Coming(True, "ours")
+
+
+def _stock(missing: str) -> Kernels:
+    return Kernels(False, f"torch's own: {missing}")

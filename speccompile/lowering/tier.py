@@ -46,7 +46,7 @@ class TierKey:
 class Tier:
     """One immutable executable. It reads and writes weights and arena tensors and returns nothing.
 
-    ``draft_len`` is K; ``arguments`` are the tensors that every run is called with.
+    ``draft_len`` is K; ``arguments`` are the tensors that every run is called with; a split ``drafter`` runs in front.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Tier:
     executable: Callable[..., Any] = field(repr=False)
     arguments: tuple[torch.Tensor, ...] = field(repr=False)
     arena: Arena = field(repr=False)
+    drafter: Tier | None = field(default=None, repr=False)
 
     @property
     def stages(self) -> Stages:
@@ -76,6 +77,8 @@ class Tier:
 
     def run(self) -> None:
         """One step."""
+        if self.drafter is not None:
+            self.drafter.run()
         self.arena.record_call(self.name, self.argument_names, self.arguments)
         # A caller's autocast would change the dtypes that the step was built for.
         with torch.no_grad(), torch.autocast(self.arena.device.type, enabled=False):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
+from speccompile.graph_capture.draft_network import DraftNetwork
 from speccompile.graph_capture.state import K, N, StateSpec
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.drafts import ReadDrafts
 from speccompile.passes.propose import Propose
+
+#: A row's text and Kmax to at most so many draft tokens, or None.
+HostDraft = Callable[[list[int], int], Sequence[int] | None]
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,18 @@ class Mode(ABC):
     ready: ClassVar[bool] = False
     #: :meth:`sampled_draft_passes` leaves ``draft_probs`` where a rule looks at them.
     draft_probs: ClassVar[bool] = False
+    #: Where its drafter runs.
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    #: An option makes it :attr:`split`.
+    splits: ClassVar[bool] = False
     #: What must hold in a finished step, besides what every step has to have.
     goals: ClassVar[Facts] = facts()
+
+    @property
+    def host_draft(self) -> HostDraft | None:
+        """A drafter on the host, which proposes for each row in front of a step; such a mode has
+        :func:`proposal_state`. None for one that is part of the step."""
+        return None
 
     @classmethod
     def options(cls) -> list[str]:
@@ -41,6 +57,26 @@ class Mode(ABC):
         Raises:
             InvalidOption: with what would fit.
         """
+
+    def loaded(self, model: PreTrainedModel) -> Mode:
+        """The mode with what it has to load for the target ``model``, before any of its passes are asked for.
+
+        Raises:
+            UserError: it cannot draft for that target.
+        """
+        return self
+
+    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftNetwork | None:
+        """A network of the mode's own, which is captured beside the target ``model`` and copied into steps by
+        :func:`speccompile.passes.drafter.forward_drafter`. Its KV is state of the arena.
+
+        Args:
+            max_len: most tokens of a sequence.
+
+        Raises:
+            UserError: it cannot draft for that target.
+        """
+        return None
 
     def state(self) -> list[StateSpec]:
         """State tensors of the mode's own."""
@@ -65,9 +101,31 @@ class Mode(ABC):
         """Passes that run behind the commit, in every tier and in prefill: a drafter's own state."""
         return []
 
+    @property
+    def split(self) -> bool:
+        """The drafter runs in executables of its own, in front of the target's, and drafts pass through the arena:
+        :meth:`drafter_passes`. Otherwise it is part of the step."""
+        return False
+
+    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
+        """Of a split drafter: what runs in front of a tier, K = 0 included. The passes insert before
+        ``graph.anchors.start``, provide ``drafter_read``, unless the step itself does (``goals``), and, where there are
+        drafts, ``drafts_stored`` (with ``probabilities``, those too). None if nothing has to run."""
+        raise NotImplementedError
+
+    def drafter_chunk_passes(self, width: int) -> list[Pass]:
+        """Of a split drafter: the same in front of a prompt's chunk, which drafts nothing."""
+        raise NotImplementedError
+
     @abstractmethod
     def explain(self) -> str:
         """One sentence for people."""
+
+
+def proposal_state() -> list[StateSpec]:
+    """Where proposals wait for the next step."""
+    i64 = torch.int64
+    return [StateSpec("draft_tokens", (N, K), i64, low=0, high=2), StateSpec("draft_lens", (N,), i64, high=K + 1)]
 
 
 @dataclass(frozen=True)
@@ -102,12 +160,7 @@ class ReadyMode(Mode):
         """
 
     def state(self) -> list[StateSpec]:
-        i64 = torch.int64
-        return [
-            StateSpec("draft_tokens", (N, K), i64, low=0, high=2),
-            StateSpec("draft_lens", (N,), i64, high=K + 1),
-            *[StateSpec("draft_score", (N, K), torch.float32)] * self.scored,
-        ]
+        return [*proposal_state(), *[StateSpec("draft_score", (N, K), torch.float32)] * self.scored]
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [ReadDrafts(draft_len)]

@@ -10,14 +10,28 @@ from typing import Any, NoReturn
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
 from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.composed import Composed
+from speccompile.modes.draft_target import DraftTarget
+from speccompile.modes.eagle3 import Eagle3, Eagle3OneModel
 from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
 from speccompile.modes.suffix import Suffix
+from speccompile.modes.user_provided import UserProvided
 
 ENTRY_POINTS = "speccompile.modes"
 
-_modes: dict[str, type[Mode]] = {mode.name: mode for mode in (NoSpeculation, NGram, EarlyExit, Suffix)}
+BUILT_IN: tuple[type[Mode], ...] = (
+    NoSpeculation,
+    NGram,
+    EarlyExit,
+    Suffix,
+    DraftTarget,
+    UserProvided,
+    Eagle3OneModel,
+    Eagle3,
+)
+
+_modes: dict[str, type[Mode]] = {mode.name: mode for mode in BUILT_IN}
 
 
 def register(name: str, mode: type[Mode], *, replace: bool = False) -> None:

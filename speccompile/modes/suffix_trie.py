@@ -1,8 +1,8 @@
-"""A trie of all substrings of a text, up to a depth, with how often each occurs: what suffix decoding drafts from.
+"""A trie of all substrings of texts, up to a depth, with how often each occurs: what suffix decoding drafts from.
 
 After Oliaro et al., "SuffixDecoding" (2024), and Snowflake's ArcticInference. One token costs as many steps as the trie
-is deep, whatever the length of the text, and a text of S tokens has at most ``S * depth`` nodes: state is bounded, lies
-in the arena, and is the same whether a text came at once or token by token.
+is deep, whatever the length of the text, and S tokens have at most ``S * depth`` nodes: state is bounded, lies in the
+arena, and is the same whether a text came at once or token by token.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
-
 #: What is kept of a node.
 PARENT, TOKEN, COUNT, BEST = range(4)
+#: Between two texts that lie one behind the other.
+SEPARATOR = -1
+
+#: A text's suffixes as nodes of a trie, by length, ``[depth + 1]``: 0 where there is none, and for the empty one.
+Active = memoryview
 
 
 @dataclass(frozen=True)
@@ -38,69 +41,99 @@ class Speculation:
         return min(longest, int(matched * self.factor + self.offset + 1e-6), self.depth - matched)
 
 
+Proposal = tuple[list[int], list[float]]
+
+
+def expected(chances: Sequence[float]) -> float:
+    """How many drafts are expected to be right, added up in order (``sum`` of Python 3.12 rounds in another way)."""
+    total = 0.0
+    for chance in chances:
+        total += chance
+    return total
+
+
 class Trie:
-    """One slot's, over tables of the arena. Node 0 is the root, which counts nothing.
+    """One trie, over tables of the arena. Node 0 is the root, which counts nothing.
 
     Args:
-        used: ``[2]``, tokens that were read, and nodes.
-        active: ``[depth + 1]``, the nodes of the text's suffixes by length; 0 where there is none.
+        used: ``[2]``, tokens that were learned, and nodes.
         nodes: ``[4, nodes]``: parent, token, count and most frequent child of each, the newest of equals.
         index: a hash table from parent and token to node, 0 where it is empty.
     """
 
-    def __init__(self, used: torch.Tensor, active: torch.Tensor, nodes: torch.Tensor, index: torch.Tensor) -> None:
-        self._tables = used, active, nodes, index
+    def __init__(self, used: torch.Tensor, nodes: torch.Tensor, index: torch.Tensor) -> None:
+        self._tables = used, nodes, index
         # Element by element a memoryview is several times as fast as an array.
-        self._used, self._active, self._index = (table.numpy().data for table in (used, active, index))
+        self._used, self._index = used.numpy().data, index.numpy().data
         self._parent, self._token, self._count, self._best = (row.numpy().data for row in nodes)
 
     @property
-    def read(self) -> int:
+    def tokens(self) -> int:
         return int(self._used[0])
+
+    @property
+    def size(self) -> int:
+        """Nodes beside the root."""
+        return int(self._used[1])
 
     def clear(self) -> None:
         for table in self._tables:
             table.zero_()
 
-    def add(self, token: int) -> None:
-        """One more token of the text."""
-        active, count, best = self._active, self._count, self._best
-        read = self._used[0]
+    def learn(self, active: Active, token: int) -> None:
+        """One more token of the text whose suffixes are ``active``."""
+        count, best = self._count, self._best
         # Longest first: a child hangs on the suffix as it was without this token.
-        for depth in range(min(len(active) - 1, read + 1), 0, -1):
+        for depth in range(len(active) - 1, 0, -1):
             parent = active[depth - 1]
+            if depth > 1 and not parent:
+                continue
             child = self._child(parent, token)
             count[child] += 1
             if not best[parent] or count[child] >= count[best[parent]]:
                 best[parent] = child
             active[depth] = child
-        self._used[0] = read + 1
+        self._used[0] += 1
 
-    def _child(self, parent: int, token: int) -> int:
+    def follow(self, active: Active, token: int) -> None:
+        """The same of a text that is not learned from."""
+        for depth in range(len(active) - 1, 0, -1):
+            parent = active[depth - 1]
+            active[depth] = self._index[self._place(parent, token)] if depth == 1 or parent else 0
+
+    def _place(self, parent: int, token: int) -> int:
+        """Where the index has that child, or would have it."""
         index, size = self._index, len(self._index)
         place = (parent * 0x9E3779B1 + token * 0x85EBCA6B) % size
         while node := index[place]:
             if self._parent[node] == parent and self._token[node] == token:
-                return node
+                break
             place = place + 1 if place + 1 < size else 0
-        self._used[1] += 1
-        node = index[place] = self._used[1]
-        self._parent[node], self._token[node] = parent, token
-        return node
+        return place
 
-    def propose(self, longest: int, speculation: Speculation) -> tuple[list[int], list[float]]:
-        """At most ``longest`` drafts, and the cumulative probability of each; of all matches' the ones whose sum, which
-        is how many are expected to be right, is largest, of equals those behind the longer match."""
+    def _child(self, parent: int, token: int) -> int:
+        place = self._place(parent, token)
+        if not self._index[place]:
+            self._used[1] += 1
+            node = self._index[place] = self._used[1]
+            self._parent[node], self._token[node] = parent, token
+        return self._index[place]
+
+    def propose(self, active: Active, longest: int, speculation: Speculation) -> Proposal:
+        """At most ``longest`` drafts, and the cumulative probability of each; of all matches' the ones that expect most
+        right drafts, of equals those behind the longer match."""
         drafts: list[int] = []
         scores: list[float] = []
         score = 0.0
-        for matched in range(1, min(self.read, speculation.depth - 1) + 1):
-            found, chances = self._follow(self._active[matched], speculation.most(matched, longest), speculation.least)
-            if found and sum(chances) >= score:
-                drafts, scores, score = found, chances, sum(chances)
+        for matched in range(1, speculation.depth):
+            if not active[matched]:
+                continue
+            found, chances = self._path(active[matched], speculation.most(matched, longest), speculation.least)
+            if found and expected(chances) >= score:
+                drafts, scores, score = found, chances, expected(chances)
         return drafts, scores
 
-    def _follow(self, node: int, most: int, least: float) -> tuple[list[int], list[float]]:
+    def _path(self, node: int, most: int, least: float) -> Proposal:
         count, best, token = self._count, self._best, self._token
         drafts: list[int] = []
         chances: list[float] = []
@@ -115,24 +148,32 @@ class Trie:
         return drafts, chances
 
 
-def reference(text: Sequence[int], longest: int, speculation: Speculation) -> tuple[list[int], list[float]]:
-    """What :meth:`Trie.propose` proposes, by looking through the whole text again and again."""
+def search(learned: Sequence[Sequence[int]], known: Sequence[int], longest: int, speculation: Speculation) -> Proposal:
+    """What :meth:`Trie.propose` proposes behind the text ``known``, by looking through all texts that it ``learned``
+    again and again. They were learned one after another."""
     drafts: list[int] = []
     scores: list[float] = []
-    for matched in range(1, min(len(text), speculation.depth - 1) + 1):
-        found, chances = _searched(list(text), matched, speculation.most(matched, longest), speculation.least)
-        if found and sum(chances) >= sum(scores):
+    for matched in range(1, min(len(known), speculation.depth - 1) + 1):
+        most = speculation.most(matched, longest)
+        found, chances = _searched(learned, list(known[-matched:]), most, speculation.least)
+        if found and expected(chances) >= expected(scores):
             drafts, scores = found, chances
     return drafts, scores
 
 
-def _searched(text: list[int], matched: int, most: int, least: float) -> tuple[list[int], list[float]]:
+def _searched(learned: Sequence[Sequence[int]], pattern: list[int], most: int, least: float) -> Proposal:
     drafts: list[int] = []
     chances: list[float] = []
-    pattern, chance = text[-matched:], 1.0
+    chance = 1.0
     while len(drafts) < most:
-        ends = [end for end in range(len(pattern), len(text) + 1) if text[end - len(pattern) : end] == pattern]
-        followed = [text[end] for end in ends if end < len(text)]
+        width = len(pattern)
+        ends = [
+            (text, end)
+            for text in learned
+            for end in range(width, len(text) + 1)
+            if list(text[end - width : end]) == pattern
+        ]
+        followed = [text[end] for text, end in ends if end < len(text)]
         if not followed:
             break
         newest = {token: place for place, token in enumerate(followed)}
@@ -144,60 +185,3 @@ def _searched(text: list[int], matched: int, most: int, least: float) -> tuple[l
         chances.append(chance)
         pattern = [*pattern, token]
     return drafts, chances
-
-
-def draft(
-    used: torch.Tensor,
-    active: torch.Tensor,
-    nodes: torch.Tensor,
-    index: torch.Tensor,
-    slots: torch.Tensor,
-    tokens: torch.Tensor,
-    length: torch.Tensor,
-    longest: int,
-    factor: float,
-    offset: float,
-    least: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Read what is new of the rows' texts ``tokens [B, S]`` and ``length [B]`` into their slots' tries, and propose.
-
-    Returns:
-        Drafts, int64 ``[B, longest]``, how many there are, int64 ``[B]``, and their scores, float32 ``[B, longest]``.
-    """
-    speculation = Speculation(active.shape[1] - 1, factor, offset, least)
-    drafts, lens, scores = _empty(slots, longest)
-    lengths = length.tolist()
-    for row, slot in enumerate(slots.tolist()):
-        trie = Trie(used[slot], active[slot], nodes[slot], index[slot])
-        if trie.read > lengths[row]:
-            trie.clear()
-        for token in tokens[row, trie.read : lengths[row]].tolist():
-            trie.add(token)
-        found, chances = trie.propose(longest, speculation)
-        lens[row] = len(found)
-        drafts[row, : len(found)] = torch.tensor(found, dtype=drafts.dtype)
-        scores[row, : len(found)] = torch.tensor(chances, dtype=scores.dtype)
-    return drafts, lens, scores
-
-
-def _empty(slots: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = slots.shape[0]
-    return (
-        slots.new_zeros((rows, longest)),
-        slots.new_zeros(rows),
-        slots.new_zeros((rows, longest), dtype=torch.float32),
-    )
-
-
-def _fake(*arguments: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    slots, longest = arguments[4], arguments[7]
-    assert isinstance(slots, torch.Tensor) and isinstance(longest, int)
-    return _empty(slots, longest)
-
-
-_library.define(
-    "suffix_draft_(Tensor(a!) used, Tensor(b!) active, Tensor(c!) nodes, Tensor(d!) index, Tensor slots, "
-    "Tensor tokens, Tensor length, int longest, float factor, float offset, float least) -> (Tensor, Tensor, Tensor)"
-)
-_library.impl("suffix_draft_", draft, "CPU")
-torch.library.register_fake("speccompile::suffix_draft_", _fake, lib=_library)

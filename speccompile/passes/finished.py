@@ -21,7 +21,7 @@ import torch
 import transformers
 
 from speccompile.errors import PassError
-from speccompile.graph_capture.graph import Port
+from speccompile.graph_capture.graph import Port, StepGraph
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.passes.printing import to_python
 from speccompile.storage import Storage, digest
@@ -40,6 +40,7 @@ class FinishedStep:
         rows, width: B and T.
         stages: those of the model and of this pipeline.
         name: what it is stored under, None if it is not.
+        drafter: what a split drafter runs in front of it.
     """
 
     source: str = field(repr=False)
@@ -48,6 +49,7 @@ class FinishedStep:
     width: int
     stages: Stages = field(repr=False)
     name: str | None
+    drafter: FinishedStep | None = None
 
     def file(self) -> bytes:
         """What is stored of it."""
@@ -109,8 +111,9 @@ class StepMaker:
 
     def _read(self, pipeline: Pipeline, name: str, data: dict[str, Any]) -> FinishedStep:
         outlined, layout = self._outlined, self._outlined.layout
+        known = {**(outlined.drafter.ports if outlined.drafter else {}), **outlined.ports}
         ports = tuple(
-            outlined.ports[port] if port in outlined.ports else Port.of_state(layout.tensors[port], outlined.device)
+            known[port] if port in known else Port.of_state(layout.tensors[port], outlined.device)
             for port in data["ports"]
         )
         stages = self._made_later(pipeline, name, data["source"])
@@ -130,23 +133,26 @@ class StepMaker:
 
     @functools.cached_property
     def _start(self) -> str:
-        """Digest of the code and of all that passes may see of the outlined model: everything but weights' values."""
-        graph, anchors = self._outlined, self._outlined.anchors
-        nodes = [anchors.tokens, anchors.positions, anchors.start, *anchors.layers, anchors.final_norm, anchors.lm_head]
-        parts = [
-            sources(),
-            torch.__version__,
-            transformers.__version__,
-            to_python(graph, "the outlined model"),
-            repr([node.name for node in nodes]),
-            repr({name: node.name for name, node in graph.values.items()}),
-            repr([(node.name, node.meta.get("layer")) for node in graph.graph.nodes]),
-            repr(sorted(graph.facts)),
-            repr([sorted(graph.sizes.items()), graph.route, graph.device, graph.layout]),
-            repr([(port.name, port.path, port.own) for port in graph.ports.values()]),
-            repr([(body.name, body.dims, body.dtypes, sorted(body.mutates)) for body in graph.bodies.values()]),
-        ]
+        """Digest of the code, and of all that passes may see of the outlined model and the drafter."""
+        drafter = [] if self._outlined.drafter is None else _seen(self._outlined.drafter)
+        parts = [sources(), torch.__version__, transformers.__version__, *_seen(self._outlined), *drafter]
         return digest("\n".join(parts))
+
+
+def _seen(graph: StepGraph) -> list[str]:
+    """All that passes may see of an outlined model, but weights' values."""
+    anchors = graph.anchors
+    nodes = [anchors.tokens, anchors.positions, anchors.start, *anchors.layers, anchors.final_norm, anchors.lm_head]
+    return [
+        to_python(graph, "the outlined model"),
+        repr([node.name for node in nodes]),
+        repr({name: node.name for name, node in graph.values.items()}),
+        repr([(node.name, node.meta.get("layer")) for node in graph.graph.nodes]),
+        repr(sorted(graph.facts)),
+        repr([sorted(graph.sizes.items()), graph.route, graph.device, graph.layout]),
+        repr([(port.name, port.path, port.own) for port in graph.ports.values()]),
+        repr([(body.name, body.dims, body.dtypes, sorted(body.mutates)) for body in graph.bodies.values()]),
+    ]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from torch import fx
 
 from speccompile.errors import AnchorError
 from speccompile.graph_capture.body import Body
+from speccompile.graph_capture.draft_network import PREFIX
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.local_sizes import factors, keep_sizes_local
@@ -52,6 +53,7 @@ class OutlineLayers(Pass):
             name, region = owner[index]
             calls[region.live_out] = region.replace_by_call(graph, name, index, calls)
         graph.anchors = graph.anchors.mapped(lambda node: calls.get(node, node))
+        graph.values = {name: calls.get(node, node) for name, node in graph.values.items()}
         graph.remove_dead_code()
         layers = sum(len(members) for members in groups.values())
         return Changes(layers, f"{layers} decoder layers call {len(groups)} {'body' if len(groups) == 1 else 'bodies'}")
@@ -199,5 +201,6 @@ def _input_name(node: fx.Node, graph: StepGraph, is_hidden: bool, prefix: str) -
     if is_hidden:
         return "hidden"
     if _is_kv(node, graph):
-        return f"{node.name[0]}_cache"
+        # A drafter's have a prefix, and may share a body with the target's.
+        return f"{node.name.removeprefix(PREFIX)[0]}_cache"
     return node.name.removeprefix(prefix)

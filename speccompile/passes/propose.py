@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -28,12 +28,17 @@ class Propose(Pass):
         state: names of the mode's own state tensors.
         whole: the same as one op, for steps of such: takes ``tokens [N, S]``, ``length [N]`` and ``slots [B]``.
         scored: it also returns the drafts' scores, float32 ``[B, Kmax]``.
+        weights: tensors that ``propose`` takes behind those, by name.
+        drafter: what messages call it; ``advice`` ends the one about a function that cannot be traced.
     """
 
     propose: ProposeFunction
     state: tuple[str, ...] = ()
     whole: ProposeFunction | None = None
     scored: bool = False
+    weights: tuple[tuple[str, torch.Tensor], ...] = field(default=(), compare=False)
+    drafter: str = ""
+    advice: str = ""
 
     name: ClassVar[str] = "propose"
     looks_for: ClassVar[str] = "committed tokens"
@@ -44,6 +49,7 @@ class Propose(Pass):
         core = [graph.state(name) for name in ("tokens", "length", "limit", "draft_tokens", "draft_lens")]
         score = [graph.state("draft_score")] if self.scored else []
         own = [graph.state(name) for name in self.state]
+        weights = [graph.constant(name, value) for name, value in self.weights]
         whole = self.whole if uses_step_ops(graph) else None
         try:
             drafts, _ = graph.insert(
@@ -52,18 +58,20 @@ class Propose(Pass):
                 graph.values["slots"],
                 *score,
                 *own,
+                *weights,
                 propose=self.propose,
                 whole=whole,
                 longest=graph.layout.max_draft_len,
                 scored=self.scored,
+                stateful=bool(own),
             )
         except PassError:
             raise
         except Exception as error:
-            drafter = getattr(self.propose, "__qualname__", repr(self.propose))
+            drafter = self.drafter or getattr(self.propose, "__qualname__", repr(self.propose))
             raise PassError(
                 f"the drafter {drafter} cannot be traced into the step: {error}. It has to be plain PyTorch without "
-                "decisions on values; constants come from torch.arange, torch.full or state"
+                f"decisions on values; constants come from torch.arange, torch.full or state{self.advice}"
             ) from error
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
@@ -80,18 +88,20 @@ def propose_and_store(
     whole: ProposeFunction | None,
     longest: int,
     scored: bool,
+    stateful: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, which does the
     same in one op) says of the rows ``slots [B]``.
 
     Args:
-        others: ``draft_score [N, Kmax]`` if ``scored``, then the mode's own state.
+        others: ``draft_score [N, Kmax]`` if ``scored``, then the mode's own state and weights.
+        stateful: ``propose`` takes the slots in front of these.
 
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
     """
     kept, own_state = others[: int(scored)], others[int(scored) :]
-    own = (slots, *own_state) if own_state else ()
+    own = (slots, *own_state) if stateful else own_state
     if whole is not None:
         proposal = whole(tokens, length, slots, draft_len=longest)
     else:

@@ -3,6 +3,7 @@
 from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, LearningPolicy, Policy, Row, Upcoming, start
 from speccompile.policies.cost import Cost
 from speccompile.policies.costs import CostTable, RunningCosts, TierCost
+from speccompile.policies.default import default_policy
 from speccompile.policies.ema import Ema
 from speccompile.policies.fixed import Fixed
 from speccompile.policies.gate import Gate
@@ -28,6 +29,7 @@ __all__ = [
     "TierCost",
     "Upcoming",
     "check_tier",
+    "default_policy",
     "parse_policy",
     "start",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from speccompile.policies.base import Done, Row
 
 #: What an old observation still counts when a new one comes. The fast one notices that things have changed.
-SLOW, FAST = 0.95, 0.8
+SLOW, FAST = 0.97, 0.8
 #: So many standard deviations of the fast mean are a change, not chance.
 CHANGE = 3.0
 #: Of drafts at a position that nobody has seen yet: what is believed, and for how many observations that counts.

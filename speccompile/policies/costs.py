@@ -43,6 +43,10 @@ class CostTable:
         """Milliseconds of a step of ``live_rows`` rows whose mean context is ``context``."""
         return self.entries[self.rows(live_rows), draft_len].at(context)
 
+    def told(self, live_rows: int) -> str:
+        """What it says of so many rows, for people."""
+        return ", ".join(f"{self.ms(live_rows, k):.1f} ms at K={k}" for k in self.draft_lens)
+
     def as_json(self) -> list[list[float]]:
         """``[rows, K, fixed, per_token]`` of each entry."""
         return [[rows, k, cost.fixed, cost.per_token] for (rows, k), cost in sorted(self.entries.items())]

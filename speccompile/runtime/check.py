@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from speccompile.lowering.cpu.rounded import as_packed
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.generate import decode
+from speccompile.runtime.policy import Fixed
+from speccompile.runtime.request import Params
+from speccompile.runtime.target import Target
 from speccompile.sampling.user import Processor
+
+Reference = Literal["transformers", "plain"]
 
 #: Stands for the token where a text has none any more.
 END = -1
+#: Share of an embedding that is in its last bits, and how many times they are shaken.
+LAST_BITS = 1e-7
+SHAKEN = 4
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,8 @@ class Difference:
 
     ``position`` counts new tokens from 0. ``logit_change`` is the distance, in the model's own logits at that place, of
     the token that ought to have come from the one that did: the smallest change of one logit that explains it.
+    ``rounding`` is how far that distance moves when the last bits of the model's embeddings do: tiny, unless the model
+    rounds its inputs as it goes (``weights="int8"``).
     """
 
     prompt: int
@@ -28,11 +41,13 @@ class Difference:
     expected: int
     got: int
     logit_change: float
+    rounding: float = 0.0
 
     def __str__(self) -> str:
+        alone = f", of which rounding alone makes {self.rounding:.3g}" if self.rounding else ""
         return (
             f"prompt {self.prompt}: new token {self.position} is {self.got}, expected {self.expected}; "
-            f"explained by a logit change of {self.logit_change:.3g}"
+            f"explained by a logit change of {self.logit_change:.3g}{alone}"
         )
 
 
@@ -56,6 +71,41 @@ class CheckReport:
         equal = self.prompts - len(self.differences)
         lines = [f"{equal} of {self.prompts} texts equal those of {self.reference}"]
         return "\n".join([*lines, *(str(difference) for difference in self.differences)])
+
+
+def check_texts(
+    engine: Engine,
+    target: Target,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    eos: list[int],
+    against: Reference,
+) -> CheckReport:
+    """Decode each of ``prompts`` alone, by ``engine`` and by what it is held against."""
+    processors = [processor.original for processor in target.processors]
+    differences = []
+    for index, prompt in enumerate(prompts):
+        room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
+        # Each text from its prompt on: KV of the judged one must not reach the reference.
+        sampling = target.sampling("check", {}, do_sample=False, seed=None, eos=eos)
+        params = Params(room, tuple(eos), sampling, patient=True, reuse=False)
+        got = decode(engine, [prompt], params)[0].new_tokens
+        if against == "transformers":
+            with as_packed(target.packs):
+                expected = transformers_greedy(target.model, prompt, room, eos, processors)
+        else:
+            policy, engine.policy = engine.policy, Fixed(0)
+            try:
+                expected = decode(engine, [prompt], params)[0].new_tokens
+            finally:
+                engine.policy = policy
+        with as_packed(target.packs):
+            rounds = target.packs.form == "int8"
+            difference = first_difference(target.model, index, prompt, expected, got, processors, rounds=rounds)
+        if difference is not None:
+            differences.append(difference)
+    name = "transformers' greedy generate" if against == "transformers" else "the K=0 tier"
+    return CheckReport(len(prompts), name, tuple(differences))
 
 
 def transformers_greedy(
@@ -88,8 +138,13 @@ def first_difference(
     expected: list[int],
     got: list[int],
     processors: Sequence[Processor] = (),
+    *,
+    rounds: bool = False,
 ) -> Difference | None:
-    """The first place where two continuations of ``prompt`` part, or None."""
+    """The first place where two continuations of ``prompt`` part, or None.
+
+    ``rounds`` asks how much rounding has to do with it.
+    """
     if expected == got:
         return None
     shorter = min(len(expected), len(got))
@@ -99,10 +154,32 @@ def first_difference(
         wanted, seen = (text[position] if position < len(text) else END for text in (expected, got))
         return Difference(index, position, wanted, seen, float("inf"))
     context = torch.tensor([prompt + expected[:position]], device=model.device)
-    with torch.no_grad():
-        scores = model(input_ids=context, use_cache=False).logits[:, -1].float()
-        for processor in processors:
-            scores = processor(context, scores)
+
+    def distance() -> float:
+        with torch.no_grad():
+            scores = model(input_ids=context, use_cache=False).logits[:, -1].float()
+            for processor in processors:
+                scores = processor(context, scores)
         logits = scores[0].double()
-    change = float((logits[expected[position]] - logits[got[position]]).abs())
-    return Difference(index, position, expected[position], got[position], change)
+        return float(logits[expected[position]] - logits[got[position]])
+
+    plain = distance()
+    rounding = max(abs(shaken - plain) for shaken in _shaken(model, distance)) if rounds else 0.0
+    return Difference(index, position, expected[position], got[position], abs(plain), rounding)
+
+
+def _shaken(model: PreTrainedModel, compute: Callable[[], float]) -> list[float]:
+    """What ``compute`` has when the last bits of the embeddings are others."""
+    generator = torch.Generator(model.device).manual_seed(0)
+
+    def shake(_module: torch.nn.Module, _inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(embedded.shape, generator=generator, device=embedded.device)
+        # In half precision the last bit is a larger one.
+        share = max(LAST_BITS, torch.finfo(embedded.dtype).eps)
+        return embedded * (1 + share * noise).to(embedded.dtype)
+
+    handle = model.get_input_embeddings().register_forward_hook(shake)
+    try:
+        return [compute() for _ in range(SHAKEN)]
+    finally:
+        handle.remove()

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InvalidOption
 from speccompile.plain import plain
-from speccompile.runtime.inputs import check_num_draft_tokens, check_options, read_count, read_prompt
+from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
 from speccompile.runtime.interrupts import deferred_interrupts
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.records import Records, Wanted, check_flag, check_kept
@@ -61,7 +61,7 @@ class Engine(Turns):
         self,
         ids: Sequence[int] | torch.Tensor,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         eos_token_id: EosTokens = None,
         stop: str | Sequence[str] | None = None,
         stopping_criteria: Any = None,
@@ -81,7 +81,8 @@ class Engine(Turns):
 
         Args:
             ids: token ids ``[P]`` or ``[1, P]``.
-            max_new_tokens: most new tokens. A request also ends at ``max_len``.
+            max_new_tokens: most new tokens; None is what the model's generation_config says (``max_new_tokens``, or
+                ``max_length`` with the prompt), else 128. A request also ends at ``max_len``.
             eos_token_id: one or several ids that end it; None takes those of the model's generation_config.
             stop: text or texts that end it, with the token that completes one; needs ``tokenizer``.
             stopping_criteria: transformers' ``StoppingCriteria``, one or several, asked after each token with this
@@ -123,14 +124,14 @@ class Engine(Turns):
         check_options("submit", options, others)
         self._target.check()
         prompt = read_prompt(ids, 0, self.arena.layout)
-        max_new_tokens = read_count("submit", "max_new_tokens", max_new_tokens)
+        max_new_tokens = self._target.new_tokens("submit", max_new_tokens, len(prompt))
         check_streamer(streamer)
         check_tokenizer(tokenizer)
         priority = plain(priority)
         if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
             reason = f"it has to be an int in {-(2**63)} .. {2**63 - 1}"
             raise InvalidOption(where="submit", name="priority", value=priority, reason=reason)
-        check_num_draft_tokens("submit", num_draft_tokens, self.arena.layout)
+        num_draft_tokens = read_num_draft_tokens("submit", num_draft_tokens, self.arena.layout)
         check_flag("submit", "logprobs", logprobs)
         check_flag("submit", "prompt_logprobs", prompt_logprobs)
         check_kept("submit", "output_logits", output_logits, self.arena)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig
@@ -70,12 +70,14 @@ def check_generation_config(config: GenerationConfig) -> None:
             )
 
 
-def check_num_draft_tokens(where: str, value: Any, layout: Layout) -> None:
+def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
     """Raises InvalidOption."""
+    value = plain(given)
     good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layout.max_draft_len
     if not (good or value is None):
         reason = f"it has to be an int in 0 .. {layout.max_draft_len}, the largest tier, or None for no limit"
-        raise InvalidOption(where=where, name="num_draft_tokens", value=value, reason=reason)
+        raise InvalidOption(where=where, name="num_draft_tokens", value=given, reason=reason)
+    return cast("int | None", value)
 
 
 def check_options(where: str, options: Mapping[str, Any], others: str) -> None:

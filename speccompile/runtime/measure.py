@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,42 +13,72 @@ from speccompile.policies.costs import CostTable, TierCost
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
 
-#: Timed runs of a tier at a context, behind one that is not timed.
-REPEATS = 5
+#: Timed runs of a tier, behind one that is not timed.
+REPEATS = 2
+#: Seconds after which nothing is run again: of steps that take so long one run says enough.
+ENOUGH = 2.0
 #: Tokens of the longer of the two contexts, if a slot has that many.
 LONG = 512
 
+Timed = Mapping[tuple[int, int], Tier]
+
 
 def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier]) -> CostTable:
-    """Milliseconds of every tier, at two contexts. Nothing of a live slot changes.
+    """Milliseconds of every tier: a first guess, which :class:`~speccompile.policies.costs.RunningCosts` corrects.
+    Nothing of a live slot changes.
 
-    Of the kinds of a tier the first is timed: what others do besides is the same at every draft length. Tiers take
-    turns, so that what slows the machine for a while slows them all.
+    It is made in front of somebody's first step, and so has to be quick: only the fewest and the most rows are timed,
+    what lies between them lies on a line, and a longer context is tried with the smallest and the largest draft length.
+    Of the kinds of a tier the first is timed: what others do besides is the same at every draft length.
     """
     kind = next(kind for kind in KINDS if any(built == kind for _, _, built in tiers))
-    timed = {(rows, draft_len): tier for (draft_len, rows, built), tier in tiers.items() if built == kind}
+    own = {(rows, draft_len): tier for (draft_len, rows, built), tier in tiers.items() if built == kind}
+    counts, draft_lens = ({key[part] for key in own} for part in (0, 1))
+    timed = {key: tier for key, tier in own.items() if key[0] in (min(counts), max(counts))}
+    ends = {key: tier for key, tier in timed.items() if key[1] in (min(draft_lens), max(draft_lens))}
     contexts = (1, max(2, min(LONG, arena.layout.max_len // 2)))
+    enough = time.perf_counter() + ENOUGH
     with task("time the tiers"), _dummy_rows(arena):
-        short, long = (_seconds(arena, timed, context) for context in contexts)
-    return CostTable({key: _cost(short[key], long[key], contexts[1] - contexts[0]) for key in timed})
+        short = _seconds(arena, timed, contexts[0], enough)
+        long = _seconds(arena, ends, contexts[1], enough) if time.perf_counter() < enough else {}
+    tokens = contexts[1] - contexts[0]
+    slopes = {key: max(0.0, seconds - short[key]) / tokens for key, seconds in long.items()}
+    return CostTable({key: TierCost(1e3 * _between(key, short), 1e3 * _between(key, slopes)) for key in own})
 
 
-def _cost(short: float, long: float, tokens: int) -> TierCost:
-    return TierCost(1e3 * short, max(0.0, 1e3 * (long - short) / tokens))
+def _between(key: tuple[int, int], known: Mapping[tuple[int, int], float]) -> float:
+    """The value at ``key``, rows and draft length, on lines between the known ones around it; 0 where none is known."""
+    if not known:
+        return 0.0
+    rows, draft_len = key
+    columns = {}
+    for count in {count for count, _ in known}:
+        columns[count] = _on_line(draft_len, {k: value for (own, k), value in known.items() if own == count})
+    return _on_line(rows, columns)
 
 
-def _seconds(arena: Arena, tiers: Mapping[tuple[int, int], Tier], context: int) -> dict[tuple[int, int], float]:
+def _on_line(place: int, known: Mapping[int, float]) -> float:
+    below = max(at for at in known if at <= place)
+    above = min(at for at in known if at >= place)
+    share = (place - below) / (above - below) if above > below else 0.0
+    return known[below] + share * (known[above] - known[below])
+
+
+def _seconds(arena: Arena, tiers: Timed, context: int, enough: float) -> dict[tuple[int, int], float]:
+    """The shortest run of each, the first left out where there are others. Tiers take turns, so that what slows the
+    machine for a while slows them all."""
     arena["length"][arena.layout.dummy_slot] = context
-    taken: dict[tuple[int, int], list[float]] = {key: [] for key in tiers}
+    taken: dict[tuple[int, int], list[float]] = {}
     for turn in range(REPEATS + 1):
+        if turn and time.perf_counter() > enough:
+            break
         for key, tier in tiers.items():
             started = time.perf_counter()
             tier.run()
             if arena.device.type == "cuda":
                 torch.cuda.synchronize(arena.device)
-            if turn:
-                taken[key].append(time.perf_counter() - started)
-    return {key: statistics.median(values) for key, values in taken.items()}
+            taken.setdefault(key, []).append(time.perf_counter() - started)
+    return {key: min(values[1:] or values) for key, values in taken.items()}
 
 
 @contextmanager

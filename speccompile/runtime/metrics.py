@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from speccompile.errors import InvalidOption
-from speccompile.runtime.stats import Stats
+from speccompile.runtime.stats import SHARES, Stats
 
 #: Counters of :class:`Stats`, by the name that Prometheus shows (with ``speccompile_`` in front).
 TOTALS = {
@@ -20,6 +21,7 @@ TOTALS = {
     "prefill_passes": "Prompt chunks that were read.",
     "prefill_tokens": "Prompt tokens that were read.",
     "reused_tokens": "Prompt tokens whose KV was there already.",
+    "ended_requests": "Requests that have ended.",
 }
 
 
@@ -38,6 +40,7 @@ def prometheus_text(stats: Stats) -> str:
     class Collector:
         def collect(self) -> Iterator[Any]:
             yield from _families(core.CounterMetricFamily, stats)
+            yield _of_requests(core.HistogramMetricFamily, stats)
 
     registry = CollectorRegistry()
     registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
@@ -60,6 +63,17 @@ def _families(family: Any, stats: Stats) -> Iterator[Any]:
     for name, (what, counts) in by_position.items():
         metric = family(f"speccompile_{name}", what, labels=["position"])
         yield _labelled(metric, dict(enumerate(counts, 1)))
+
+
+def _of_requests(family: Any, stats: Stats) -> Any:
+    what = "Share of a request's drafts at a position that was accepted, over the requests that have ended."
+    metric = family("speccompile_request_accepted_share", what, labels=["position"])
+    for position, counts in enumerate(stats.request_shares):
+        below = itertools.accumulate(counts)
+        bounds = [str(bound) for bound in SHARES[:-1]] + ["+Inf"]
+        buckets = [(bound, float(count)) for bound, count in zip(bounds, below, strict=True)]
+        metric.add_metric([str(position + 1)], buckets, stats.request_share_sums[position])
+    return metric
 
 
 def _labelled(metric: Any, values: dict[int, Any]) -> Any:

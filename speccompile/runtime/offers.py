@@ -9,13 +9,16 @@ from speccompile.runtime.arena import Arena
 from speccompile.runtime.request import Request
 
 
-def offers(rows: Sequence[Request], arena: Arena, longest: int, *, ready: bool, scores: bool) -> list[Row]:
+def offers(
+    rows: Sequence[Request], arena: Arena, longest: int, *, ready: bool, scores: bool, reach: int | None = None
+) -> list[Row]:
     """One for each row: how many drafts a step could judge for it.
 
     Args:
         longest: the largest draft length.
         ready: the drafter has proposed, and says so in the arena.
         scores: read what it thinks of its proposals, if it says that.
+        reach: most tokens of a text that the drafter reads; None is as many as there may be.
     """
     lens = arena["draft_lens"].tolist() if ready and "draft_lens" in arena else None
     told = arena["draft_score"].tolist() if scores and ready and "draft_score" in arena else None
@@ -26,6 +29,8 @@ def offers(rows: Sequence[Request], arena: Arena, longest: int, *, ready: bool, 
             count = min(longest, lens[request.slot])
         else:
             count = 0 if ready else max(0, min(longest, request.room - 1))
+        if reach is not None:
+            count = max(0, min(count, reach - 1 - context))
         if request.params.num_draft_tokens is not None:
             count = min(count, request.params.num_draft_tokens)
         said = () if told is None else tuple(told[request.slot][:count])

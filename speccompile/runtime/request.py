@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidOption, RequestFailed, told
 from speccompile.lowering.tier import Kind
+from speccompile.plain import plain
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.stats import RequestStats
@@ -184,6 +185,7 @@ class Request:
             RequestFailed: it ended with an error of its own, which is the cause.
             TimeoutError: it has not ended in time.
         """
+        timeout = plain(timeout)
         if timeout is not None and not (isinstance(timeout, int | float) and timeout == timeout):
             raise InvalidOption(where="result", name="timeout", value=timeout, reason="it has to be seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -191,7 +193,8 @@ class Request:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"the request has not ended within {timeout} s")
-            self._driver.wait(self, len(self.new_tokens), left)
+            # No wait is longer than that, for a lock.
+            self._driver.wait(self, len(self.new_tokens), None if left is None else min(left, threading.TIMEOUT_MAX))
         self._raise_error()
         tokens = list(self.new_tokens)
         tokenizer = self.params.tokenizer

@@ -26,6 +26,8 @@ class Slots:
         self._state_of_weights = state_of_weights
         self._reuse = reuse
         self._clear = clear
+        # Places at the end of a known beginning that depend on what came behind it there.
+        self._lag = int(any(tensor.looks_ahead for tensor in arena.layout.tensors.values()))
         self._weights: dict[int, Hashable] = {}
         self._owners: dict[int, Request] = {}
         # Least recently used first, with the tokens whose KV each one holds.
@@ -82,7 +84,7 @@ class Slots:
         last token is left to be computed: its logits choose the first new one."""
         texts = self._free | {slot: _text_with_kv(request) for slot, request in self._owners.items()}
         lengths = {
-            slot: _shared(prompt, text, len(prompt) - 1)
+            slot: max(0, _shared(prompt, text, len(prompt) - 1) - self._lag)
             for slot, text in texts.items()
             if self._weights.get(slot) == weights
         }
@@ -91,7 +93,7 @@ class Slots:
         def preference(slot: int) -> tuple[int, bool, bool]:
             # Of equals, a free slot: its KV need not be copied. Of these, one that holds no more: nothing is given up.
             free = slot in self._free
-            return lengths[slot], free and len(self._free[slot]) == lengths[slot], free
+            return lengths[slot], free and len(self._free[slot]) == lengths[slot] + self._lag, free
 
         source = max(lengths, key=preference, default=-1)
         return source, lengths.get(source, 0)
@@ -99,7 +101,7 @@ class Slots:
     def _choose(self, source: int, shared: int) -> int:
         """The source itself, if it is free and its text goes on as the prompt does; else the one that is missed least,
         so that a beginning which many prompts share stays known."""
-        if source in self._free and shared and shared == len(self._free[source]):
+        if source in self._free and shared and shared + self._lag == len(self._free[source]):
             return source
         empty = [slot for slot, text in self._free.items() if not text]
         others = [slot for slot in self._free if slot != source]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+#: Upper bounds of the histograms of requests' accepted shares.
+SHARES = tuple(tenth / 10 for tenth in range(11))
+
 
 @dataclass
 class Counters:
@@ -72,6 +75,8 @@ class Stats(Counters):
     steps by draft length, ``rows_steps`` by the row count of the executable; ``tier_seconds`` are what those
     took, launch and results. In ``no_proposal_steps`` no row had a draft to judge, whatever the tier.
     ``prefill_tokens`` are those read in ``prefill_passes`` and along with decode steps.
+    ``request_shares[j]`` are the ended requests that had a draft at position j, by the share of these that was
+    accepted: so many in each range that ends at one of :data:`SHARES`; ``request_share_sums[j]`` are these shares' sum.
     """
 
     steps: int = 0
@@ -84,6 +89,19 @@ class Stats(Counters):
     rows_steps: dict[int, int] = field(default_factory=dict)
     tier_seconds: dict[int, float] = field(default_factory=dict)
     requests: list[RequestStats] = field(default_factory=list)
+    ended_requests: int = 0
+    request_shares: list[list[int]] = field(init=False)
+    request_share_sums: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.request_shares = [[0] * len(SHARES) for _ in range(self.max_draft_len)]
+        self.request_share_sums = [0.0] * self.max_draft_len
+
+    @property
+    def tier_residency(self) -> dict[int, float]:
+        """Share of the steps that each tier ran, by draft length."""
+        return {draft_len: count / self.steps for draft_len, count in sorted(self.tier_steps.items())}
 
     def reset(self) -> None:
         self.__init__(self.max_draft_len)  # type: ignore[misc]
@@ -97,6 +115,14 @@ class Stats(Counters):
 
     def count_seconds(self, draft_len: int, seconds: float) -> None:
         self.tier_seconds[draft_len] = self.tier_seconds.get(draft_len, 0.0) + seconds
+
+    def count_request(self, request: RequestStats) -> None:
+        """A request has ended."""
+        self.ended_requests += 1
+        for position, (share, proposed) in enumerate(zip(request.per_position, request.proposed_at, strict=True)):
+            if proposed:
+                self.request_shares[position][next(i for i, bound in enumerate(SHARES) if share <= bound)] += 1
+                self.request_share_sums[position] += share
 
     def count_prefill(self, tokens: int) -> None:
         self.prefill_passes += 1

@@ -13,8 +13,10 @@ from functools import partial
 
 from speccompile.errors import UndecidedLogits
 from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier, TierName
+from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy, Row
 from speccompile.runtime.arena import Arena
+from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.measure import measure_tiers
 from speccompile.runtime.offers import done_of, offers
 from speccompile.runtime.options import EngineOptions
@@ -62,6 +64,8 @@ class Stepper:
         options: of the engine.
         one_shape: all steps and chunks run one shape, so that a text depends in no bit on what else ran.
         reads_dead_places: attention also reads places of a slot that its text has not reached, and hides them.
+        host_draft: a drafter on the host, asked in front of each step.
+        reach: most tokens of a text that the mode's own network reads; None is all of it.
         state_of_weights: differs from before when the weights were changed.
     """
 
@@ -79,6 +83,8 @@ class Stepper:
         one_shape: bool,
         reads_dead_places: bool,
         state_of_weights: Callable[[], Hashable],
+        host_draft: HostDraft | None = None,
+        reach: int | None = None,
     ) -> None:
         self.arena = arena
         self.tiers = dict(sorted(executables.tiers.items()))
@@ -96,12 +102,12 @@ class Stepper:
         self.policies = Policies(
             policy, self.draft_lens, ready=ready, measure=lambda: measure_tiers(self.arena, self.tiers)
         )
-        self.policies.prepare()
         self.tier = next(iter(self.tiers.values()))
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.
         #: Only where it runs beside the host, and where nothing of a step decides which tier comes next, or has to be
         #: cleared in front of it.
-        waits = (ready and "draft_lens" in arena) or reads_dead_places
+        self.host_drafter = None if host_draft is None else HostDrafter(host_draft, arena)
+        waits = (ready and "draft_lens" in arena) or reads_dead_places or host_draft is not None
         self.late = arena.device.type == "cuda" and not waits
         self.prefill_budget = PrefillBudget(
             sorted({width for width, _ in self.prefill_tiers}), options.prefill_budget, fixed=one_shape
@@ -111,6 +117,7 @@ class Stepper:
         self.slots = Slots(arena, state_of_weights, reuse=self.prefix_reuse, clear=reads_dead_places)
         self.waiting = WaitingQueue(options.max_waiting)
         self._reads_dead_places = reads_dead_places
+        self._reach = reach
         self._rows: list[Request] = []
         # Rows whose drafts made their logits NaN: they go on without.
         self._stuck: set[Request] = set()
@@ -160,12 +167,15 @@ class Stepper:
         return self._tier_for(self._offers(), self.mixed_tiers if mixed else self.tiers)
 
     def _offers(self) -> list[Row]:
-        return offers(self._rows, self.arena, self.draft_lens[-1], ready=self.ready, scores=self.policies.learns)
+        scores, reach = self.policies.learns, self._reach
+        return offers(self._rows, self.arena, self.draft_lens[-1], ready=self.ready, scores=scores, reach=reach)
 
     def _tier_for(self, offered: list[Row], tiers: Mapping[TierName, Tier]) -> Tier:
         live = len(self._rows)
         draft_len = self.policies.choose(offered, len(self._flights))
-        if self._stuck or any(request.asks is not None for request in self._rows):
+        # Behind its reach a network drafts for nobody.
+        behind = self._reach is not None and not any(row.draft_len for row in offered)
+        if self._stuck or behind or any(request.asks is not None for request in self._rows):
             draft_len = 0
         elif self.ready:
             proposed = max((row.draft_len for row in offered), default=0)
@@ -209,7 +219,17 @@ class Stepper:
         for request in asking:
             if not request.finished:
                 self._ask(request)
+        if self.host_drafter is not None:
+            for request in list(self._rows):
+                self._propose(self.host_drafter, request)
         return list(self._rows)
+
+    def _propose(self, drafter: HostDrafter, request: Request) -> None:
+        """Have its slot's drafts made on the host; what fails there is its own failure."""
+        try:
+            drafter.propose(request)
+        except BaseException as error:
+            self._fail([request], error)
 
     def _ask(self, request: Request) -> None:
         """Have its slot told what may come behind its text; what fails there is its own failure."""
@@ -468,6 +488,7 @@ class Stepper:
         if ended:
             self._bind_rows()
         for request in ended:
+            self.stats.count_request(request.stats)
             try:
                 request.close()
             except BaseException as error:

@@ -12,12 +12,14 @@ from speccompile.acceptance import Rule
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.support import named_tensors
 from speccompile.lowering.cpu.packing import WeightPacks
-from speccompile.runtime.inputs import check_generation_config, token_list
+from speccompile.runtime.inputs import check_generation_config, read_count, token_list
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.user import UserProcessor
 
 #: Options that say of every token which ones are allowed.
 GUIDED = ("guide", "prefix_allowed_tokens_fn")
+#: New tokens of a request that says nothing, where the model's generation_config does not either.
+NEW_TOKENS = 128
 #: Values of each weight that a change is looked for in.
 SAMPLES = 4
 
@@ -87,8 +89,35 @@ class Target:
         return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
 
     def eos(self, given: EosTokens) -> list[int]:
-        """The given EOS ids; for None, those of the model's generation_config."""
-        return token_list(self.model.generation_config.eos_token_id if given is None else given)
+        """The given EOS ids; for None, those of the model's generation_config, save what its vocabulary has not.
+
+        Raises:
+            InvalidInput, TooManyEosTokens: they are no token ids of the model.
+        """
+        if given is None:
+            ids = token_list(self.model.generation_config.eos_token_id)
+            return [token for token in ids if 0 <= token < self._vocab_size]
+        ids = token_list(given)
+        if wrong := [token for token in ids if not 0 <= token < self._vocab_size]:
+            reason = f"{wrong[0]} is no token id (0 .. {self._vocab_size - 1}); use [] for none"
+            raise InvalidInput(name="eos_token_id", reason=reason)
+        return ids
+
+    def new_tokens(self, where: str, given: Any, prompt_length: int) -> int:
+        """The given ``max_new_tokens``; for None, what the model's generation_config says, or else ``NEW_TOKENS``.
+
+        Raises:
+            InvalidOption: it is no whole number of at least 1.
+        """
+        config = self.model.generation_config
+        if given is None and config.max_new_tokens is None and config.max_length is not None:
+            room = read_count("the model's generation_config", "max_length", config.max_length) - prompt_length
+            if room < 1:
+                reason = f"the prompt has {prompt_length} tokens already; give max_new_tokens"
+                raise InvalidOption(where=where, name="max_length", value=config.max_length, reason=reason)
+            return room
+        said = config.max_new_tokens if given is None else given
+        return read_count(where, "max_new_tokens", NEW_TOKENS if said is None else said)
 
     def sampling(
         self, where: str, options: Mapping[str, Any], *, do_sample: bool | None, seed: int | None, eos: list[int]

@@ -10,6 +10,7 @@ import torch
 
 from speccompile.errors import InvalidInput
 from speccompile.graph_capture.state import N, StateSpec, V
+from speccompile.plain import plain
 from speccompile.sampling.base import Option, Processor, token_problem
 
 #: (row of the batch, text so far int64 [P + new]) -> ids of the tokens that may come.
@@ -52,6 +53,7 @@ def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) 
         )
     ids = returned.tolist() if isinstance(returned, torch.Tensor | np.ndarray) else list(returned)
     ids = ids if isinstance(ids, list) else [ids]
+    ids = [item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else plain(item) for item in ids]
     if not ids:
         raise InvalidInput(
             name="prefix_allowed_tokens_fn", reason="it returned no token; one at least has to be allowed"

@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph_capture.state import N, StateSpec
 from speccompile.sampling.base import Option, number
-from speccompile.sampling.keep_greatest import Greatest, KeepGreatest
+from speccompile.sampling.keep_greatest import KeepGreatest, Scans
 
 
 class MinP(KeepGreatest):
@@ -22,5 +22,5 @@ class MinP(KeepGreatest):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"min_p": float(values["min_p"])}
 
-    def threshold(self, scores: torch.Tensor, greatest: Greatest, *state: torch.Tensor) -> torch.Tensor:
-        return greatest(scores, 1) + state[0].log()[:, None, None]
+    def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
+        return scans.greatest(scores, 1) + state[0].log()[:, None, None]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import GenerationConfig
 
@@ -72,6 +73,8 @@ def read_sampling(
     Raises:
         InvalidOption: names the option and says what it may be.
     """
+    if isinstance(do_sample, np.bool_):
+        do_sample = bool(do_sample)
     if not (do_sample is None or isinstance(do_sample, bool)):
         raise InvalidOption(where=where, name="do_sample", value=do_sample, reason="use True, False or None")
     seed = plain(seed)

@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph_capture.state import N, StateSpec
 from speccompile.sampling.base import Option, whole
-from speccompile.sampling.keep_greatest import Greatest, KeepGreatest
+from speccompile.sampling.keep_greatest import KeepGreatest, Scans
 
 
 class TopK(KeepGreatest):
@@ -22,10 +22,10 @@ class TopK(KeepGreatest):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"top_k": values["top_k"]}
 
-    def threshold(self, scores: torch.Tensor, greatest: Greatest, *state: torch.Tensor) -> torch.Tensor:
+    def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
         count = state[0].clamp(max=scores.shape[-1])
         # Only a CPU may be asked for a number in the middle of a step.
         most = int(count.max()) if scores.device.type == "cpu" else scores.shape[-1]
-        values = greatest(scores, most)
+        values = scans.greatest(scores, most)
         index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
         return torch.where(count[:, None, None] > 0, values.gather(-1, index), float("-inf"))

@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph_capture.state import N, StateSpec
 from speccompile.sampling.base import Option, number
-from speccompile.sampling.keep_greatest import Greatest, KeepGreatest
+from speccompile.sampling.keep_greatest import KeepGreatest, Scans
 
 # The nucleus is looked for among so many tokens, one look after the other: 256 of 50,000 are found six times as fast as
 # 1,024, and a hundred times as fast as all are sorted.
@@ -26,15 +26,13 @@ class TopP(KeepGreatest):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"top_p": float(values["top_p"])}
 
-    def threshold(self, scores: torch.Tensor, greatest: Greatest, *state: torch.Tensor) -> torch.Tensor:
+    def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
         top_p = state[0][:, None, None]
-        # Of the greatest score. A row's softmax has an order of sums of its own; that of a plain sum would depend on
-        # how many places there are, and on threads.
-        most = scores.softmax(-1).amax(-1, keepdim=True)
+        most = scans.share(scores)
         vocab = scores.shape[-1]
         # Only a CPU may be asked in the middle of a step whether it has seen enough.
         for look in (*LOOKS, vocab) if scores.device.type == "cpu" else (vocab,):
-            values = greatest(scores, min(look, vocab))
+            values = scans.greatest(scores, min(look, vocab))
             mass = (values - values[..., :1]).exp() * most
             # A token stays while those in front of it make up less than p.
             inside = mass.cumsum(-1) - mass < top_p

@@ -16,6 +16,7 @@ from speccompile.acceptance import RULES, Block
 from speccompile.errors import InvalidOption, PassError
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import K, N, StateSpec
+from speccompile.heads import Eagle3Head
 from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
@@ -122,7 +123,8 @@ def test_what_never_drafts_lacks_nothing(model: LlamaForCausalLM, mode: str | No
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": True, "seed": 1}
     texts = []
     for rule in ("block", "rejection"):
-        with wrap(model, mode, acceptance=rule, **SIZES | {"tiers": tiers}) as spec:
+        sizes = SIZES | {"tiers": tiers, "policy": f"fixed:{max(tiers)}"}
+        with wrap(model, mode, acceptance=rule, **sizes) as spec:
             texts.append(spec.engine.submit([1, 2, 3], **options).result().token_ids)
     assert texts[0] == texts[1] and len(texts[0]) == 6
 
@@ -139,10 +141,18 @@ def test_a_mode_has_to_leave_what_it_says(model: LlamaForCausalLM) -> None:
         wrap(model, "forgetful", acceptance="block", **SIZES)
 
 
+def no_drafts(tokens: list[int], draft_len: int) -> None:
+    return None
+
+
 def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM) -> None:
+    head: dict[str, Any] = {"draft": Eagle3Head.random(model, taps=(0, 1, 1))}
+    needed = {"draft_target": {"draft": model}, "user_provided": {"draft": no_drafts, "host": True}}
+    needed |= {"eagle3": head, "eagle3_one_model": head}
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
-        with wrap(model, name, acceptance="rejection", **SIZES) as spec:
+        options = needed.get(name, {})
+        with wrap(model, name, acceptance="rejection", **SIZES, **options) as spec:
             graph, _ = spec.pipeline(2, kind="sampled").run(spec.stages["outline"].graph)
             drafts = graph.values["drafts"].meta["val"].shape[1]
-            says = modes.create(name, {}).draft_probs
+            says = modes.create(name, options).draft_probs
             assert says == (not drafts or "draft_probs" in graph.values)

@@ -28,7 +28,7 @@ def greedy(model: LlamaForCausalLM, new: int) -> list[int]:
 
 
 def make(model: LlamaForCausalLM, rule: Any, mode: str = "early_exit", **options: Any) -> Any:
-    sizes = {"tiers": (0, 3), "max_batch": 4, "max_len": 96, "backend": "eager"}
+    sizes = {"tiers": (0, 3), "max_batch": 4, "max_len": 96, "backend": "eager", "policy": "fixed:3"}
     return wrap(model, mode, acceptance=rule, **sizes, **options)
 
 

@@ -34,6 +34,13 @@ def test_native_ops_on(capability: str, name: str) -> None:
     assert ran.returncode == 0, ran.stdout[-4000:]
 
 
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process has built already is built again."""
+    monkeypatch.setattr(library, "cpu_ops", library.cpu_ops.__wrapped__)
+
+
+@pytest.mark.usefixtures("anew")
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> str:
         raise RuntimeError
@@ -42,14 +49,16 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert library.load_cpu_ops.__wrapped__() == "no C++ compiler was found"
 
 
+@pytest.mark.usefixtures("anew")
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(library, "FLAGS", ("--no-such-option",))
     reason = library.load_cpu_ops.__wrapped__()
     assert reason is not None and reason.startswith("the C++ compiler failed")
-    assert not list(tmp_path.rglob("*.so"))
+    assert not list(tmp_path.rglob("*.so")) and not list(tmp_path.rglob("*.o"))
 
 
+@pytest.mark.usefixtures("anew")
 def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "file")

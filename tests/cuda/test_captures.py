@@ -161,7 +161,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 def wrap(model: LlamaForCausalLM, mode: str) -> Speculator:
-    return speccompile.wrap(model, mode, tiers=(0, 1, 3), max_batch=3, max_len=96, backend="eager")
+    return speccompile.wrap(model, mode, tiers=(0, 1, 3), max_batch=3, max_len=96, backend="eager", policy="fixed:3")
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -34,8 +34,12 @@ def model() -> LlamaForCausalLM:
 
 
 @functools.cache
-def spec_of(mode: str, slots: int) -> Speculator:
-    spec = speccompile.wrap(model(), mode, tiers=TIERS, max_batch=slots, max_len=MAX_LEN, backend="eager")
+def spec_of(mode: str, slots: int, **options: int) -> Speculator:
+    """``mode`` may be several, with + between them."""
+    names = mode.split("+") if "+" in mode else mode
+    spec = speccompile.wrap(
+        model(), names, tiers=TIERS, max_batch=slots, max_len=MAX_LEN, backend="eager", policy="fixed:3", **options
+    )
     # What the first watched request makes belongs to the fingerprint.
     spec.engine.prepare("greedy", watched=True)
     return spec
@@ -170,13 +174,19 @@ class Play:
         priority: int = 0,
         listen: bool = False,
         cancel_at: int | None = None,
+        num_draft_tokens: int | None = None,
     ) -> bool:
         """False if there was no room."""
         room = self.engine.capacity().room
         ear = Ear(self.arena, cancel_at=cancel_at) if listen else None
         try:
             request = self.engine.submit(
-                list(prompt), max_new_tokens=max_new_tokens, eos_token_id=list(eos), priority=priority, streamer=ear
+                list(prompt),
+                max_new_tokens=max_new_tokens,
+                eos_token_id=list(eos),
+                priority=priority,
+                streamer=ear,
+                num_draft_tokens=num_draft_tokens,
             )
         except QueueFull:
             assert room == 0

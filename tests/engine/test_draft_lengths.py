@@ -22,7 +22,8 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module", params=["ngram", "early_exit"])
 def spec(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> Speculator:
-    return speccompile.wrap(model, request.param, tiers=(0, 1, 3), max_batch=ROWS, max_len=64, backend="eager")
+    sizes = {"tiers": (0, 1, 3), "max_batch": ROWS, "max_len": 64}
+    return speccompile.wrap(model, request.param, backend="eager", policy="fixed:3", **sizes)
 
 
 def prompts() -> list[list[int]]:
@@ -59,7 +60,7 @@ def test_rows_of_different_lengths(spec: Speculator, model: LlamaForCausalLM, li
 
 
 def test_a_drafter_that_has_proposed_needs_no_width_for_who_wants_none(model: LlamaForCausalLM) -> None:
-    spec = speccompile.wrap(model, "ngram", tiers=(0, 1, 3), max_len=64, backend="eager")
+    spec = speccompile.wrap(model, "ngram", tiers=(0, 1, 3), max_len=64, backend="eager", policy="fixed:3")
     prompt = random_prompt(4, 0) * 3
     spec.generate(torch.tensor([prompt]), max_new_tokens=NEW, num_draft_tokens=1)
     assert set(spec.stats.tier_steps) <= {0, 1}

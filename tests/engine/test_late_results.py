@@ -20,7 +20,8 @@ from speccompile.runtime.request import Request
 
 def wrap(model: LlamaForCausalLM, mode: str) -> Speculator:
     tiers = (0,) if mode == "none" else (0, 1, 3, 7)
-    return speccompile.wrap(model, mode, tiers=tiers, max_batch=MAX_BATCH, max_len=MAX_LEN, backend="eager")
+    sizes = {"tiers": tiers, "max_batch": MAX_BATCH, "max_len": MAX_LEN}
+    return speccompile.wrap(model, mode, backend="eager", policy=f"fixed:{max(tiers)}", **sizes)
 
 
 class CancelsAt:

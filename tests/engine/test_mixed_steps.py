@@ -26,7 +26,8 @@ MODES: dict[str, dict[str, Any]] = {"none": {"tiers": (0,)}, "ngram": {}, "early
 
 def wrap(model: LlamaForCausalLM, mode: str = "ngram", **options: Any) -> Speculator:
     sizes = {"tiers": TIERS, "max_batch": 3, "max_len": MAX_LEN, "backend": "eager"} | MODES[mode]
-    spec = speccompile.wrap(model, mode, **(sizes | options))
+    policy = f"fixed:{max((sizes | options)['tiers'])}"
+    spec = speccompile.wrap(model, mode, policy=policy, **(sizes | options))
     always_mixes(spec)
     return spec
 

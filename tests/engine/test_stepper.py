@@ -22,9 +22,8 @@ TIERS = (0, 1, 3, 7)
 
 
 def wrap(model: LlamaForCausalLM, mode: str, **options: Any) -> Speculator:
-    return speccompile.wrap(
-        model, mode, **({"tiers": TIERS, "max_batch": MAX_BATCH, "max_len": MAX_LEN, "backend": "eager"} | options)
-    )
+    sizes = {"tiers": TIERS, "max_batch": MAX_BATCH, "max_len": MAX_LEN, "backend": "eager", "policy": "fixed:7"}
+    return speccompile.wrap(model, mode, **(sizes | options))
 
 
 @pytest.fixture(scope="module", params=["ngram", "early_exit"])

@@ -63,7 +63,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ],
     ({"ids": [1, -1]}, TokenOutOfVocabulary, r"the token id -1, outside of 0 \.\. 127"),
     ({"ids": [VOCAB]}, TokenOutOfVocabulary, r"the token id 128, outside of 0 \.\. 127 \(vocabulary of 128\)"),
-    *[({"max_new_tokens": n}, InvalidOption, "submit: max_new_tokens=") for n in (0, -1, 1.0, True, None, "3")],
+    *[({"max_new_tokens": n}, InvalidOption, "submit: max_new_tokens=") for n in (0, -1, 1.0, True, "3")],
     *[({"seed": seed}, InvalidOption, "submit: seed=") for seed in (-1, 2**63, 1.0, True, "1")],
     *[({"priority": n}, InvalidOption, "submit: priority=") for n in (2**63, -(2**63) - 1, None, 1.5, True)],
     *[({"streamer": streamer}, InvalidInput, "no methods put and end") for streamer in (NoStreamer(), [], print)],
@@ -72,6 +72,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     *[({"stopping_criteria": given}, InvalidInput, "it cannot be called") for given in (5, [print, 5])],
     ({"eos_token_id": list(range(9))}, TooManyEosTokens, "9 EOS ids, but a slot has room for 8"),
     *[({"eos_token_id": eos}, InvalidInput, "eos_token_id is not valid") for eos in ("x", 1.5, True, [1, None])],
+    *[
+        ({"eos_token_id": eos}, InvalidInput, r"no token id \(0 \.\. 127\); use \[\] for none")
+        for eos in (-1, [0, VOCAB])
+    ],
 ]
 
 
@@ -87,6 +91,35 @@ def test_a_bad_argument_is_refused_and_leaves_the_engine_as_it_was(
         engine.submit(**{"ids": [1, 2, 3], "streamer": streamer} | arguments)
     assert_unchanged(engine, before)
     assert streamer.received == []
+
+
+def test_ends_that_the_vocabulary_has_not_are_none_where_the_model_says_them(
+    engine: Engine, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers has it, they never come."""
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [VOCAB, 7, -1])
+    assert engine.submit(prompt(5)).params.eos == (7,)
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [({}, 128), ({"max_new_tokens": 4}, 4), ({"max_length": 9}, 4), ({"max_new_tokens": 3, "max_length": 50}, 3)],
+)
+def test_how_many_tokens_the_model_says(
+    engine: Engine, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, said: dict[str, int], count: int
+) -> None:
+    for name, value in said.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    assert engine.submit(prompt(5)).params.max_new_tokens == count
+    assert engine.submit(prompt(5), max_new_tokens=2).params.max_new_tokens == 2
+
+
+def test_a_prompt_that_is_longer_than_the_model_says(
+    engine: Engine, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.generation_config, "max_length", 5)
+    with pytest.raises(InvalidOption, match="the prompt has 5 tokens already; give max_new_tokens"):
+        engine.submit(prompt(5))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_it_is_asked_once_for_each_token_with_the_text_so_far() -> None:
 
     # Of several chunks, and then known but for its last token.
     prompt = list(range(1, 40))
-    with wrap(model(), "ngram", tiers=(0, 3), max_len=64, backend="eager", prefill_budget=4) as spec:
+    with wrap(model(), "ngram", tiers=(0, 3), max_len=64, backend="eager", policy="fixed:3", prefill_budget=4) as spec:
         for _ in range(2):
             calls.clear()
             request = spec.engine.submit(prompt, max_new_tokens=6, prefix_allowed_tokens_fn=note)
@@ -109,6 +109,7 @@ def test_what_may_be_returned() -> None:
         lambda *_: [20, 21],
         lambda *_: range(20, 22),
         lambda *_: torch.tensor([20, 21]),
+        lambda *_: [np.int64(20), torch.tensor(21)],
         lambda *_: np.array([20, 21]),
         lambda *_: iter([21, 20, 20]),
         Empty(),

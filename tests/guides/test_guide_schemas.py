@@ -205,6 +205,14 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "object", "properties": {"a": NULL}, "required": "a"}, "required a list"),
     ({"type": "object", "properties": {"a": NULL}, "required": ["b"]}, "b is required and not among its properties"),
     ({"type": "object", "properties": {"a": {"minimum": 1}}}, "the schema, a: minimum cannot be followed"),
+    *[({"$ref": "#/$defs/x", "$defs": defined}, "leads nowhere") for defined in ([], None, {"y": NULL})],
+    *[
+        ({"type": "object", "properties": {"a": NULL}, "required": required}, "required has to be a list of names")
+        for required in ([["a"]], [1])
+    ],
+    *[({"type": "string", "format": form}, "is not known; these are") for form in (["date"], {}, 1)],
+    ({"type": "null", 1: 2}, "the schema: 1 cannot be followed"),
+    ({"type": "null", "title": {1}}, "it is no JSON"),
     *[
         ({"type": "object", "properties": {"a": NULL}, name: 1}, f"{name} cannot be followed")
         for name in ("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired")
@@ -242,3 +250,32 @@ def test_strings_go_on_in_any_language() -> None:
     guide, by_bytes = json_schema_guide({"type": "string"}, byte_level()), token_bytes(byte_level())
     assert guide.matches([by_bytes[bytes([byte])][0] for byte in '"日本語 ½ \\n"'.encode()])
     assert not guide.matches([by_bytes[bytes([byte])][0] for byte in b'"\xc3"'])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"\d{2}", ["12"], ["٣٣", "1a"]),
+        (r"\w", ["a", "_", "0"], ["é", "-"]),
+        (r"[\d.]+", ["1.5"], ["٣"]),
+        (r"[^\W\d]", ["a", "_"], ["1", "é", "-"]),
+        (r"[a&&b]", ["a", "&", "b"], ["ab"]),
+        (r"[a~~b]", ["a", "~", "b"], ["ab"]),
+        (r"\.", ["."], ["d"]),
+    ],
+)
+def test_patterns_mean_what_schemas_mean(pattern: str, right: list[str], wrong: list[str]) -> None:
+    """ECMA-262's expressions, in which classes are ASCII."""
+    guide, by_bytes = json_schema_guide({"type": "string", "pattern": pattern}, byte_level()), token_bytes(byte_level())
+    for text in right + wrong:
+        ids = [by_bytes[bytes([byte])][0] for byte in f'"{text}"'.encode()]
+        assert guide.matches(ids) == (text in right), text
+
+
+def test_a_long_text_takes_no_longer_than_its_tables() -> None:
+    """Each quote in it may not be taken for another beginning: that doubles the automaton for every character."""
+    guide, by_bytes = json_schema_guide({"type": "string", "maxLength": 200}, byte_level()), token_bytes(byte_level())
+    assert len(guide.final) < 20 * 200
+    for length in (0, 200, 201):
+        ids = [by_bytes[bytes([byte])][0] for byte in json.dumps('"' * length).encode()]
+        assert guide.matches(ids) == (length <= 200)

@@ -59,6 +59,7 @@ def guides() -> dict[str, Guide]:
 
 def wrapped(mode: str, **options: Any) -> Speculator:
     sizes: dict[str, Any] = {"tiers": TIERS, "max_batch": 3, "max_len": 96, "backend": "eager"}
+    sizes["policy"] = f"fixed:{max((sizes | options)['tiers'])}"
     return wrap(model(), mode, **(sizes | MODES.get(mode, {}) | options))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +12,19 @@ import torch
 from packed_models import MODELS, NEW, PROMPTS, greedy, wrapped
 from tiny import tiny_llama
 
-from speccompile.errors import InvalidOption
+from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
+from speccompile.graph_capture import check
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.cpu import packing, rounded
+from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.lowering.cpu.rounded import check_kernels
 from speccompile.lowering.kernels import STOCK
+from speccompile.passes.base import Changes
+from speccompile.passes.choose_linear import PackLinears
+from speccompile.runtime.check import first_difference
+
+ops = torch.ops.speccompile
+CROSSED = ("layers.1.mlp.up_proj.weight", "layers.1.mlp.gate_proj.weight")
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
@@ -33,6 +47,21 @@ def test_the_check_tells_rounded_weights_from_the_models_own() -> None:
     assert not torch.equal(rounded, greedy(model))
 
 
+def test_a_difference_says_what_the_last_bits_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    parted = model, 0, [5, 6, 7], [1], [2]
+    plain, smooth = first_difference(*parted), first_difference(*parted, rounds=True)
+    assert plain is not None and plain.rounding == 0 and "rounding" not in str(plain)
+    assert smooth is not None and 0 < smooth.rounding < 1e-5
+    # As many bits as a real model's rounding stirs up.
+    monkeypatch.setattr("speccompile.runtime.check.LAST_BITS", 0.01)
+    stirred = first_difference(*parted, rounds=True)
+    assert stirred is not None and stirred.rounding > 1e-3
+    assert f"of which rounding alone makes {stirred.rounding:.3g}" in str(stirred)
+    # Nothing is left behind.
+    assert first_difference(*parted) == plain
+
+
 def test_rounded_weights_follow_a_change() -> None:
     model = tiny_llama()
     spec = wrapped(model, weights="int8")
@@ -41,6 +70,45 @@ def test_rounded_weights_follow_a_change() -> None:
         model.model.layers[1].mlp.down_proj.weight.mul_(-3)
     assert not torch.equal(spec.generate(PROMPTS, max_new_tokens=20), before)
     assert spec.check(list(PROMPTS), max_new_tokens=20)
+
+
+def test_the_capture_check_is_as_strict_as_without_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(check.TOLERANCE, torch.float32, 1e-5)
+    wrapped(tiny_llama(), weights="int8")
+    # Rounded inputs alone are farther off than that.
+    monkeypatch.setattr(rounded, "_UnroundedOps", contextlib.nullcontext)
+    with pytest.raises(CaptureMismatch):
+        wrapped(tiny_llama(), weights="int8")
+
+
+def test_a_linear_over_another_weights_pack_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding hides none of what the capture check is for."""
+    right = PackLinears.run
+
+    def crossed(self: PackLinears, graph: StepGraph) -> Changes:
+        up, gate = (next(p for p in graph.ports.values() if p.path and p.path.endswith(name)) for name in CROSSED)
+        graph.ports |= {up.name: replace(up, value=gate.value), gate.name: replace(gate, value=up.value)}
+        return right(self, graph)
+
+    monkeypatch.setattr(PackLinears, "run", crossed)
+    with pytest.raises(CaptureMismatch):
+        wrapped(tiny_llama(), weights="int8")
+
+
+def test_an_op_that_is_wrong_on_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    packs, right = WeightPacks("int8"), ops.int8_linear
+    packs.of("layers.0.up", torch.randn(40, 100))
+    check_kernels(packs)
+    monkeypatch.setattr(rounded, "ops", SimpleNamespace(int8_linear=lambda *inputs: 1.001 * right(*inputs)))
+    with pytest.raises(LoweringError, match=r"linear over layers.0.up is wrong by \S+ on this machine"):
+        check_kernels(packs)
+
+
+def test_a_pack_that_does_not_hold_its_weight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = packing.pack_int8
+    monkeypatch.setattr(packing, "pack_int8", lambda weight: pack(weight.flip(0)))
+    with pytest.raises(LoweringError, match="is not what its int8 pack holds"):
+        wrapped(tiny_llama(), weights="int8")
 
 
 @pytest.mark.parametrize("form", ["int4", None, 8])

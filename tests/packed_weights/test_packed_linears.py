@@ -96,10 +96,15 @@ def test_an_op_of_the_model_that_depends_on_its_neighbours(asked: bool | None) -
         assert "deterministic  no" in wrapped(model).explain()
 
 
-def test_without_the_ops_torchs_own_run_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "load_cpu_ops", lambda: "no C++ compiler was found")
+@pytest.mark.parametrize("found", ["lacking", "load_cpu_ops"], ids=["at once", "when the model is captured"])
+def test_without_the_ops_torchs_own_run_and_the_reason_is_told(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, found, lambda: "no C++ compiler was found")
     monkeypatch.setattr(
         "speccompile.lowering.backends.Eager.choose_kernels", lambda _, info: kernels.choose_kernels(info)
     )
-    assert "torch's own: no C++ compiler was found" in wrapped(tiny_llama()).explain()
+    model = tiny_llama()
+    spec = wrapped(model)
+    assert "torch's own: no C++ compiler was found" in spec.explain()
+    assert "packed_linear" not in spec.tiers[3].stages["outline"].python
+    assert torch.equal(spec.generate(PROMPTS, max_new_tokens=NEW), greedy(model))
     assert STOCK.native is False

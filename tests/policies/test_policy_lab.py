@@ -36,6 +36,16 @@ def test_cost_does_not_lose(trace: str, costs: str) -> None:
         assert speed - best >= 0.6 * (reachable - best)
 
 
+@pytest.mark.parametrize("seed", [0, 5, 20])
+@pytest.mark.parametrize("trace", ["seldom", "half", "often"])
+def test_chance_alone_does_not_lead_it_astray(trace: str, seed: int) -> None:
+    """Seeds by which an estimate over fewer steps loses more: it follows what is nothing but luck."""
+    table, texts = COSTS["linear"], made_texts(trace, seed)
+    ladder = Ladder(TIERS, table)
+    best = max(simulate(Fixed(k), texts, ladder, table, ready=False).speed for k in TIERS)
+    assert simulate(Cost(), texts, ladder, table, ready=False).speed >= 0.98 * best
+
+
 def test_results_that_come_a_step_late() -> None:
     table, texts = COSTS["linear"], made_texts("phases", seed=3)
     ladder = Ladder(TIERS, table)

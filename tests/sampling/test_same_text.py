@@ -97,7 +97,14 @@ def test_drafts_are_accepted_and_rejected(specs: dict[str, Speculator]) -> None:
 def test_a_drafter_that_is_the_target_draws_what_the_target_draws(model: LlamaForCausalLM) -> None:
     """Same noise, same pipeline: every draft is accepted, whatever the temperature."""
     with wrap(
-        model, "early_exit", exit_layer=2, tiers=(0, 3), max_len=128, backend="eager", prefix_reuse=False
+        model,
+        "early_exit",
+        exit_layer=2,
+        tiers=(0, 3),
+        max_len=128,
+        backend="eager",
+        policy="fixed:3",
+        prefix_reuse=False,
     ) as spec:
         for options in ({}, {"temperature": 3.0, "top_p": 0.7, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2}):
             spec.stats.reset()
@@ -194,19 +201,20 @@ def test_numbers_of_numpy_are_numbers(specs: dict[str, Speculator]) -> None:
     options: dict[str, Any] = {
         "max_new_tokens": 6, "priority": 1, "seed": 7, "temperature": 0.5, "top_k": 9, "no_repeat_ngram_size": 3,
         "suppress_tokens": [4, 5], "logit_bias": {3: 1.5}, "bad_words_ids": [[1, 2]], "eos_token_id": 2,
+        "num_draft_tokens": 2, "do_sample": True,
     }  # fmt: skip
     theirs: dict[str, Any] = {
         "max_new_tokens": np.int64(6), "priority": np.int8(1), "seed": np.uint64(7), "temperature": np.float32(0.5),
         "top_k": np.int32(9), "no_repeat_ngram_size": np.int64(3), "suppress_tokens": [np.int64(4), np.int32(5)],
         "logit_bias": {np.int64(3): np.float64(1.5)}, "bad_words_ids": [[np.int64(1), np.int64(2)]],
-        "eos_token_id": np.int64(2),
+        "eos_token_id": np.int64(2), "num_draft_tokens": np.int64(2), "do_sample": np.bool_(True),
     }  # fmt: skip
-    requests = [engine.submit([1, 2, 3, 1, 2], do_sample=True, **given) for given in (options, theirs)]
+    requests = [engine.submit([1, 2, 3, 1, 2], **given) for given in (options, theirs)]
     assert requests[0].params == requests[1].params
-    assert requests[0].result().token_ids == requests[1].result().token_ids
+    assert requests[0].result().token_ids == requests[1].result(timeout=np.float32(60)).token_ids
     for name, wrong in {"max_new_tokens": np.float32(6), "temperature": np.bool_(True), "top_k": np.float64(3)}.items():
         with pytest.raises(InvalidOption, match=f"{name}="):
-            engine.submit([1, 2, 3, 1, 2], do_sample=True, **options | {name: wrong})
+            engine.submit([1, 2, 3, 1, 2], **options | {name: wrong})
 
 
 def test_a_seed_does_nothing_to_greedy_text(specs: dict[str, Speculator]) -> None:

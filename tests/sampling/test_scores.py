@@ -21,7 +21,14 @@ from speccompile.runtime.request import Result
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
 SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 192, "backend": "eager"}
-SMALL: dict[str, Any] = {"tiers": (0, 3), "max_batch": 1, "max_len": 64, "backend": "eager", "scores": True}
+SMALL: dict[str, Any] = {
+    "tiers": (0, 3),
+    "max_batch": 1,
+    "max_len": 64,
+    "backend": "eager",
+    "scores": True,
+    "policy": "fixed:3",
+}
 #: What a request may want, all of it.
 ALL = {"logprobs": True, "prompt_logprobs": True, "output_logits": True, "output_scores": True}
 REPEATS = [1, 2, 3, 1, 2, 3, 1, 2]

@@ -33,8 +33,10 @@ from speccompile.modes import registry
 from speccompile.sampling.user import texts_in_front
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MAKE)
+# Which processor it is changes nothing that a drafter of its own would notice.
+@pytest.mark.parametrize(
+    ("name", "mode"), [*((name, "ngram") for name in MAKE), ("several", "early_exit"), ("last token", "early_exit")]
+)
 def test_the_text_is_that_of_transformers_at_every_tier(name: str, mode: str) -> None:
     spec = spec_of(name, mode)
     expected = [of_transformers(prompt, MAKE[name]()) for prompt in PROMPTS]

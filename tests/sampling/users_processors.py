@@ -99,6 +99,7 @@ def spec_of(name: str, mode: str) -> Speculator:
 
 def wrapped(processors: Any, mode: str = "ngram", **options: Any) -> Speculator:
     sizes: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": MAX_LEN, "backend": "eager"}
+    sizes["policy"] = f"fixed:{max((sizes | options)['tiers'])}"
     return wrap(model(), mode, logits_processor=processors, **(sizes | MODES.get(mode, {}) | options))
 
 

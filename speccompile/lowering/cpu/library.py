@@ -8,48 +8,73 @@ import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import torch
 from filelock import FileLock
 from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
 from torch._inductor.cpu_vec_isa import VecISA, invalid_vec_isa, pick_vec_isa
 
+from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.paths import cache_dir
 from speccompile.progress import task
 
 SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
-FLAGS = ("-ffp-contract=off", "-fno-math-errno")
+# What torch's own headers are warned of is not ours, and fills megabytes.
+FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-w", "-g0")
+COMPILERS = 2
 
 
-@functools.cache
-def load_cpu_ops() -> str | None:
-    """Make ``torch.ops.speccompile``'s C++ ops callable, built for this CPU (or what ``ATEN_CPU_CAPABILITY`` says).
-
-    Returns:
-        Why they are not to be had, or None.
-    """
+def lacking() -> str | None:
+    """What the C++ ops need and this machine has not, as far as that is known at once."""
     if os.name == "nt":
         return "the C++ ops are built with GCC's or Clang's options only"
     try:
         compiler = get_cpp_compiler()
     except RuntimeError:
         return "no C++ compiler was found"
-    if shutil.which(compiler) is None:
-        return "no C++ compiler was found"
-    isa = pick_vec_isa()
-    target = cache_dir() / "cpu-ops" / f"{_key(compiler, isa)}.so"
+    return None if shutil.which(compiler) else "no C++ compiler was found"
+
+
+@functools.cache
+def cpu_ops() -> Future[Path]:
+    """The library of the C++ ops for this CPU (or what ``ATEN_CPU_CAPABILITY`` says), built beside other work."""
+    probes = instruction_sets()
+    found: Future[Path] = Future()
+
+    def find() -> None:
+        probes.join()
+        try:
+            found.set_result(_library())
+        except BaseException as error:
+            found.set_exception(error)
+
+    # Not a daemon: a process that ends at once leaves the library behind, and no half of it.
+    Thread(target=find, name="speccompile-cpu-ops").start()
+    return found
+
+
+@functools.cache
+def load_cpu_ops() -> str | None:
+    """Wait for the C++ ops of ``torch.ops.speccompile``, and make them callable.
+
+    Returns:
+        Why they are not to be had, or None.
+    """
+    reason = lacking()
+    if reason is not None:
+        return reason
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
-            if not target.exists():
-                _build(isa, target)
+        with task("compile the CPU ops"):
+            library = cpu_ops().result()
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
         return f"the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
-    torch.ops.load_library(str(target))
+    torch.ops.load_library(str(library))
     return None
 
 
@@ -65,12 +90,34 @@ def _key(compiler: str, isa: VecISA) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _library() -> Path:
+    isa = pick_vec_isa()
+    target = cache_dir() / "cpu-ops" / f"{_key(get_cpp_compiler(), isa)}.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not target.exists():
+            _build(isa, target)
+    return target
+
+
 def _build(isa: VecISA, target: Path) -> None:
-    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
     capability = "DEFAULT" if isa is invalid_vec_isa else isa.build_macro()[0].removeprefix("CPU_CAPABILITY_")
     flags = [*FLAGS, f"-DCPU_CAPABILITY={capability}"]
-    options = CppTorchOptions(vec_isa=isa, include_pytorch=True, extra_flags=flags)
-    with task("compile the CPU ops"), tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        builder = CppBuilder(target.stem, sources, options, folder)
-        builder.build()
-        os.replace(builder.get_target_file_path(), target)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+
+        def build(name: str, sources: list[str], *, objects: bool) -> str:
+            options = CppTorchOptions(vec_isa=isa, include_pytorch=True, extra_flags=flags, compile_only=objects)
+            builder = CppBuilder(name, sources, options, folder)
+            builder.build()
+            made: str = builder.get_target_file_path()
+            return made
+
+        # Two at a time: a third one would take the core on which the model is captured meanwhile.
+        with ThreadPoolExecutor(COMPILERS) as compilers:
+            compiled = compilers.map(lambda path: build(path.stem, [str(path)], objects=True), _largest_first())
+            library = build(target.stem, list(compiled), objects=False)
+        os.replace(library, target)
+
+
+def _largest_first() -> list[Path]:
+    return sorted(SOURCES.glob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)

@@ -52,15 +52,23 @@ def pack_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return packed.contiguous(), scales.unflatten(0, (-1, COLUMNS)).transpose(1, 2).contiguous()
 
 
+def unpack_int8(packed: torch.Tensor, scales: torch.Tensor, features: int, depth: int) -> torch.Tensor:
+    """The weight, float32 ``[features, depth]``, that :func:`pack_int8` rounded."""
+    groups = packed.unflatten(1, (-1, GROUP // 4)) * scales[:, :, None, :, None]
+    return groups.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)[:features, :depth]
+
+
 class WeightPacks:
     """The packed weights of a wrap: each one once, for all tiers and prefill.
 
-    With ``consumed`` they are to become the model's own.
+    With ``consumed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
+    same ones.
     """
 
     def __init__(self, form: WeightForm = "same", consumed: ConsumedWeights | None = None) -> None:
         self.form = form
         self.consumed = consumed
+        self.followers: list[WeightPacks] = []
         self._packs: dict[str, tuple[torch.Tensor | None, tuple[torch.Tensor, ...]]] = {}
 
     def of(self, path: str, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -75,6 +83,8 @@ class WeightPacks:
             if weight is not None:
                 for old, new in zip(packed, self._make(weight), strict=True):
                     old.copy_(new)
+        for follower in self.followers:
+            follower.refresh()
 
     def _make(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return pack_int8(weight) if self.form == "int8" else (pack(weight),)

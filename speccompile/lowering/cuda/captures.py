@@ -116,6 +116,10 @@ class Captures:
         )
 
     def _capture(self, tier: Tier) -> Tier:
+        if tier.drafter is not None:
+            # A graph of its own, which is launched in front.
+            drafter = self._capture(tier.drafter)
+            return replace(self._capture(replace(tier, drafter=None)), drafter=drafter)
         before = self._device.memory()
         try:
             self._device.warm_up(tier.run)

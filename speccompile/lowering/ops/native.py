@@ -20,6 +20,7 @@ _library.define(
     "bool forbids) -> (Tensor, Tensor)"
 )
 _library.define("native_greatest(Tensor scores, int count) -> Tensor")
+_library.define("native_greatest_share(Tensor scores) -> Tensor")
 _library.define("native_cut_below_(Tensor(a!) scores, Tensor threshold) -> ()")
 
 
@@ -71,6 +72,11 @@ def _native_greatest(scores, count):  # type: ignore[no-untyped-def]
     return scores.new_empty((*scores.shape[:2], count))
 
 
+def _native_greatest_share(scores):  # type: ignore[no-untyped-def]
+    """The softmax of the greatest of ``scores`` (float32, ``[B, T, V]``): ``[B, T, 1]``, NaN where one of them is."""
+    return scores.new_empty((*scores.shape[:2], 1))
+
+
 def _native_cut_below(scores, threshold):  # type: ignore[no-untyped-def]
     """-inf in the place of scores ``[B, T, V]`` that are below ``threshold`` ``[B, T, 1]``."""
 
@@ -85,6 +91,7 @@ for _name, _fake in (
     ("native_attention", _native_attention),
     ("choose_nearly", _choose_nearly),
     ("native_greatest", _native_greatest),
+    ("native_greatest_share", _native_greatest_share),
     ("native_cut_below_", _native_cut_below),
 ):
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

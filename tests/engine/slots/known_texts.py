@@ -25,6 +25,7 @@ def wrap(model: PreTrainedModel, mode: str = "none", **options: Any) -> Speculat
     defaults: dict[str, Any] = {"tiers": (0,) if mode == "none" else (0, 3), "max_batch": MAX_BATCH}
     # How prompts are cut does not depend on the clock.
     defaults |= {"max_len": MAX_LEN, "backend": "eager", "prefill_budget": 64}
+    defaults["policy"] = f"fixed:{max((defaults | options)['tiers'])}"
     return speccompile.wrap(model, mode, **(defaults | options))
 
 

@@ -35,6 +35,9 @@ uint64_t key_of(int64_t seed, int64_t stream, int64_t position, std::optional<in
 // The `count` greatest of scores[vocab] in descending order, a NaN being greater than all.
 void greatest_of(const float* scores, int64_t vocab, int64_t count, float* out);
 
+// The softmax of the greatest of scores[vocab].
+float greatest_share(const float* scores, int64_t vocab);
+
 // What is below the threshold becomes -inf.
 void cut_below(float* scores, int64_t vocab, float threshold);
 

@@ -15,6 +15,8 @@ constexpr int64_t kSmallest = kLanes > 16 ? kLanes : 16;
 constexpr int64_t kLargest = 256;
 // Blocks for each score that is wanted: a bar that so many of them reach lets little else through.
 constexpr int64_t kBlocks = 3;
+constexpr int64_t kChains = 4;
+constexpr int64_t kLinks = 16;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 float greatest_in(const float* from, int64_t count) {
@@ -78,6 +80,28 @@ void greatest_of(const float* scores, int64_t vocab, int64_t count, float* out) 
   }
   std::sort(found.begin(), found.begin() + count, before);
   std::copy_n(found.begin(), count, out);
+}
+
+float greatest_share(const float* scores, int64_t vocab) {
+  const float most = greatest_in(scores, vocab);
+  const Vec shift(most);
+  // Chains of additions whose order depends on nothing but the vocabulary's size; short ones, for rounding adds up along a chain.
+  Vec total(0.0f);
+  int64_t i = 0;
+  while (i + kChains * kLanes <= vocab) {
+    Vec chains[kChains] = {Vec(0.0f), Vec(0.0f), Vec(0.0f), Vec(0.0f)};
+    for (int64_t link = 0; link < kLinks && i + kChains * kLanes <= vocab; ++link, i += kChains * kLanes) {
+      for (int64_t chain = 0; chain < kChains; ++chain) {
+        chains[chain] = chains[chain] + (Vec::loadu(scores + i + chain * kLanes) - shift).exp();
+      }
+    }
+    total = total + ((chains[0] + chains[1]) + (chains[2] + chains[3]));
+  }
+  float sum = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, total);
+  for (; i < vocab; ++i) {
+    sum += std::exp(scores[i] - most);
+  }
+  return 1.0f / sum;
 }
 
 void cut_below(float* scores, int64_t vocab, float threshold) {

@@ -371,6 +371,21 @@ Tensor native_greatest(const Tensor& scores, int64_t count) {
   return out;
 }
 
+Tensor native_greatest_share(const Tensor& scores) {
+  const int64_t vocab = scores.size(2);
+  STD_TORCH_CHECK(type_of(scores) == Type::Float, "speccompile::greatest_share takes float32");
+  const Tensor given = torch::stable::contiguous(scores);
+  Tensor out = torch::stable::new_empty(scores, {scores.size(0), scores.size(1), 1});
+  const auto* from = static_cast<const float*>(given.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  torch::stable::parallel_for(0, scores.size(0) * scores.size(1), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      to[i] = greatest_share(from + i * vocab, vocab);
+    }
+  });
+  return out;
+}
+
 void native_cut_below(Tensor scores, const Tensor& threshold) {
   STD_TORCH_CHECK(
       scores.is_contiguous() && type_of(scores) == Type::Float && type_of(threshold) == Type::Float,
@@ -399,6 +414,7 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("native_attention", TORCH_BOX(&native_attention));
   m.impl("choose_nearly", TORCH_BOX(&choose_nearly));
   m.impl("native_greatest", TORCH_BOX(&native_greatest));
+  m.impl("native_greatest_share", TORCH_BOX(&native_greatest_share));
   m.impl("native_cut_below_", TORCH_BOX(&native_cut_below));
 }
 

@@ -1,0 +1,6 @@
+"""Draft heads: small networks that read the target's hidden states and draft for it."""
+
+from speccompile.heads.checkpoints import load_eagle3
+from speccompile.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
+
+__all__ = ["Eagle3Config", "Eagle3Head", "default_taps", "load_eagle3"]

@@ -1,0 +1,115 @@
+"""A smaller causal language model with the same vocabulary drafts for the target.
+
+After Leviathan et al. (2023) and Chen et al. (2023). The draft model is captured as the target is, and copied into the
+step: K single-token forwards draft, and one forward over what the target reads keeps its KV that of the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.draft_model import DraftModel
+from speccompile.graph_capture.rotary import check_rotary
+from speccompile.graph_capture.support import ModelInfo, inspect_model
+from speccompile.modes.base import Mode
+from speccompile.modes.draft_models import check_same_vocabulary, load_draft
+from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.drafter import DraftByNetwork, ReadAlong
+from speccompile.passes.drafts import NoDrafts
+from speccompile.passes.split import ReadChunk, ReadNewest, StoreDrafts
+
+SELF_INT8 = "self:int8"
+
+
+@dataclass(frozen=True)
+class DraftTarget(Mode):
+    """Drafts with a language model of its own.
+
+    Args:
+        draft: a transformers causal LM in eval mode on the target's device, a folder, or a hub id (loaded in the
+            target's dtype); or ``"self:int8"``: the target itself with weights rounded to int8.
+        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
+            the draft model was made for (``max_position_embeddings``).
+        fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
+    """
+
+    draft: Any = None
+    draft_max_len: int | None = None
+    fused: bool = True
+
+    name: ClassVar[str] = "draft_target"
+    draft_probs: ClassVar[bool] = True
+    splits: ClassVar[bool] = True
+
+    @property
+    def goals(self) -> Facts:  # type: ignore[override]
+        return facts("drafter_read") if self.fused else facts()
+
+    @property
+    def split(self) -> bool:
+        return not self.fused
+
+    def check(self, info: ModelInfo) -> None:
+        if not isinstance(self.draft, PreTrainedModel | str) or self.draft == "":
+            reason = f"give a transformers model, a folder, a hub id or {SELF_INT8!r}"
+            raise InvalidOption(where=_WHERE, name="draft", value=self.draft, reason=reason)
+        most = self.draft_max_len
+        if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
+            reason = "it has to be an int of at least 2, or None"
+            raise InvalidOption(where=_WHERE, name="draft_max_len", value=most, reason=reason)
+
+        if not isinstance(self.fused, bool):
+            raise InvalidOption(where=_WHERE, name="fused", value=self.fused, reason="use True or False")
+
+    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftModel:
+        if self.draft == SELF_INT8:
+            return DraftModel(model, info, self._own_len(model, max_len), "int8")
+        draft = load_draft(self.draft, info) if isinstance(self.draft, str) else self.draft
+        own = inspect_model(draft)
+        if own.device != info.device:
+            reason = (
+                f"it is on {own.device} and the target on {info.device}; move it with draft.to({str(info.device)!r})"
+            )
+            raise InvalidOption(where=_WHERE, name="draft", value=_shown(draft), reason=reason)
+        check_same_vocabulary(draft, own, model, info)
+        length = self._own_len(draft, max_len)
+        check_rotary(draft, length)
+        return DraftModel(draft, own, length)
+
+    def _own_len(self, draft: PreTrainedModel, max_len: int) -> int:
+        made_for = getattr(draft.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        known = [length for length in (self.draft_max_len or made_for, max_len) if isinstance(length, int)]
+        return min(known)
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [DraftByNetwork(draft_len)]
+
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        return [DraftByNetwork(draft_len, draws=True, probabilities=probabilities)]
+
+    def commit_passes(self) -> list[Pass]:
+        return [ReadAlong()] if self.fused else []
+
+    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
+        drafts: list[Pass] = [NoDrafts()]
+        if draft_len:
+            drafts = [DraftByNetwork(draft_len, draws, probabilities), StoreDrafts(probabilities)]
+        return [*drafts, ReadNewest(draft_len)]
+
+    def drafter_chunk_passes(self, width: int) -> list[Pass]:
+        return [ReadChunk(width)]
+
+    def explain(self) -> str:
+        who = "the target with weights rounded to int8" if self.draft == SELF_INT8 else _shown(self.draft)
+        return f"{who} drafts, with KV of its own, {'inside' if self.fused else 'in front'} of the step"
+
+
+_WHERE = "mode 'draft_target'"
+
+
+def _shown(draft: Any) -> str:
+    return draft if isinstance(draft, str) else f"a {type(draft).__name__}"

@@ -1,0 +1,42 @@
+"""The texts that are given to suffix decoding, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from speccompile.errors import InvalidOption
+
+
+def read_corpus(corpus: Any, tokenizer: Any) -> list[list[int]]:
+    """Token ids of each text.
+
+    Raises:
+        InvalidOption: one is no text and no list of ids, does not tokenise, or has no tokens.
+    """
+
+    def refuse(name: str, value: Any, reason: str) -> NoReturn:
+        raise InvalidOption(where="mode 'suffix'", name=name, value=value, reason=reason)
+
+    if isinstance(corpus, str) or not isinstance(corpus, Sequence):
+        refuse("corpus", corpus, "it has to be a list of texts, or of lists of token ids")
+    if tokenizer is not None and not any(isinstance(text, str) for text in corpus):
+        refuse("tokenizer", tokenizer, "it is for a corpus of texts, and there is none")
+    read = []
+    for index, text in enumerate(corpus):
+        if isinstance(text, str) and tokenizer is None:
+            refuse("corpus", corpus, f"entry {index} is text, which needs tokenizer=")
+        try:
+            ids = tokenizer(text, add_special_tokens=False).input_ids if isinstance(text, str) else text
+        except Exception as error:
+            refuse("corpus", corpus, f"entry {index} does not tokenise ({type(error).__name__}: {error})")
+        ids = ids.tolist() if isinstance(ids, torch.Tensor) else ids
+        whole = isinstance(ids, list | tuple) and all(isinstance(token, int) for token in ids)
+        if not whole or any(isinstance(token, bool) for token in ids):
+            refuse("corpus", corpus, f"entry {index} does not become a list of token ids")
+        if not ids:
+            refuse("corpus", corpus, f"entry {index} does not tokenise: it has no tokens")
+        read.append(list(ids))
+    return read

@@ -1,0 +1,102 @@
+"""A drafter of the user's own: a torch function or module that is traced into the step, or Python on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.state import StateSpec
+from speccompile.graph_capture.support import ModelInfo
+from speccompile.modes.base import HostDraft, Mode, proposal_state
+from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.drafts import ReadDrafts
+from speccompile.passes.propose import Propose
+
+
+@dataclass(frozen=True)
+class UserProvided(Mode):
+    """Drafts that ``draft`` proposes from the text, behind each step, for the next one.
+
+    Args:
+        draft: called as ``draft(tokens, length, draft_len)``, with int64 tensors ``[B, S]`` (each row's text; what lies
+            behind ``length`` does not count) and ``[B]`` and the number of drafts wanted; returns int64 draft tokens
+            ``[B, draft_len]`` and how many of them count, int64 ``[B]``, 0 for a row that abstains. A function or an
+            ``nn.Module`` in eval mode, of plain PyTorch without decisions on values: it becomes part of the step.
+        host: ``draft`` is any callable instead, called between steps for each row as ``draft(tokens, draft_len)``, with
+            the text as a list of token ids; returns a list of at most ``draft_len`` ids, or None to abstain. What goes
+            wrong in it ends the request whose row it was.
+    """
+
+    draft: Any = None
+    host: bool = False
+
+    name: ClassVar[str] = "user_provided"
+    ready: ClassVar[bool] = True
+
+    @property
+    def goals(self) -> Facts:  # type: ignore[override]
+        return facts() if self.host else facts("proposed")
+
+    @property
+    def host_draft(self) -> HostDraft | None:
+        return self.draft if self.host else None
+
+    def check(self, info: ModelInfo) -> None:
+        def refuse(name: str, value: Any, reason: str) -> InvalidOption:
+            return InvalidOption(where="mode 'user_provided'", name=name, value=value, reason=reason)
+
+        if not isinstance(self.host, bool):
+            raise refuse("host", self.host, "use True or False")
+        if not callable(self.draft):
+            wanted = "draft(tokens, draft_len)" if self.host else "draft(tokens, length, draft_len)"
+            raise refuse("draft", self.draft, f"give a callable {wanted}")
+        if self.host or not isinstance(self.draft, nn.Module):
+            return
+        kind = type(self.draft).__name__
+        if self.draft.training:
+            raise refuse("draft", kind, "it is in training mode; call its eval()")
+        if elsewhere := {str(tensor.device) for _, tensor in self._weights() if tensor.device != info.device}:
+            raise refuse("draft", kind, f"it is on {', '.join(sorted(elsewhere))} and the target on {info.device}")
+
+    def _weights(self) -> list[tuple[str, torch.Tensor]]:
+        if not isinstance(self.draft, nn.Module):
+            return []
+        return [*self.draft.named_parameters(), *self.draft.named_buffers()]
+
+    def state(self) -> list[StateSpec]:
+        return proposal_state()
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [ReadDrafts(draft_len)]
+
+    def commit_passes(self) -> list[Pass]:
+        if self.host:
+            return []
+        weights = tuple((f"drafter_{name.replace('.', '_')}", value.detach()) for name, value in self._weights())
+        return [Propose(self.propose, weights=weights, drafter=_shown(self.draft), advice=ADVICE)]
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *weights: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, ...]:
+        """What ``draft`` says; ``weights`` stand for its own, so that none hides in the graph."""
+        if not isinstance(self.draft, nn.Module):
+            proposal: tuple[torch.Tensor, ...] = self.draft(tokens, length, draft_len)
+            return proposal
+        own = dict(zip((name for name, _ in self._weights()), weights, strict=True))
+        proposal = torch.func.functional_call(self.draft, own, (tokens, length, draft_len))
+        return proposal
+
+    def explain(self) -> str:
+        where = "on the host, between steps" if self.host else "inside the step"
+        return f"{_shown(self.draft)} proposes {where}"
+
+
+ADVICE = ", or give host=True to have it called between steps with lists of ids"
+
+
+def _shown(draft: Any) -> str:
+    return str(getattr(draft, "__qualname__", type(draft).__name__))

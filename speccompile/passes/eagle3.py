@@ -1,0 +1,138 @@
+"""An EAGLE-3 head in a step: how it stays warm, and how it drafts.
+
+Row i of the head belongs to position i: it reads the target's hidden states at i and the token at i + 1, and its KV
+lies at place i. So of a text of L tokens, of which the target has read L - 1, the rows 0 .. L - 2 can be computed; the
+last of them says which token comes at L, and drafting goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph_capture.draft_network import PREFIX
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.draft_chain import draft_chain
+from speccompile.passes.drafter import drafter_of, forward_drafter
+
+NEWEST = f"{PREFIX}newest"
+
+
+@dataclass(frozen=True)
+class KeepHeadWarm(Pass):
+    """The head reads the rows that the target has read, now that the token behind each is known, and what its layers
+    leave at each text's newest row is kept.
+
+    Of rejected drafts it leaves KV behind the text, which the next rows overwrite before anyone looks. Nothing of it
+    depends on the tier, so any tier can follow any other.
+    """
+
+    name: ClassVar[str] = "keep_head_warm"
+    looks_for: ClassVar[str] = "what the target reads"
+    requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped")
+    provides: ClassVar[Facts] = facts("drafter_read")
+
+    def run(self, graph: StepGraph) -> Changes:
+        values = graph.values
+        slots, positions = values.get("target_slots", values["slots"]), values["positions"]
+        tokens = graph.insert(tokens_behind, graph.state("tokens"), slots, positions)
+        (hidden,) = forward_drafter(
+            graph,
+            tokens,
+            positions,
+            slots,
+            before=graph.output,
+            outputs=("hidden",),
+            given={"hidden_states": values["tapped"]},
+        )
+        nodes = (graph.state(NEWEST), graph.state("length"), slots, positions, hidden)
+        graph.insert(keep_newest, *nodes, dummy_slot=graph.layout.dummy_slot)
+        return Changes(1, f"the head reads {list(tokens.meta['val'].shape)}")
+
+
+def tokens_behind(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The token behind each position, ``[B, T]``; behind the text, any.
+
+    Args:
+        tokens: ``[N, S]``; slots: ``[B]``; positions: ``[B, T]``.
+    """
+    return tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
+
+
+def keep_newest(
+    newest: torch.Tensor,
+    length: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    hidden: torch.Tensor,
+    *,
+    dummy_slot: int,
+) -> None:
+    """Keep in ``newest`` ``[N, H]`` what ``hidden`` ``[B, T, H]`` has of the position ``length - 2``, of the rows that
+    have it: of several rows of one slot (a prompt beside a step) at most one, and the others write to nobody's."""
+    at = length[slots] - 2 - positions[:, 0]
+    inside = (at >= 0) & (at < hidden.shape[1])
+    rows = torch.arange(hidden.shape[0], device=hidden.device)
+    found = hidden[rows, at.clamp(0, hidden.shape[1] - 1)]
+    newest.index_put_((torch.where(inside, slots, dummy_slot),), found)
+
+
+@dataclass(frozen=True)
+class DraftByHead(Pass):
+    """``draft_len`` drafts: the first from what is kept of the newest row, each further one by a forward of one row,
+    which reads the draft in front of it and what the head itself left there; as :func:`draft_chain`."""
+
+    draft_len: int
+    draws: bool = False
+    probabilities: bool = False
+
+    name: ClassVar[str] = "draft_by_head"
+    looks_for: ClassVar[str] = "the mode's head"
+    requires: ClassVar[Facts] = facts("outlined", "rows")
+    provides: ClassVar[Facts] = facts("drafts")
+
+    def run(self, graph: StepGraph) -> Changes:
+        head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
+        outputs = _outputs(head)
+        carried: list[fx.Node] = []
+
+        def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
+            # The row that has this token is the one in front of the token's place.
+            row = graph.insert(in_front, position, before=start)
+            if place == 0:
+                given = {"hidden": graph.insert(of_rows, graph.state(NEWEST), slots, before=start)}
+            else:
+                given = {"fused": carried[-1]}
+            logits, carry = forward_drafter(graph, token, row, slots, before=start, outputs=outputs, given=given)
+            carried.append(carry)
+            return logits
+
+        draft_chain(
+            graph,
+            forward,
+            self.draft_len,
+            draws=self.draws,
+            with_probabilities=self.probabilities,
+            max_len=head.layout.max_len,
+        )
+        return Changes(self.draft_len, f"{self.draft_len - 1} forwards of {len(head.anchors.layers)} layers")
+
+
+def _outputs(head: StepGraph) -> Sequence[str]:
+    """Names of the logits over the target's vocabulary, and of what is carried on."""
+    logits = "target_logits" if "target_logits" in head.values else "logits"
+    return logits, "carried" if "carried" in head.values else "hidden"
+
+
+def in_front(position: torch.Tensor) -> torch.Tensor:
+    return (position - 1).clamp(min=0)
+
+
+def of_rows(newest: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """``[N, H]`` of the rows' slots, ``[B, 1, H]``."""
+    return newest[slots][:, None]

@@ -1,0 +1,54 @@
+"""A drafter that runs on the host, between two steps: its answers become proposals in the arena."""
+
+from __future__ import annotations
+
+import operator
+
+from speccompile.errors import DraftFailed, told
+from speccompile.modes.base import HostDraft
+from speccompile.runtime.arena import Arena
+from speccompile.runtime.request import Request
+
+
+class HostDrafter:
+    """Asks ``draft`` for each row in front of a step.
+
+    Args:
+        arena: with the state ``draft_tokens`` and ``draft_lens``.
+    """
+
+    def __init__(self, draft: HostDraft, arena: Arena) -> None:
+        self._draft = draft
+        self._arena = arena
+
+    def propose(self, request: Request) -> None:
+        """Leave its drafts for the row of ``request``.
+
+        Raises:
+            DraftFailed: it raised, or what it answered is no list of at most Kmax token ids.
+        """
+        drafts = self._asked(request)
+        self._arena.write("draft_tokens", request.slot, drafts)
+        self._arena.write("draft_lens", request.slot, max(0, min(len(drafts), request.room - 1)))
+
+    def _asked(self, request: Request) -> list[int]:
+        layout = self._arena.layout
+        try:
+            answer = self._draft(request.prompt + request.new_tokens, layout.max_draft_len)
+            drafts = [] if answer is None else [_whole(token) for token in answer]
+        except Exception as error:
+            raise DraftFailed(reason=f"it raised {told(error)}") from error
+        if len(drafts) > layout.max_draft_len:
+            raise DraftFailed(
+                reason=f"it proposed {len(drafts)} tokens, and the largest tier has {layout.max_draft_len}"
+            )
+        for token in drafts:
+            if not 0 <= token < layout.vocab_size:
+                raise DraftFailed(reason=f"it proposed the token {token}, and ids are 0 .. {layout.vocab_size - 1}")
+        return drafts
+
+
+def _whole(token: object) -> int:
+    if isinstance(token, bool):
+        raise TypeError(f"{token!r} is no token id")
+    return operator.index(token)  # type: ignore[arg-type]

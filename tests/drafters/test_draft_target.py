@@ -1,0 +1,199 @@
+"""A draft model inside of the step: the text is plain decoding's, and its KV is that of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from drafters import MAX_LEN, PENALTIES, TIERS, Dice, drafter_kv, ragged, random_drafter, together
+from tiny import greedy, random_prompt, tiny_llama
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, wrap
+from speccompile.errors import PretrainedError, UserError
+
+SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 4, "max_len": MAX_LEN, "backend": "eager", "prefix_reuse": False}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def plain(model: LlamaForCausalLM) -> Speculator:
+    return wrap(model, "none", **SIZES | {"tiers": (0,)})
+
+
+@pytest.fixture(scope="module")
+def by_another(model: LlamaForCausalLM) -> Speculator:
+    return wrap(model, "draft_target", draft=random_drafter(), **SIZES)
+
+
+@pytest.fixture(scope="module")
+def by_itself(model: LlamaForCausalLM) -> Speculator:
+    return wrap(model, "draft_target", draft=model, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def split(model: LlamaForCausalLM) -> Speculator:
+    return wrap(model, "draft_target", draft=random_drafter(), fused=False, **SIZES)
+
+
+@pytest.fixture(params=["by_another", "by_itself", "split"])
+def spec(request: pytest.FixtureRequest) -> Iterator[Speculator]:
+    made: Speculator = request.getfixturevalue(request.param)
+    made.set_tier(3)
+    made.stats.reset()
+    yield made
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, **PENALTIES}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_the_text_is_that_of_plain_decoding(
+    spec: Speculator, plain: Speculator, rows: int, options: dict[str, Any]
+) -> None:
+    prompts = ragged(rows, rows)
+    spec.engine.policy = Dice(rows)
+    assert together(spec, prompts, 24, **options) == together(plain, prompts, 24, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3, "temperature": 1.5}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft_len", [1, 3])
+def test_the_target_drafts_for_itself_without_a_mistake(
+    by_itself: Speculator, draft_len: int, options: dict[str, Any]
+) -> None:
+    by_itself.set_tier(draft_len)
+    by_itself.stats.reset()
+    new = 1 + 8 * (draft_len + 1)
+    by_itself.generate(torch.tensor([random_prompt(30)]), max_new_tokens=new, **options)
+    assert by_itself.stats.acceptance_length == draft_len + 1
+
+
+@pytest.mark.parametrize(("rule", "fused"), [("rejection", True), ("block", True), ("block", False)])
+def test_rules_get_the_probabilities_that_drafts_were_drawn_from(
+    model: LlamaForCausalLM, rule: str, fused: bool
+) -> None:
+    """Of the target itself they are its own, so every draft stays."""
+    with wrap(model, "draft_target", draft=model, acceptance=rule, fused=fused, **SIZES) as spec:
+        spec.set_tier(3)
+        spec.generate(torch.tensor([random_prompt(30)]), max_new_tokens=33, do_sample=True, seed=1)
+        assert spec.stats.acceptance_length == 4
+
+
+def test_kv_behind_accepted_drafts_is_that_of_a_fresh_prompt(spec: Speculator) -> None:
+    """The last of K accepted drafts was never read by the drafter while it drafted."""
+    request = spec.engine.submit(random_prompt(20), max_new_tokens=40)
+    while len(request.new_tokens) < 20:
+        spec.engine.step()
+    text = request.prompt + request.new_tokens
+    kept = drafter_kv(spec, request.slot, len(text) - 1)
+    request.cancel()
+    fresh = spec.engine.submit(text, max_new_tokens=2)
+    while not fresh.new_tokens:
+        spec.engine.step()
+    torch.testing.assert_close(kept, drafter_kv(spec, fresh.slot, len(text) - 1), atol=1e-4, rtol=1e-4)
+    fresh.cancel()
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, **PENALTIES}], ids=["greedy", "sampled"])
+def test_fused_and_split_draft_the_same(by_another: Speculator, split: Speculator, options: dict[str, Any]) -> None:
+    """Step by step, at any tier: the drafter's KV at the drafts' places was computed from the drafts."""
+    prompt, dice = random_prompt(37, seed=8), Dice(4)
+    requests = [spec.engine.submit(prompt, max_new_tokens=40, seed=2, **options) for spec in (by_another, split)]
+    while not all(request.finished for request in requests):
+        draft_len, done, kept = dice.choose(1), len(requests[0].new_tokens), []
+        for spec, request in zip((by_another, split), requests, strict=True):
+            spec.set_tier(draft_len)
+            spec.engine.step()
+            kept.append(drafter_kv(spec, request.slot, len(prompt) + done + draft_len if done else request.cached))
+        assert requests[0].new_tokens == requests[1].new_tokens
+        if not requests[0].finished:
+            torch.testing.assert_close(*kept, atol=1e-4, rtol=1e-4)
+    assert requests[0].stats == requests[1].stats
+    assert split.tiers[3].drafter is not None and by_another.tiers[3].drafter is None
+
+
+def test_a_split_drafter_leaves_the_targets_executable_alone(split: Speculator) -> None:
+    for tier in [*split.tiers.values(), *split.engine.prefill_tiers.values()]:
+        assert tier.drafter is not None
+        assert "drafter_decoder_layer" not in tier.stages.last.python
+        drafts = tier.drafter.stages.last
+        assert "drafter_decoder_layer" in drafts.python
+        assert not any(name.startswith("decoder_layer") for name in drafts.op_counts)
+        assert not any(name.startswith(("k_", "v_", "model_")) for name in drafts.graph.ports)
+
+
+def test_twenty_steps_without_drafts_change_no_draft(spec: Speculator) -> None:
+    prompt, found = random_prompt(12, seed=4), []
+    for before in (0, 3):
+        spec.set_tier(before)
+        request = spec.engine.submit(prompt, max_new_tokens=60)
+        if before:
+            while len(request.new_tokens) < 17:
+                spec.engine.step()
+            # To the very place, one by one.
+            spec.set_tier(0)
+        while len(request.new_tokens) < 21:
+            spec.engine.step()
+        spec.set_tier(3)
+        spec.engine.step()
+        # What stands at the drafts' places was computed from the drafts.
+        found.append((request.new_tokens, drafter_kv(spec, request.slot, len(prompt) + 21 - 1 + 4)))
+        request.cancel()
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_short_drafter_under_a_long_target(model: LlamaForCausalLM) -> None:
+    """Rows behind its last place go on without drafts, one by one, beside others that have some."""
+    drafter = tiny_llama(max_positions=64)
+    with wrap(model, "draft_target", draft=drafter, **SIZES | {"max_len": 256}) as spec:
+        spec.set_tier(3)
+        assert spec.arena["drafter_k_0"].shape[1] == 64 + 4 and spec.arena["k_0"].shape[1] == 256 + 4
+        # One that gets there, one that is there from the start, and one that never does.
+        prompts = [random_prompt(count, seed=count) for count in (40, 130, 7)]
+        requests = [
+            spec.engine.submit(prompt, max_new_tokens=new) for prompt, new in zip(prompts, (100, 60, 40), strict=True)
+        ]
+        proposed: dict[int, set[int]] = {index: set() for index in range(3)}
+        while not all(request.finished for request in requests):
+            lengths = [len(request.prompt) + len(request.new_tokens) for request in requests]
+            ran = spec.engine.step()
+            for index, request in enumerate(requests):
+                if request in ran and not request.finished:
+                    drafts = int(spec.arena["proposed"][request.slot])
+                    room = request.params.max_new_tokens - (lengths[index] - len(request.prompt)) - 1
+                    assert drafts == max(0, min(3, 64 - 1 - lengths[index], room))
+                    proposed[index].add(drafts)
+        assert 3 in proposed[0] and 0 in proposed[0] and proposed[1] == {0} and 3 in proposed[2]
+        for request, new in zip(requests, (100, 60, 40), strict=True):
+            assert request.new_tokens == greedy(model, request.prompt, new)
+
+
+def test_its_length_can_be_given(model: LlamaForCausalLM) -> None:
+    with wrap(model, "draft_target", draft=model, draft_max_len=32, **SIZES) as spec:
+        assert spec.arena["drafter_k_0"].shape[1] == 32 + 4
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, r"draft=None.*give a transformers model"),
+        ({"draft": 3}, r"draft=3.*give a transformers model"),
+        ({"draft": tiny_llama(vocab=64)}, "its vocabulary has 64 tokens and the target's 128"),
+        ({"draft": tiny_llama(), "draft_max_len": 1}, "draft_max_len=1"),
+        ({"draft": tiny_llama(), "fused": 0}, "fused=0"),
+        ({"draft": tiny_llama().train()}, "training"),
+    ],
+)
+def test_what_cannot_draft_is_refused(model: LlamaForCausalLM, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        wrap(model, "draft_target", **SIZES, **options)
+
+
+def test_no_such_folder(model: LlamaForCausalLM, tmp_path: Any) -> None:
+    with pytest.raises(PretrainedError):
+        wrap(model, "draft_target", draft=str(tmp_path / "nothing"), **SIZES)

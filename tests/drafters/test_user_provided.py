@@ -1,0 +1,206 @@
+"""Drafters of the user's own: traced into the step, and on the host between steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from drafters import PENALTIES, Dice, ragged, together
+from tiny import greedy, random_prompt, tiny_llama
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, wrap
+from speccompile.errors import DraftFailed, InvalidOption, PassError, RequestFailed
+
+SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 128, "backend": "eager"}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+def wrapped(model: LlamaForCausalLM, draft: Any, **options: Any) -> Speculator:
+    return wrap(model, "user_provided", draft=draft, **SIZES | options)
+
+
+def repeats(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The text's first tokens again; rows of an odd length abstain."""
+    return tokens[:, :draft_len], torch.where(length % 2 == 0, draft_len, 0)
+
+
+class Bigrams(nn.Module):
+    """What a table says of the newest token, and of that, and so on."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.nn.functional.one_hot(table, len(table)).float())
+        self.register_buffer("shift", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        token, drafts = tokens.gather(1, (length - 1).clamp(min=0)[:, None]), []
+        for _ in range(draft_len):
+            token = self.weight[token].argmax(-1) + self.shift
+            drafts.append(token)
+        return torch.cat(drafts, 1), torch.full_like(length, draft_len)
+
+
+class Oracle:
+    """The target's own text, of which every third draft is wrong, in lists of all lengths; now and then nothing."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts = texts
+        self.calls = 0
+
+    def __call__(self, tokens: list[int], draft_len: int) -> list[int] | None:
+        self.calls += 1
+        if self.calls % 5 == 0:
+            return None
+        text = next(text for text in self.texts if text[: len(tokens)] == tokens)
+        drafts = text[len(tokens) :][: self.calls % (draft_len + 1)]
+        return [(token + 1) % 128 if (len(tokens) + i) % 3 == 0 else token for i, token in enumerate(drafts)]
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, **PENALTIES}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["function", "module", "host"])
+def test_the_text_is_that_of_plain_decoding(model: LlamaForCausalLM, kind: str, options: dict[str, Any]) -> None:
+    with wrap(model, "none", **SIZES | {"tiers": (0,)}) as plain:
+        batches = [ragged(rows, rows) for rows in (1, 2, 3, 4)]
+        expected = [together(plain, prompts, 24, **options) for prompts in batches]
+    texts = [
+        p + new for batch, found in zip(batches, expected, strict=True) for p, new in zip(batch, found, strict=True)
+    ]
+    drafts: dict[str, Any] = {
+        "function": repeats,
+        "module": Bigrams(torch.randperm(128, generator=torch.Generator().manual_seed(0))).eval(),
+        "host": Oracle(texts),
+    }
+    with wrapped(model, drafts[kind], host=kind == "host") as spec:
+        for seed, (prompts, wanted) in enumerate(zip(batches, expected, strict=True)):
+            spec.engine.policy = Dice(seed)
+            assert together(spec, prompts, 24, **options) == wanted
+        assert spec.stats.draft_tokens > spec.stats.accepted_tokens
+        assert kind != "host" or spec.stats.accepted_tokens > 0
+
+
+def test_a_module_proposes_what_its_weights_say(model: LlamaForCausalLM) -> None:
+    table = torch.randperm(128, generator=torch.Generator().manual_seed(1))
+    drafter = Bigrams(table).eval()
+    with wrapped(model, drafter) as spec:
+        for change in (0, 1):
+            # Its weights are the very ones: what is changed in place is followed.
+            drafter.shift.fill_(change)  # type: ignore[operator]
+            request = spec.engine.submit(random_prompt(9), max_new_tokens=6)
+            while not request.new_tokens:
+                spec.engine.step()
+            token, wanted = request.new_tokens[-1], []
+            for _ in range(3):
+                token = (int(table[token]) + change) % 128
+                wanted.append(token)
+            if all(token < 127 for token in wanted):
+                assert spec.arena["draft_tokens"][request.slot].tolist() == wanted
+            request.cancel()
+
+
+def test_a_host_drafter_that_is_always_right_is_always_accepted(model: LlamaForCausalLM) -> None:
+    prompt = random_prompt(10)
+    text = prompt + greedy(model, prompt, 33)
+    with wrapped(model, lambda tokens, draft_len: text[len(tokens) :][:draft_len], host=True) as spec:
+        spec.generate(torch.tensor([prompt]), max_new_tokens=33)
+        assert spec.stats.acceptance_length == 4
+        assert set(spec.stats.tier_steps) == {3}
+
+
+def test_a_step_is_as_wide_as_what_was_proposed(model: LlamaForCausalLM) -> None:
+    with wrapped(model, lambda tokens, draft_len: [7] if len(tokens) % 2 else None, host=True) as spec:
+        spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=20, eos_token_id=[])
+        assert set(spec.stats.tier_steps) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ([1, 2, 3, 4], "it proposed 4 tokens, and the largest tier has 3"),
+        ([128], r"it proposed the token 128, and ids are 0 \.\. 127"),
+        ([-1], "it proposed the token -1"),
+        (["a"], "it raised TypeError"),
+        ([True], "True is no token id"),
+        (7, "it raised TypeError"),
+        (OSError("no line"), "it raised OSError: no line"),
+    ],
+)
+def test_what_goes_wrong_on_the_host_is_one_requests_fault(model: LlamaForCausalLM, answer: Any, says: str) -> None:
+    bad, good = random_prompt(5, seed=1), random_prompt(6, seed=2)
+
+    def draft(tokens: list[int], draft_len: int) -> Any:
+        if tokens[: len(bad)] != bad or len(tokens) < len(bad) + 3:
+            return [1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with wrapped(model, draft, host=True) as spec:
+        failing, other = (spec.engine.submit(prompt, max_new_tokens=20) for prompt in (bad, good))
+        with pytest.raises(RequestFailed, match=says) as caught:
+            failing.result()
+        assert isinstance(caught.value.__cause__, DraftFailed)
+        assert 3 <= len(failing.new_tokens) < 20
+        assert other.result().token_ids == greedy(model, good, 20)
+
+
+def test_host_drafts_are_cut_where_the_text_ends(model: LlamaForCausalLM) -> None:
+    with wrapped(model, lambda tokens, draft_len: [1] * draft_len, host=True) as spec:
+        request = spec.engine.submit(random_prompt(5), max_new_tokens=3)
+        assert request.result().token_ids == greedy(model, request.prompt, 3)
+        assert 3 not in spec.stats.tier_steps
+
+
+# --- refused -----------------------------------------------------------------------------------------------------
+
+
+def looks(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    if int(length[0]) > 3:
+        return tokens[:, :draft_len], length
+    return tokens[:, -draft_len:], length
+
+
+def holds(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([[1] * draft_len]).expand(len(length), -1) + HELD, length
+
+
+def short(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens[:, :1], length
+
+
+HELD = torch.zeros(1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("draft", "says"),
+    [
+        (looks, "the drafter looks cannot be traced into the step.*give host=True"),
+        (holds, "the drafter holds cannot be traced into the step.*give host=True"),
+        (short, r"the drafter returned torch.int64\[.*\]; it has to return"),
+        (lambda tokens, draft_len: [1], "cannot be traced into the step.*give host=True"),
+    ],
+)
+def test_what_cannot_be_traced(model: LlamaForCausalLM, draft: Any, says: str) -> None:
+    with pytest.raises(PassError, match=says):
+        wrapped(model, draft)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"draft": None}, r"draft=None.*draft\(tokens, length, draft_len\)"),
+        ({"draft": [1], "host": True}, r"draft=\[1\].*draft\(tokens, draft_len\)"),
+        ({"draft": repeats, "host": 1}, "host=1"),
+        ({"draft": Bigrams(torch.arange(4))}, "it is in training mode"),
+        ({"draft": repeats, "acceptance": "block"}, "drafter of mode 'user_provided' has none"),
+    ],
+)
+def test_wrong_options(model: LlamaForCausalLM, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        wrap(model, "user_provided", **SIZES, **options)

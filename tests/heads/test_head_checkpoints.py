@@ -1,0 +1,249 @@
+"""Every published layout of EAGLE-3 heads loads whole, or is refused with all that is in the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import published
+import pytest
+import torch
+from published import DRAFT_VOCAB, FLAT, HIDDEN, VOCAB, Weights
+from tiny import tiny_llama
+
+from speccompile.errors import HeadKeys, InvalidHead
+from speccompile.heads import Eagle3Head, load_eagle3
+
+TARGET = tiny_llama(layers=8)
+
+
+def loaded(folder: Path, tensors: Weights, config: dict[str, Any] = FLAT, **how: Any) -> Eagle3Head:
+    return load_eagle3(published.write(folder, tensors, config, **how), TARGET)
+
+
+def without(tensors: Weights, *names: str) -> Weights:
+    return {key: value for key, value in tensors.items() if key not in names}
+
+
+def assert_holds(head: Eagle3Head, tensors: Weights) -> None:
+    """Every weight of the checkpoint is in the head, and only the embedding may be the target's."""
+    held = head.state_dict()
+    for key, value in tensors.items():
+        if key != "t2d":
+            own = key.removeprefix("model.").replace("midlayer.", "layers.0.")
+            torch.testing.assert_close(held.pop(own), value.to(held.get(own, value).dtype), rtol=0, atol=0)
+    assert held.keys() <= {"embed_tokens.weight"}
+
+
+@pytest.mark.parametrize("layer", ["midlayer", "layers.0", "model.midlayer", "model.layers.0"])
+def test_names_of_the_layer(tmp_path: Path, layer: str) -> None:
+    tensors = published.weights(layer)
+    head = loaded(tmp_path, tensors)
+    assert_holds(head, tensors)
+    assert head.embed_tokens.weight.data_ptr() == TARGET.get_input_embeddings().weight.data_ptr()
+    assert head.config.taps == (1, 3, 4)
+    assert head.config.rope["rope_theta"] == 10000.0
+    assert head.config.rms_norm_eps == 1e-5
+    assert not head.config.norm_before_residual
+
+
+def test_speculators(tmp_path: Path) -> None:
+    tensors = published.weights("layers.0") | {"embed_tokens.weight": published.embedding()}
+    config = published.speculators(norm_output=True, eagle_aux_hidden_state_layer_ids=[0, 2, 6])
+    head = loaded(tmp_path, tensors, config)
+    assert_holds(head, tensors)
+    assert head.config.norm_before_residual
+    assert head.config.norm_output
+    assert head.config.taps == (0, 2, 6)
+    assert torch.equal(head.embed_tokens.weight, published.embedding())
+
+
+def test_eagle_config_of_tensorrt_llm(tmp_path: Path) -> None:
+    own = {"eagle_aux_hidden_state_layer_ids": [6, 2, 0], "return_hidden_post_norm": True}
+    head = loaded(tmp_path, published.weights(), FLAT | {"eagle_config": own})
+    assert head.config.taps == (0, 2, 6)
+    assert head.config.norm_output
+
+
+@pytest.mark.parametrize(
+    "names", [["fc_norm.0", "fc_norm.1", "fc_norm.2"], ["aux_norm_low", "aux_norm_mid", "aux_norm_high"]]
+)
+def test_fc_norm(tmp_path: Path, names: list[str]) -> None:
+    norms = {f"{name}.weight": torch.full((HIDDEN,), 1.0 + index) for index, name in enumerate(names)}
+    head = loaded(tmp_path, published.weights() | norms, FLAT | {"fc_norm": True})
+    assert [float(norm.weight[0]) for norm in head.fc_norm] == [1.0, 2.0, 3.0]
+
+
+def test_norm_before_fc(tmp_path: Path) -> None:
+    tensors = published.weights() | {"input_norm.weight": torch.ones(3 * HIDDEN)}
+    assert_holds(loaded(tmp_path, tensors, FLAT | {"norm_before_fc": True}), tensors)
+
+
+@pytest.mark.parametrize("first", ["midlayer", "layers.0"])
+def test_more_layers(tmp_path: Path, first: str) -> None:
+    tensors = published.weights(first, layers=3)
+    head = loaded(tmp_path, tensors, FLAT | {"num_hidden_layers": 3})
+    assert_holds(head, tensors)
+    assert [layer.self_attn.q_proj.in_features for layer in head.layers] == [2 * HIDDEN, HIDDEN, HIDDEN]
+
+
+def test_numbered_midlayers(tmp_path: Path) -> None:
+    tensors = {
+        key.replace("layers.", "midlayer."): value for key, value in published.weights("layers.0", layers=2).items()
+    }
+    assert len(loaded(tmp_path, tensors, FLAT | {"num_hidden_layers": 2}).layers) == 2
+
+
+def test_whole_vocabulary_with_the_target_s_lm_head(tmp_path: Path) -> None:
+    tensors = without(published.weights(), "lm_head.weight", "d2t", "t2d")
+    head = loaded(tmp_path, tensors, FLAT | {"draft_vocab_size": VOCAB})
+    assert head.d2t is None
+    assert head.lm_head.weight.data_ptr() == TARGET.get_output_embeddings().weight.data_ptr()
+
+
+def test_whole_vocabulary_listed_all_the_same(tmp_path: Path) -> None:
+    tensors = published.weights() | {
+        "lm_head.weight": torch.ones(VOCAB, HIDDEN),
+        "d2t": torch.zeros(VOCAB, dtype=torch.int64),
+        "t2d": torch.ones(VOCAB, dtype=torch.bool),
+    }
+    assert loaded(tmp_path, tensors, FLAT | {"draft_vocab_size": VOCAB}).d2t is None
+
+
+def test_tied_embedding(tmp_path: Path) -> None:
+    tensors = without(published.weights(), "lm_head.weight", "d2t", "t2d") | {
+        "embed_tokens.weight": published.embedding()
+    }
+    head = loaded(tmp_path, tensors, FLAT | {"draft_vocab_size": VOCAB, "tie_word_embeddings": True})
+    assert torch.equal(head.lm_head.weight, published.embedding())
+
+
+def test_small_ints_and_half_precision(tmp_path: Path) -> None:
+    tensors = {key: value.half() if value.is_floating_point() else value for key, value in published.weights().items()}
+    tensors["d2t"] = tensors["d2t"].int()
+    head = loaded(tmp_path, tensors)
+    assert head.d2t is not None and head.d2t.dtype == torch.int64
+    assert head.fc.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("how", [{"binary": True}, {"files": 3}])
+def test_files(tmp_path: Path, how: dict[str, Any]) -> None:
+    tensors = published.weights()
+    assert_holds(loaded(tmp_path, tensors, **how), tensors)
+
+
+def test_own_rope(tmp_path: Path) -> None:
+    old = loaded(tmp_path / "old", published.weights(), FLAT | {"rope_theta": 500.0, "rope_scaling": None})
+    new = loaded(
+        tmp_path / "new", published.weights(), FLAT | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    )
+    assert torch.equal(old.rotary.inv_freq, new.rotary.inv_freq)
+    assert old.rotary.inv_freq[1] == pytest.approx(500.0 ** (-2 / published.HEAD_DIM))
+    linear = FLAT | {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert torch.equal(
+        loaded(tmp_path / "linear", published.weights(), linear).rotary.inv_freq, old.rotary.inv_freq / 4
+    )
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def test_every_bad_key_is_listed_in_one_error(tmp_path: Path) -> None:
+    tensors = published.weights()
+    tensors["midlayer.self_attn.query_proj.weight"] = tensors.pop("midlayer.self_attn.q_proj.weight")
+    del tensors["midlayer.hidden_norm.weight"]
+    tensors["eh_proj.weight"] = torch.ones(3, 5)
+    tensors["midlayer.mlp.down_proj.weight"] = torch.ones(HIDDEN, 7)
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.int8)
+    with pytest.raises(HeadKeys) as error:
+        loaded(tmp_path, tensors)
+    told = str(error.value)
+    assert "renamed: layers.0.self_attn.query_proj.weight [96, 128] looks like layers.0.self_attn.q_proj.weight" in told
+    assert "missing: layers.0.hidden_norm.weight [64]" in told
+    assert "not known: eh_proj.weight [3, 5]" in told
+    assert "of another shape: layers.0.mlp.down_proj.weight is [64, 7] and has to be [64, 96]" in told
+    assert "of another kind: fc.weight is torch.int8" in told
+    assert len(told.splitlines()) == 6
+
+
+@pytest.mark.parametrize("key", [*published.weights(), "embed_tokens.weight"])
+def test_each_key_matters(tmp_path: Path, key: str) -> None:
+    """Another name of any tensor is told, and so is another shape."""
+    tensors = published.weights() | {"embed_tokens.weight": published.embedding()}
+    for folder, changed in (
+        ("renamed", {**without(tensors, key), f"other.{key}": tensors[key]}),
+        ("shape", {**tensors, key: tensors[key][:-1]}),
+    ):
+        with pytest.raises(HeadKeys, match=key.replace("midlayer", "layers.0")):
+            loaded(tmp_path / folder, changed)
+
+
+@pytest.mark.parametrize("key", [key for key in published.weights() if key not in ("t2d", "lm_head.weight")])
+def test_missing(tmp_path: Path, key: str) -> None:
+    with pytest.raises(HeadKeys, match=f"missing: {key.replace('midlayer', 'layers.0')} "):
+        loaded(tmp_path, without(published.weights(), key))
+
+
+def test_lm_head_of_a_part_of_the_vocabulary_cannot_be_lent(tmp_path: Path) -> None:
+    with pytest.raises(HeadKeys, match=r"missing: lm_head.weight \[40, 64\]"):
+        loaded(tmp_path, without(published.weights(), "lm_head.weight"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"vocab_size": VOCAB + 1}, "its vocabulary has 129 tokens, the target's 128"),
+        ({"target_hidden_size": 32}, "hidden states of size 32"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 8]}}, "the target has 0 .. 7"),
+        ({"eagle_config": {"eh_proj_before_attn": True}}, "eh_proj_before_attn"),
+        ({"kv_lora_rank": 16}, "latent attention"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rotary table"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"speculators_model_type": "mtp"}, "'mtp'"),
+        ({"hidden_act": "nonsense"}, "nonsense"),
+        ({"fc_norm": True, "norm_before_fc": True}, "both"),
+    ],
+)
+def test_config_refused(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidHead, match=reason):
+        loaded(tmp_path, published.weights(), FLAT | changed)
+
+
+def test_vocabulary_refused(tmp_path: Path) -> None:
+    tensors = published.weights()
+    with pytest.raises(InvalidHead, match="t2d does not mark"):
+        loaded(tmp_path / "t2d", tensors | {"t2d": ~tensors["t2d"]})
+    with pytest.raises(InvalidHead, match="would be token"):
+        loaded(tmp_path / "outside", tensors | {"d2t": tensors["d2t"] + VOCAB})
+    whole = tensors | {"lm_head.weight": torch.ones(VOCAB, HIDDEN), "t2d": torch.ones(VOCAB, dtype=torch.bool)}
+    whole["d2t"] = torch.arange(VOCAB).flip(0) - torch.arange(VOCAB)
+    with pytest.raises(InvalidHead, match="reorders"):
+        loaded(tmp_path / "whole", whole, FLAT | {"draft_vocab_size": VOCAB})
+
+
+def test_two_names_of_one_tensor(tmp_path: Path) -> None:
+    tensors = published.weights()
+    with pytest.raises(InvalidHead, match="two names"):
+        loaded(tmp_path, tensors | {"layers.0.hidden_norm.weight": torch.ones(HIDDEN)})
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidHead, match=r"config\.json|safetensors"):
+        load_eagle3(tmp_path, TARGET)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"no pickle")
+    with pytest.raises(InvalidHead, match="cannot be read"):
+        load_eagle3(tmp_path, TARGET)
+
+
+def test_a_small_target_has_no_usual_layers(tmp_path: Path) -> None:
+    folder = published.write(tmp_path, published.weights(), FLAT)
+    with pytest.raises(InvalidHead, match="more than 5"):
+        load_eagle3(folder, tiny_llama(layers=5))
+
+
+def test_defaults(tmp_path: Path) -> None:
+    """30 layers, as SmolLM2 has."""
+    from speccompile.heads import default_taps
+
+    assert default_taps(30) == (1, 14, 26)
+    assert loaded(tmp_path, published.weights()).config.draft_vocab_size == DRAFT_VOCAB

@@ -1,0 +1,85 @@
+"""A drafter over packed weights: its own, or the target's rounded to int8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from packed_models import NEW, PROMPTS, gpt2, greedy
+from tiny import random_prompt, tiny_llama
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, wrap
+from speccompile.errors import InvalidOption
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+def drafting(model: Any, draft: Any, **options: Any) -> Speculator:
+    sizes = {"tiers": (0, 3), "max_batch": 2, "max_len": 60, "backend": "eager", "prefix_reuse": False}
+    return wrap(model, "draft_target", draft=draft, **sizes | options)
+
+
+def test_the_target_rounded_to_int8_drafts_for_itself(model: LlamaForCausalLM) -> None:
+    spec = drafting(model, "self:int8")
+    printed = spec.tiers[3].stages.last.python
+    assert "int8_linear" in printed and "packed_linear" in printed
+    spec.set_tier(3)
+    assert torch.equal(spec.generate(PROMPTS, max_new_tokens=NEW), greedy(model))
+    # It is nearly the target, and not quite.
+    assert 2.5 < spec.stats.acceptance_length <= 4
+    assert "weights rounded to int8 drafts" in spec.explain()
+    spec.generate(PROMPTS, max_new_tokens=NEW, do_sample=True, seed=1)
+
+
+def test_rounded_weights_follow_a_change_of_the_targets() -> None:
+    model = tiny_llama()
+    spec = drafting(model, "self:int8")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(-3)
+    spec.set_tier(3)
+    assert torch.equal(spec.generate(PROMPTS, max_new_tokens=NEW), greedy(model))
+    assert spec.stats.acceptance_length > 2.5
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("make", [tiny_llama, gpt2])
+def test_kv_behind_accepted_drafts_is_a_fresh_prompts_in_every_bit(make: Any, fused: bool) -> None:
+    """Our kernels keep a row's order of sums, so single tokens, a step and a chunk compute the same."""
+    model = make()
+    spec = drafting(model, model, fused=fused)
+    spec.set_tier(3)
+    request = spec.engine.submit(random_prompt(9), max_new_tokens=40)
+    while len(request.new_tokens) < 17:
+        spec.engine.step()
+    assert spec.stats.acceptance_length == 4
+    text, slot = request.prompt + request.new_tokens, request.slot
+    kept = {name: t[slot, : len(text) - 1].clone() for name, t in spec.arena.items() if name.startswith("drafter_")}
+    request.cancel()
+    fresh = spec.engine.submit(text, max_new_tokens=2)
+    while not fresh.new_tokens:
+        spec.engine.step()
+    for name, before in kept.items():
+        assert torch.equal(spec.arena[name][fresh.slot, : len(text) - 1], before), name
+        # The same weights, and the same text.
+        own = spec.arena[name.removeprefix("drafter_")]
+        assert torch.equal(own[fresh.slot, : len(text) - 1], before), name
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"weights": "int8"}, "weights are int8 already"), ({"consume": True}, "consume=True takes the weights")],
+)
+def test_what_does_not_go_with_rounding(model: LlamaForCausalLM, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        drafting(model, "self:int8", **options)
+
+
+def test_rounding_needs_our_ops(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(InvalidOption, match=r"draft='self:int8' is not valid: it needs the C\+\+ ops"):
+        drafting(model, "self:int8")

@@ -1,0 +1,71 @@
+"""What is wrong with a policy, a list of candidates or a trace is said at wrap or load, before anything is captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+import speccompile.build
+from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier, UserError
+from speccompile.policies import Cost, Done, Ema, Gate
+from speccompile.policy_lab import Recorder, read_trace
+
+TIERS = (0, 1, 3)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("it was captured")
+
+    monkeypatch.setattr(speccompile.build, "build_stages", capture)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "says"),
+    [
+        # A tier that was not built,
+        ("fixed:2", UnknownTier, "no tier with draft length 2 was built; built: 0, 1, 3"),
+        ("schedule:1=3,4=7", UnknownTier, "no tier with draft length 7 was built"),
+        ("cost:candidates=0/2", UnknownTier, "no tier with draft length 2 was built"),
+        ("ema:candidates=1:0/3;4:0/5", UnknownTier, "no tier with draft length 5 was built"),
+        (Gate(draft_len=7), UnknownTier, "no tier with draft length 7 was built"),
+        (Cost(candidates=(0, 15)), UnknownTier, "no tier with draft length 15 was built"),
+        # and lists of candidates that are empty, unsorted or doubled.
+        ("cost:candidates=/", InvalidPolicy, "a list of draft lengths is wanted, and this is empty"),
+        ("ema:candidates=/", InvalidPolicy, "a list of draft lengths is wanted, and this is empty"),
+        ("ema:candidates=3/1/0", InvalidPolicy, "draft lengths have to rise, and none may occur twice"),
+        ("cost:candidates=0/3/3", InvalidPolicy, "draft lengths have to rise, and none may occur twice"),
+        ("ema:candidates=1:0/1;4:1/0", InvalidPolicy, "draft lengths have to rise"),
+    ],
+)
+def test_policies(model: LlamaForCausalLM, policy: Any, kind: type[UserError], says: str) -> None:
+    with pytest.raises(kind) as error:
+        speccompile.wrap(model, "ngram", tiers=TIERS, max_len=64, backend="eager", policy=policy)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("candidates", [(), (3, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("policy", [Ema, Cost])
+def test_candidates_are_refused_before_there_is_a_wrap(policy: type[Ema | Cost], candidates: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidPolicy, match="candidates="):
+        policy(candidates=candidates)
+
+
+def test_a_trace_of_another_ladder(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl", TIERS, None, ready=True)
+    recorder.add(Done(3, (0,), (10,), (3,), (1,), (2,)), [3])
+    recorder.close()
+    assert read_trace(tmp_path / "run.jsonl", (0, 3)).draft_lens == TIERS
+    with pytest.raises(InvalidTrace, match=r"recorded with tiers \[0, 1, 3\], and knows nothing of drafts behind the"):
+        read_trace(tmp_path / "run.jsonl", (0, 7))

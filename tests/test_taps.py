@@ -1,0 +1,135 @@
+"""Hidden states tapped by a pass are those that transformers hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tiny import captured, tiny_llama
+from torch import fx, nn
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from speccompile.errors import AnchorError, NothingMatched
+from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.choose_attention import ChooseAttention
+from speccompile.passes.choose_linear import KeepLinears
+from speccompile.passes.outline import OutlineLayers
+from speccompile.passes.pipeline import Pipeline
+from speccompile.passes.tap_hidden import LowerTaps, MarkTaps, Tap
+
+LAYERS, TOKENS = 6, 9
+
+
+def llama() -> PreTrainedModel:
+    model = tiny_llama(layers=LAYERS)
+    with torch.no_grad():
+        model.model.norm.weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+def gpt2() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=LAYERS, n_embd=48, n_head=4, vocab_size=128, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.transformer.ln_f.parameters():
+            parameter.uniform_(0.5, 1.5)
+    return model
+
+
+MODELS = {"llama": (llama, "model.layers", "model.norm"), "gpt2": (gpt2, "transformer.h", "transformer.ln_f")}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, str, str]:
+    make, layers, norm = MODELS[request.param]
+    return make(), layers, norm
+
+
+def tapped(model: PreTrainedModel, taps: Sequence[Tap], *, outlined: bool) -> StepGraph:
+    graph = captured(model).graph
+    # There is no step around it.
+    graph.facts.add("committed")
+    passes = [MarkTaps(tuple(taps)), LowerTaps()]
+    before = [ChooseAttention(), KeepLinears(), OutlineLayers()] if outlined else []
+    for part, goals in ((before, {"outlined"} if outlined else set()), (passes, {"tapped"})):
+        if part:
+            graph, _ = Pipeline(tuple(part), frozenset(goals), "taps").run(graph)
+    return graph
+
+
+def run(graph: StepGraph, tokens: torch.Tensor) -> torch.Tensor:
+    """``tapped`` of one row of ``tokens`` ``[T]``."""
+    graph.set_outputs(graph.values["tapped"])
+    inputs = {
+        "input_ids": tokens[None],
+        "position_ids": torch.arange(len(tokens))[None],
+        "row_slots": torch.zeros(1, dtype=torch.int64),
+    }
+    values = []
+    for node in graph.placeholders:
+        port = graph.ports[node.name]
+        value = inputs.get(node.name, port.value)
+        values.append(torch.zeros(port.shape, dtype=port.dtype) if value is None else value)
+    root = nn.Module()
+    for name, body in graph.bodies.items():
+        root.add_module(name, body.module)
+    with torch.no_grad():
+        (result,) = fx.Interpreter(fx.GraphModule(root, graph.graph)).run(*values)
+    return result[0]
+
+
+@pytest.mark.parametrize("outlined", [False, True])
+def test_hidden_states_are_the_model_s_own(model: tuple[PreTrainedModel, str, str], outlined: bool) -> None:
+    target, layers, norm_path = model
+    tokens = torch.randint(128, (TOKENS,), generator=torch.Generator().manual_seed(0))
+    norm = target.get_submodule(norm_path)
+    with torch.no_grad():
+        states = target(tokens[None], output_hidden_states=True).hidden_states
+        # transformers' last one is behind the norm already.
+        last: list[torch.Tensor] = []
+        handle = target.get_submodule(layers)[-1].register_forward_hook(
+            lambda _module, _inputs, output: last.append(output[0] if isinstance(output, tuple) else output)
+        )
+        target(tokens[None])
+        handle.remove()
+        wanted = {
+            Tap(1): states[2],
+            Tap(f"{layers}.2"): states[3],
+            Tap(-1): last[0],
+            Tap(LAYERS - 1, post_norm=True): states[-1],
+            Tap(norm_path): states[-1],
+            Tap(3, post_norm=True): norm(states[4]),
+            Tap(f"{layers}.0", post_norm=True): norm(states[1]),
+        }
+    graph = tapped(target, list(wanted), outlined=outlined)
+    chunks = run(graph, tokens).chunk(len(wanted), dim=-1)
+    for (tap, state), found in zip(wanted.items(), chunks, strict=True):
+        torch.testing.assert_close(found, state[0], rtol=0, atol=1e-5, msg=lambda told, tap=tap: f"{tap}: {told}")
+
+
+def test_the_usual_three(model: tuple[PreTrainedModel, str, str]) -> None:
+    """EAGLE-3's: what its authors take from ``hidden_states[2]``, ``[L // 2]`` and ``[L - 3]``."""
+    from speccompile.heads import default_taps
+
+    target, _, _ = model
+    tokens = torch.randint(128, (TOKENS,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        states = target(tokens[None], output_hidden_states=True).hidden_states
+    graph = tapped(target, [Tap(layer) for layer in default_taps(LAYERS)], outlined=True)
+    wanted = torch.cat([states[2], states[LAYERS // 2], states[LAYERS - 3]], dim=-1)
+    torch.testing.assert_close(run(graph, tokens), wanted[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("at", [LAYERS, -LAYERS - 1, "model.layers.9", "model.layers.1.mlp", "model.layer", "lm_head"])
+def test_a_place_that_is_not_there(at: int | str) -> None:
+    with pytest.raises(AnchorError, match=r"decoder layer|module of that path"):
+        tapped(llama(), [Tap(at)], outlined=False)
+
+
+def test_no_taps() -> None:
+    with pytest.raises(NothingMatched):
+        tapped(llama(), [], outlined=False)
