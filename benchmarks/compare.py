@@ -157,6 +157,7 @@ def main(
             typer.echo(f"left out {len(chosen) - len(kept)} prompts that are too long for --max-len {max_len}")
         # In a file or a pipe there is no width to keep to, and rich would cut names off at 80.
         console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+        options |= {"prefix_reuse": False}
         with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, **options) as spec:
             made = make_variants(target, spec, names)
             with count_runs("Measuring, prompt by prompt", len(made) * (len(kept) + 1)) as after_run:

@@ -168,8 +168,8 @@ def run(
     max_len = max(item.shape[1] for item in ids) + new_tokens
     threads = torch.get_num_threads()
     with (
-        wrap(model, "ngram", tiers=tiers, max_len=max_len) as spec,
-        wrap(model, "none", tiers=(0,), max_len=max_len, weights="int8") as rounded,
+        wrap(model, "ngram", tiers=tiers, max_len=max_len, prefix_reuse=False) as spec,
+        wrap(model, "none", tiers=(0,), max_len=max_len, weights="int8", prefix_reuse=False) as rounded,
         peers(python or sys.executable, threads) as others,
     ):
         variants = make_variants(model, spec, ["lookup"] if skip_compile else ["static", "lookup"])

@@ -74,7 +74,7 @@ def read_once(spec: Speculator) -> Work:
     """Everything that a step reads of the weights, as fast as torch reads."""
     weights = {
         # Rounded weights are read as fast as bytes come in whatever they say.
-        tensor.data_ptr(): tensor.view(torch.int64) if tensor.dtype == torch.int8 else tensor
+        tensor.data_ptr(): tensor.flatten().view(torch.int64) if tensor.dtype == torch.int8 else tensor
         for name, tensor in zip(spec.tiers[0].argument_names, spec.tiers[0].arguments, strict=True)
         if name not in spec.arena and (tensor.is_floating_point() or tensor.dtype == torch.int8)
     }

@@ -125,7 +125,7 @@ def test_compare_on_a_tiny_model() -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
     prompts = [Prompt("a", "one", "abcabcabcabc"), Prompt("b", "two", "hello, hello, hello")]
     ids = [encode(tokenizer, prompt.text) for prompt in prompts]
-    with wrap(model, "ngram", tiers=(0, 3), max_len=max_len_for(ids, 12), backend="eager") as spec:
+    with wrap(model, "ngram", tiers=(0, 3), max_len=max_len_for(ids, 12), backend="eager", prefix_reuse=False) as spec:
         variants = make_variants(model, spec, parse_variants("lookup,ours"))
         calls: list[int] = []
         result = compare(model, variants, prompts, ids, 12, lambda: calls.append(1))
