@@ -110,12 +110,12 @@ class Mode(ABC):
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
         """Of a split drafter: what runs in front of a tier, K = 0 included. The passes insert before
         ``graph.anchors.start``, provide ``drafter_read``, unless the step itself does (``goals``), and, where there are
-        drafts, ``drafts_stored`` (with ``probabilities``, those too). None if nothing has to run."""
-        raise NotImplementedError
+        drafts, ``drafts_stored`` (with ``probabilities``, those too). Empty if nothing has to run."""
+        return []
 
     def drafter_chunk_passes(self, width: int) -> list[Pass]:
         """Of a split drafter: the same in front of a prompt's chunk, which drafts nothing."""
-        raise NotImplementedError
+        return []
 
     @abstractmethod
     def explain(self) -> str:

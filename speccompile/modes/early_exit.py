@@ -7,7 +7,7 @@ writes the KV that the next draft reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import fx
@@ -16,8 +16,8 @@ from speccompile.errors import InvalidOption
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import Mode
-from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.draft_chain import draft_chain
+from speccompile.passes.base import Pass
+from speccompile.passes.draft_chain import DraftChain, Forward
 
 
 @dataclass(frozen=True)
@@ -44,31 +44,25 @@ class EarlyExit(Mode):
             )
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftEarlyExit(self.exit_layer, draft_len)]
+        return [DraftEarlyExit(draft_len, exit_layer=self.exit_layer)]
 
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [DraftEarlyExit(self.exit_layer, draft_len, draws=True, probabilities=probabilities)]
+        return [DraftEarlyExit(draft_len, draws=True, probabilities=probabilities, exit_layer=self.exit_layer)]
 
     def explain(self) -> str:
         return f"the target's first {self.exit_layer} layers draft, sharing their KV"
 
 
 @dataclass(frozen=True)
-class DraftEarlyExit(Pass):
-    """Splices ``draft_len`` single-token forwards of the first ``exit_layer`` layers in front of the target; ``draws``
-    and ``probabilities`` are those of :func:`draft_chain`."""
+class DraftEarlyExit(DraftChain):
+    """Forwards of the target's first ``exit_layer`` layers."""
 
-    exit_layer: int
-    draft_len: int
-    draws: bool = False
-    probabilities: bool = False
+    exit_layer: int = field(kw_only=True)
 
     name: ClassVar[str] = "draft_early_exit"
     looks_for: ClassVar[str] = "decoder layers to copy"
-    requires: ClassVar[Facts] = facts("outlined", "rows")
-    provides: ClassVar[Facts] = facts("drafts")
 
-    def run(self, graph: StepGraph) -> Changes:
+    def forward(self, graph: StepGraph) -> Forward:
         anchors, slots, start = graph.anchors, graph.values["slots"], graph.anchors.start
         # The target of a mixed step has rows that nobody drafts for.
         target_slots = graph.values.get("target_slots", slots)
@@ -78,5 +72,7 @@ class DraftEarlyExit(Pass):
             hidden = graph.splice(anchors.layers[self.exit_layer - 1], inputs, before=start)
             return graph.splice(graph.values["logits"], {**inputs, anchors.layers[-1]: hidden}, before=start)
 
-        draft_chain(graph, forward, self.draft_len, draws=self.draws, with_probabilities=self.probabilities)
-        return Changes(self.draft_len, f"{self.draft_len} forwards of {self.exit_layer} layers")
+        return forward
+
+    def what(self, graph: StepGraph) -> str:
+        return f"{self.draft_len} forwards of {self.exit_layer} layers"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
 from speccompile.passes.sample import draw, probabilities, process, put_tokens
 
@@ -15,52 +19,64 @@ from speccompile.passes.sample import draw, probabilities, process, put_tokens
 Forward = Callable[[fx.Node, fx.Node, int], fx.Node]
 
 
-def draft_chain(
-    graph: StepGraph,
-    forward: Forward,
-    draft_len: int,
-    *,
-    draws: bool = False,
-    with_probabilities: bool = False,
-    max_len: int | None = None,
-) -> None:
-    """Insert ``draft_len`` calls of ``forward`` in front of the target, and make their tokens the step's drafts.
+@dataclass(frozen=True)
+class DraftChain(Pass):
+    """``draft_len`` forwards of one token a row in front of the target, whose tokens are the step's drafts. A drafter
+    is a subclass that says what its :meth:`forward` is.
 
     With ``draws`` logits go through the request's own pipeline, and the target's noise of the place is added: the
-    drafter draws what the target would, as far as both agree. With ``with_probabilities`` it draws with noise of its
-    own, which does not come back in the next step, and leaves what it drew from, ``draft_probs`` ``[B, K, V]``.
-
-    Args:
-        forward: inserts the drafter's ops in front of ``graph.anchors.start``.
-        max_len: of the drafter; rows whose drafts would reach it have fewer, or none.
+    drafter draws what the target would, as far as both agree. With ``probabilities`` it draws with noise of its own,
+    which does not come back in the next step, and leaves what it drew from, ``draft_probs`` ``[B, K, V]``.
     """
-    slots, start = graph.values["slots"], graph.anchors.start
-    state = [graph.state(name) for name in ("tokens", "length", "limit")]
-    longest = graph.layout.max_len if max_len is None else max_len
-    token, position, lens = graph.insert(newest, *state, slots, before=start, draft_len=draft_len, max_len=longest)
-    drafted, drawn_from = [], []
-    if draws:
-        context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
-        begun = length
-    for place in range(draft_len):
-        logits = forward(token, position, place)
-        if draws:
-            logits = process(graph, logits, context, length, start, drafted=place)
-            if with_probabilities:
-                nodes = (logits, graph.state("temperature"), slots)
-                drawn_from.append(graph.insert(slot_probabilities, *nodes, before=start))
-            noise = [graph.state(name) for name in ("temperature", "seed")]
-            own = [begun] if with_probabilities else []
-            drawn = graph.insert(draw, logits, length, slots, *noise, *own, before=start)
-        else:
-            drawn = graph.insert(torch.ops.speccompile.choose, logits, before=start)
-        token, position = graph.insert(go_on, drawn, position, before=start)
-        if draws:
-            context, length = graph.insert(lengthened, context, length, token, before=start)
-        drafted.append(token)
-    if drawn_from:
-        graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
-    set_drafts(graph, graph.insert(join, lens, *drafted, before=start), lens)
+
+    draft_len: int
+    draws: bool = False
+    probabilities: bool = False
+
+    requires: ClassVar[Facts] = facts("outlined", "rows")
+    provides: ClassVar[Facts] = facts("drafts")
+
+    @abstractmethod
+    def forward(self, graph: StepGraph) -> Forward:
+        """What inserts the drafter's ops for one place in front of ``graph.anchors.start``."""
+
+    @abstractmethod
+    def what(self, graph: StepGraph) -> str:
+        """For people: what has been put in."""
+
+    def max_len(self, graph: StepGraph) -> int:
+        """Of the drafter; rows whose drafts would reach it have fewer, or none."""
+        return graph.layout.max_len
+
+    def run(self, graph: StepGraph) -> Changes:
+        forward, slots, start = self.forward(graph), graph.values["slots"], graph.anchors.start
+        state = [graph.state(name) for name in ("tokens", "length", "limit")]
+        sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
+        token, position, lens = graph.insert(newest, *state, slots, before=start, **sizes)
+        drafted, drawn_from = [], []
+        if self.draws:
+            context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
+            begun = length
+        for place in range(self.draft_len):
+            logits = forward(token, position, place)
+            if self.draws:
+                logits = process(graph, logits, context, length, start, drafted=place)
+                if self.probabilities:
+                    nodes = (logits, graph.state("temperature"), slots)
+                    drawn_from.append(graph.insert(slot_probabilities, *nodes, before=start))
+                noise = [graph.state(name) for name in ("temperature", "seed")]
+                own = [begun] if self.probabilities else []
+                drawn = graph.insert(draw, logits, length, slots, *noise, *own, before=start)
+            else:
+                drawn = graph.insert(torch.ops.speccompile.choose, logits, before=start)
+            token, position = graph.insert(go_on, drawn, position, before=start)
+            if self.draws:
+                context, length = graph.insert(lengthened, context, length, token, before=start)
+            drafted.append(token)
+        if drawn_from:
+            graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
+        set_drafts(graph, graph.insert(join, lens, *drafted, before=start), lens)
+        return Changes(self.draft_len, self.what(graph))
 
 
 def newest(

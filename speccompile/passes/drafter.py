@@ -13,7 +13,7 @@ from speccompile.errors import PassError
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.splicing import splice_graph
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.draft_chain import draft_chain
+from speccompile.passes.draft_chain import DraftChain, Forward
 
 
 def drafter_of(graph: StepGraph) -> StepGraph:
@@ -60,34 +60,26 @@ def at_most(positions: torch.Tensor, *, most: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class DraftByNetwork(Pass):
-    """``draft_len`` single-token forwards of a language model that drafts; as :func:`draft_chain`."""
-
-    draft_len: int
-    draws: bool = False
-    probabilities: bool = False
+class DraftByNetwork(DraftChain):
+    """Forwards of a language model that drafts."""
 
     name: ClassVar[str] = "draft_by_network"
     looks_for: ClassVar[str] = "the mode's network"
-    requires: ClassVar[Facts] = facts("outlined", "rows")
-    provides: ClassVar[Facts] = facts("drafts")
 
-    def run(self, graph: StepGraph) -> Changes:
-        drafter, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
+    def forward(self, graph: StepGraph) -> Forward:
+        slots, start = graph.values["slots"], graph.anchors.start
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
             (logits,) = forward_drafter(graph, token, position, slots, before=start)
             return logits
 
-        draft_chain(
-            graph,
-            forward,
-            self.draft_len,
-            draws=self.draws,
-            with_probabilities=self.probabilities,
-            max_len=drafter.layout.max_len,
-        )
-        return Changes(self.draft_len, f"{self.draft_len} forwards of {len(drafter.anchors.layers)} layers")
+        return forward
+
+    def what(self, graph: StepGraph) -> str:
+        return f"{self.draft_len} forwards of {len(drafter_of(graph).anchors.layers)} layers"
+
+    def max_len(self, graph: StepGraph) -> int:
+        return drafter_of(graph).layout.max_len
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch import fx
 from speccompile.graph_capture.draft_network import PREFIX
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.draft_chain import draft_chain
-from speccompile.passes.drafter import drafter_of, forward_drafter
+from speccompile.passes.draft_chain import Forward
+from speccompile.passes.drafter import DraftByNetwork, drafter_of, forward_drafter
 
 NEWEST = f"{PREFIX}newest"
 
@@ -83,22 +83,16 @@ def keep_newest(
 
 
 @dataclass(frozen=True)
-class DraftByHead(Pass):
-    """``draft_len`` drafts: the first from what is kept of the newest row, each further one by a forward of one row,
-    which reads the draft in front of it and what the head itself left there; as :func:`draft_chain`."""
-
-    draft_len: int
-    draws: bool = False
-    probabilities: bool = False
+class DraftByHead(DraftByNetwork):
+    """The first draft comes from what is kept of the newest row, each further one from a forward of one row, which
+    reads the draft in front of it and what the head itself left there."""
 
     name: ClassVar[str] = "draft_by_head"
     looks_for: ClassVar[str] = "the mode's head"
-    requires: ClassVar[Facts] = facts("outlined", "rows")
-    provides: ClassVar[Facts] = facts("drafts")
 
-    def run(self, graph: StepGraph) -> Changes:
-        head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
-        outputs = _outputs(head)
+    def forward(self, graph: StepGraph) -> Forward:
+        slots, start = graph.values["slots"], graph.anchors.start
+        outputs = _outputs(drafter_of(graph))
         carried: list[fx.Node] = []
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
@@ -112,15 +106,10 @@ class DraftByHead(Pass):
             carried.append(carry)
             return logits
 
-        draft_chain(
-            graph,
-            forward,
-            self.draft_len,
-            draws=self.draws,
-            with_probabilities=self.probabilities,
-            max_len=head.layout.max_len,
-        )
-        return Changes(self.draft_len, f"{self.draft_len - 1} forwards of {len(head.anchors.layers)} layers")
+        return forward
+
+    def what(self, graph: StepGraph) -> str:
+        return f"{self.draft_len - 1} forwards of {len(drafter_of(graph).anchors.layers)} layers"
 
 
 def _outputs(head: StepGraph) -> Sequence[str]:

@@ -18,8 +18,8 @@ from speccompile.graph_capture.state import KVShape
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.draft_chain import draft_chain
-from speccompile.passes.drafter import drafter_of, forward_drafter
+from speccompile.passes.draft_chain import Forward
+from speccompile.passes.drafter import DraftByNetwork, forward_drafter
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 
@@ -73,17 +73,12 @@ def small_head(seed: int = 0) -> SmallHead:
 
 
 @dataclass(frozen=True)
-class Draft(Pass):
+class Draft(DraftByNetwork):
     """The hidden state in front of a text's newest token is thought to be nothing: this is no good drafter."""
 
-    draft_len: int
-
     name: ClassVar[str] = "draft_small_head"
-    looks_for: ClassVar[str] = "the head"
-    requires: ClassVar[Facts] = facts("outlined", "rows")
-    provides: ClassVar[Facts] = facts("drafts")
 
-    def run(self, graph: StepGraph) -> Changes:
+    def forward(self, graph: StepGraph) -> Forward:
         carried: list[fx.Node] = []
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
@@ -100,8 +95,7 @@ class Draft(Pass):
             carried.append(hidden)
             return logits
 
-        draft_chain(graph, forward, self.draft_len, max_len=drafter_of(graph).layout.max_len)
-        return Changes(self.draft_len)
+        return forward
 
 
 def nothing(token: torch.Tensor) -> torch.Tensor:

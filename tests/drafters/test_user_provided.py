@@ -107,14 +107,21 @@ def test_a_module_proposes_what_its_weights_say(model: LlamaForCausalLM) -> None
 def test_a_host_drafter_that_is_always_right_is_always_accepted(model: LlamaForCausalLM) -> None:
     prompt = random_prompt(10)
     text = prompt + greedy(model, prompt, 33)
-    with wrapped(model, lambda tokens, draft_len: text[len(tokens) :][:draft_len], host=True) as spec:
+
+    def draft(tokens: list[int], draft_len: int) -> list[int]:
+        return text[len(tokens) :][:draft_len]
+
+    with wrapped(model, draft, host=True, policy="fixed:3") as spec:
         spec.generate(torch.tensor([prompt]), max_new_tokens=33)
         assert spec.stats.acceptance_length == 4
         assert set(spec.stats.tier_steps) == {3}
 
 
 def test_a_step_is_as_wide_as_what_was_proposed(model: LlamaForCausalLM) -> None:
-    with wrapped(model, lambda tokens, draft_len: [7] if len(tokens) % 2 else None, host=True) as spec:
+    def draft(tokens: list[int], draft_len: int) -> list[int] | None:
+        return [7] if len(tokens) % 2 else None
+
+    with wrapped(model, draft, host=True, policy="fixed:3") as spec:
         spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=20, eos_token_id=[])
         assert set(spec.stats.tier_steps) == {0, 1}
 
