@@ -1,4 +1,4 @@
-"""What one step does: slots change hands, prompts are read, a tier runs, its results are handed out.
+"""What one step does: prompts are read, a tier runs over the rows, its results are handed out.
 
 One thread at a time; :class:`~speccompile.runtime.engine.Engine` sees to that.
 """
@@ -9,10 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-from speccompile.errors import UndecidedLogits
-from speccompile.lowering.tier import KINDS, ChunkKind, Executables, Kind, Tier, TierName
+from speccompile.lowering.tier import Executables, Kind, Tier, TierName
 from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy, Row
 from speccompile.runtime.arena import Arena
@@ -22,14 +20,9 @@ from speccompile.runtime.offers import done_of, offers
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcome, Outcomes
 from speccompile.runtime.policy import Policies
-from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.prompts import Prompts
 from speccompile.runtime.records import Record
-from speccompile.runtime.request import Request, as_exception
-from speccompile.runtime.slots import Slots
-from speccompile.runtime.stats import Stats
-from speccompile.runtime.timing import clock_of
-from speccompile.runtime.waiting import WaitingQueue
-from speccompile.sampling.allowed import ask
+from speccompile.runtime.request import Request
 
 
 @dataclass(frozen=True)
@@ -50,8 +43,8 @@ class Flight:
     mixed: bool
 
 
-class Stepper:
-    """Owns slots and rows; every change of tier is one assignment to :attr:`tier`.
+class Stepper(Prompts):
+    """Chooses and runs tiers; every change of tier is one assignment to :attr:`tier`.
 
     Args:
         arena: state of all slots.
@@ -86,52 +79,34 @@ class Stepper:
         host_draft: HostDraft | None = None,
         reach: int | None = None,
     ) -> None:
-        self.arena = arena
+        super().__init__(
+            arena,
+            state_of_weights,
+            executables.prefill,
+            outcomes,
+            options,
+            one_shape=one_shape,
+            reads_dead_places=reads_dead_places,
+        )
         self.tiers = dict(sorted(executables.tiers.items()))
-        self.prefill_tiers = dict(sorted(executables.prefill.items()))
-        self.mixed_tiers: dict[TierName, Tier] = {}
         self._make, self._make_mixed = make, make_mixed
         self._mixed_kinds: set[Kind] = set()
-        self.outcomes = outcomes
-        self.clock = clock_of(arena.device)
         self.ready = ready
-        self.options = options
-        self.stats = Stats(arena.layout.max_draft_len)
         self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
         self.policies = Policies(
             policy, self.draft_lens, ready=ready, measure=lambda: measure_tiers(self.arena, self.tiers)
         )
         self.tier = next(iter(self.tiers.values()))
+        self.host_drafter = None if host_draft is None else HostDrafter(host_draft, arena)
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.
         #: Only where it runs beside the host, and where nothing of a step decides which tier comes next, or has to be
         #: cleared in front of it.
-        self.host_drafter = None if host_draft is None else HostDrafter(host_draft, arena)
         waits = (ready and "draft_lens" in arena) or reads_dead_places or host_draft is not None
         self.late = arena.device.type == "cuda" and not waits
-        self.prefill_budget = PrefillBudget(
-            sorted({width for width, _ in self.prefill_tiers}), options.prefill_budget, fixed=one_shape
-        )
-        # KV of a decode step and of a prompt chunk differ in their last bits.
-        self.prefix_reuse = options.prefix_reuse and not one_shape
-        self.slots = Slots(arena, state_of_weights, reuse=self.prefix_reuse, clear=reads_dead_places)
-        self.waiting = WaitingQueue(options.max_waiting)
         self._reads_dead_places = reads_dead_places
         self._reach = reach
-        self._rows: list[Request] = []
-        # Rows whose drafts made their logits NaN: they go on without.
-        self._stuck: set[Request] = set()
-        # A wish to stop everything that came up in somebody's callback, to be raised when the step is in order.
-        self._interrupt: BaseException | None = None
-        self._prefilling: Request | None = None
         self._flights: deque[Flight] = deque()
-
-    # --- looking -------------------------------------------------------------------------------------
-
-    @property
-    def running(self) -> list[Request]:
-        """Requests that own a slot."""
-        return self.slots.owned
 
     @property
     def idle(self) -> bool:
@@ -182,9 +157,6 @@ class Stepper:
             draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
         return tiers[draft_len, min(rows for rows in self.row_counts if rows >= live), self._kind_of_rows()]
 
-    def _kind_of_rows(self) -> Kind:
-        return max((request.params.kind for request in self._rows), key=KINDS.index, default="greedy")
-
     # --- a step --------------------------------------------------------------------------------------
 
     def run_step(self) -> list[Request]:
@@ -231,17 +203,6 @@ class Stepper:
         except BaseException as error:
             self._fail([request], error)
 
-    def _ask(self, request: Request) -> None:
-        """Have its slot told what may come behind its text; what fails there is its own failure."""
-        sampling, layout = request.params.sampling, self.arena.layout
-        if sampling is None or sampling.asks is None:
-            return
-        try:
-            allowed = ask(sampling.asks, sampling.row, request.prompt + request.new_tokens, layout.vocab_size)
-            self.arena.write("allowed_tokens", request.slot, allowed)
-        except BaseException as error:
-            self._fail([request], error)
-
     def _decode(self, rows: list[Request]) -> None:
         reader = self._prefilling
         if reader is not None and not self._reads_along(reader):
@@ -260,16 +221,7 @@ class Stepper:
         proposed = any(row.draft_len for row in offered)
         self.stats.count_step(self.tier.draft_len, self.tier.key.rows, proposed=proposed)
         if reader is not None:
-            self._read_along(reader)
-
-    def _read_along(self, reader: Request) -> None:
-        """The step has read on in its prompt."""
-        left = len(reader.prompt) - 1 - reader.cached
-        count = min(self.tier.key.prompt_tokens, left)
-        self.stats.prefill_tokens += count
-        self._count_read(reader, count)
-        if count == left:
-            self._join(reader)
+            self._read_along(reader, self.tier.key.prompt_tokens)
 
     def _collect(self, flight: Flight) -> None:
         """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
@@ -308,193 +260,3 @@ class Stepper:
         self._stuck.add(request)
         if self._reads_dead_places:
             self.arena.clear_text_state(request.slot, request.cached)
-
-    def _hand_out(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
-        request.cached = len(request.prompt) + len(request.new_tokens) + len(new) - 1
-        try:
-            request.records.add(record, len(new))
-            self._tell(request, new)
-        except BaseException as error:
-            self._blame(request, error)
-        if not alive:
-            self._end(request)
-
-    def _tell(self, request: Request, new: list[int]) -> None:
-        listener = request.listener
-        if listener.deaf:
-            request.add(new)
-            return
-        for token in new:
-            if not request.add([token]):
-                return
-            if listener.hear(token):
-                request.end("stop")
-
-    def _end(self, request: Request) -> None:
-        """The graph has ended this row; say why."""
-        text, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
-        if new and new[-1] in request.params.eos:
-            request.end("eos")
-        elif len(new) == request.params.max_new_tokens:
-            request.end("max_new_tokens")
-        elif text == self.arena.layout.max_len:
-            request.end("max_len")
-        else:
-            request.end("error", UndecidedLogits(position=text))
-
-    # --- prompts -------------------------------------------------------------------------------------
-
-    def _prefill(self) -> bool:
-        """Give slots to waiting requests and read their prompts; true if prompts go first and a chunk has run."""
-        spent: list[int] = []
-        while True:
-            request = self._prefilling or self._admit()
-            if request is None:
-                return False
-            if self._reads_along(request):
-                if request.cached == len(request.prompt) - 1:
-                    self._join(request)
-                    continue
-                return False
-            unwatched = self._unwatched(request)
-            width = self._chunk(request, None if unwatched else spent)
-            if width is None:
-                return False
-            if width and unwatched:
-                return True
-            if width:
-                spent.append(width)
-
-    def _unwatched(self, request: Request) -> bool:
-        return not self._rows or (request.params.patient and all(row.params.patient for row in self._rows))
-
-    def _reads_along(self, request: Request) -> bool:
-        """Its prompt is read along with the next decode step, all but the last token: that is the first which a decode
-        step of its own reads."""
-        return (
-            not request.finished
-            and not self._unwatched(request)
-            and not request.params.wanted.prompt_logprobs
-            and self.prefill_budget.mixes
-            and self._kind_of_rows() in {kind for *_, kind in self.mixed_tiers}
-        )
-
-    def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
-        """Read a chunk of a request's prompt and return its width: 0 if there was nothing to read, None if there was no
-        room for it before the next decode step. What fails here is that request's own failure."""
-        if request.finished:
-            # Cancelled by what it asked: it lets go of its slot when the turn ends.
-            return None
-        try:
-            left = len(request.prompt) - request.cached
-            if request.stats.reused_tokens and left == 1:
-                # As after a decode step: KV of all but the newest token. The next one does the rest.
-                self._join(request)
-                return 0
-            width = self.prefill_budget.next_chunk(left, spent)
-            if width is None:
-                return None
-            self._run_chunk(request, width, min(width, left))
-            return width
-        except BaseException as error:
-            self._fail([request], error)
-            return 0
-
-    def _run_chunk(self, request: Request, width: int, count: int) -> None:
-        arena, is_last = self.arena, request.cached + count == len(request.prompt)
-        if is_last:
-            self._ask(request)
-            if request.finished:
-                return
-        self._point_at(request)
-        kind = self._kind_of_chunk(request, is_last)
-        # Scored ones run the lm_head over all places, and say nothing of others.
-        note = partial(self.prefill_budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
-        with self.clock.time(note):
-            self.prefill_tiers[width, kind].run()
-        self.stats.count_prefill(count)
-        if request.params.wanted.prompt_logprobs:
-            followed = min(count, len(request.prompt) - 1 - request.cached)
-            request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
-        self._count_read(request, count)
-        if is_last:
-            self._join(request)
-            record = request.records.look(request.slot, 1)
-            emitted, _, _, alive, *newest = (column[request.slot] for column in self.outcomes.take().read())
-            self._hand_out(request, newest[:emitted], bool(alive), record)
-            self._retire([request])
-
-    def _point_at(self, request: Request) -> None:
-        """The next run reads its prompt on."""
-        self.arena.write("prefill_slot", 0, request.slot)
-        self.arena.write("prefill_start", 0, request.cached)
-
-    @staticmethod
-    def _count_read(request: Request, count: int) -> None:
-        request.stats.prefill_tokens += count
-        request.cached += count
-
-    def _kind_of_chunk(self, request: Request, is_last: bool) -> ChunkKind:
-        if request.params.wanted.prompt_logprobs:
-            return "prompt_scored"
-        return request.params.kind if is_last else "inner"
-
-    def _join(self, request: Request) -> None:
-        self._prefilling = None
-        self._rows.append(request)
-        self._bind_rows()
-
-    def _admit(self) -> Request | None:
-        """The next waiting request that has not been cancelled meanwhile, with a slot, if one is free."""
-        while self.slots.free and (request := self.waiting.pop()) is not None:
-            if request.finished:
-                continue
-            try:
-                self.slots.take(request)
-                request.listener.start()
-            except BaseException as error:
-                self._fail([request], error)
-                continue
-            self.stats.reused_tokens += request.cached
-            self._prefilling = request
-            return request
-        return None
-
-    # --- ends ----------------------------------------------------------------------------------------
-
-    def _blame(self, request: Request, error: BaseException) -> None:
-        """It ends with ``error``. What is no fault but the wish to stop everything is kept, too, for the step's end."""
-        request.end("error", as_exception(error))
-        if not isinstance(error, Exception):
-            self._interrupt = error
-
-    def _fail(self, requests: list[Request], error: BaseException) -> None:
-        """All of these end with ``error``, and let go of what they own."""
-        for request in requests:
-            self._blame(request, error)
-        self._retire(requests)
-
-    def _retire(self, requests: list[Request]) -> None:
-        """Take those that have ended out of their rows and slots, and tell their listeners."""
-        ended = [request for request in requests if request.finished]
-        for request in ended:
-            if request is self._prefilling:
-                self._prefilling = None
-            if request in self._rows:
-                self._rows.remove(request)
-            self._stuck.discard(request)
-            if request in self.slots.owned:
-                self.slots.give_back(request)
-        if ended:
-            self._bind_rows()
-        for request in ended:
-            self.stats.count_request(request.stats)
-            try:
-                request.close()
-            except BaseException as error:
-                self._blame(request, error)
-
-    def _bind_rows(self) -> None:
-        slots = [request.slot for request in self._rows]
-        slots += [self.arena.layout.dummy_slot] * (self.arena.layout.max_batch - len(slots))
-        self.arena.write("slots", slice(None), slots)

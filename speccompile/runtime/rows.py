@@ -1,0 +1,142 @@
+"""Rows: the requests that decode, what they are handed, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from speccompile.errors import UndecidedLogits
+from speccompile.lowering.tier import KINDS, Kind
+from speccompile.runtime.arena import Arena
+from speccompile.runtime.records import Record
+from speccompile.runtime.request import Request, as_exception
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import Stats
+from speccompile.sampling.allowed import ask
+
+
+class Rows:
+    """Requests with a slot; those whose prompt has been read are rows of the next step.
+
+    What is wrong with one of them ends that one alone, whatever it was.
+
+    Args:
+        arena: state of all slots.
+        state_of_weights: differs from before when the weights were changed.
+        prefix_reuse: a text's KV serves those that begin like it.
+        reads_dead_places: attention also reads places of a slot that its text has not reached, and hides them.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        state_of_weights: Callable[[], Hashable],
+        *,
+        prefix_reuse: bool,
+        reads_dead_places: bool,
+    ) -> None:
+        self.arena = arena
+        self.stats = Stats(arena.layout.max_draft_len)
+        self.prefix_reuse = prefix_reuse
+        self.slots = Slots(arena, state_of_weights, reuse=prefix_reuse, clear=reads_dead_places)
+        self._rows: list[Request] = []
+        # Rows whose drafts made their logits NaN: they go on without.
+        self._stuck: set[Request] = set()
+        self._prefilling: Request | None = None
+        # A wish to stop everything that came up in somebody's callback, to be raised when the step is in order.
+        self._interrupt: BaseException | None = None
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that own a slot."""
+        return self.slots.owned
+
+    def _kind_of_rows(self) -> Kind:
+        return max((request.params.kind for request in self._rows), key=KINDS.index, default="greedy")
+
+    def _join(self, request: Request) -> None:
+        self._prefilling = None
+        self._rows.append(request)
+        self._bind_rows()
+
+    def _ask(self, request: Request) -> None:
+        """Have its slot told what may come behind its text; what fails there is its own failure."""
+        sampling, layout = request.params.sampling, self.arena.layout
+        if sampling is None or sampling.asks is None:
+            return
+        try:
+            allowed = ask(sampling.asks, sampling.row, request.prompt + request.new_tokens, layout.vocab_size)
+            self.arena.write("allowed_tokens", request.slot, allowed)
+        except BaseException as error:
+            self._fail([request], error)
+
+    def _hand_out(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
+        request.cached = len(request.prompt) + len(request.new_tokens) + len(new) - 1
+        try:
+            request.records.add(record, len(new))
+            self._tell(request, new)
+        except BaseException as error:
+            self._blame(request, error)
+        if not alive:
+            self._end(request)
+
+    def _tell(self, request: Request, new: list[int]) -> None:
+        listener = request.listener
+        if listener.deaf:
+            request.add(new)
+            return
+        for token in new:
+            if not request.add([token]):
+                return
+            if listener.hear(token):
+                request.end("stop")
+
+    def _end(self, request: Request) -> None:
+        """The graph has ended this row; say why."""
+        text, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
+        if new and new[-1] in request.params.eos:
+            request.end("eos")
+        elif len(new) == request.params.max_new_tokens:
+            request.end("max_new_tokens")
+        elif text == self.arena.layout.max_len:
+            request.end("max_len")
+        else:
+            request.end("error", UndecidedLogits(position=text))
+
+    # --- ends ----------------------------------------------------------------------------------------
+
+    def _blame(self, request: Request, error: BaseException) -> None:
+        """It ends with ``error``. What is no fault but the wish to stop everything is kept, too, for the step's end."""
+        request.end("error", as_exception(error))
+        if not isinstance(error, Exception):
+            self._interrupt = error
+
+    def _fail(self, requests: list[Request], error: BaseException) -> None:
+        """All of these end with ``error``, and let go of what they own."""
+        for request in requests:
+            self._blame(request, error)
+        self._retire(requests)
+
+    def _retire(self, requests: list[Request]) -> None:
+        """Take those that have ended out of their rows and slots, and tell their listeners."""
+        ended = [request for request in requests if request.finished]
+        for request in ended:
+            if request is self._prefilling:
+                self._prefilling = None
+            if request in self._rows:
+                self._rows.remove(request)
+            self._stuck.discard(request)
+            if request in self.slots.owned:
+                self.slots.give_back(request)
+        if ended:
+            self._bind_rows()
+        for request in ended:
+            self.stats.count_request(request.stats)
+            try:
+                request.close()
+            except BaseException as error:
+                self._blame(request, error)
+
+    def _bind_rows(self) -> None:
+        slots = [request.slot for request in self._rows]
+        slots += [self.arena.layout.dummy_slot] * (self.arena.layout.max_batch - len(slots))
+        self.arena.write("slots", slice(None), slots)
