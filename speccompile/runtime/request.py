@@ -146,6 +146,8 @@ class Request:
         #: Its place in the arena (-1 while it waits), and for how many of its tokens that holds KV.
         self.slot = -1
         self.cached = 0
+        #: It has let go of what it owned, and its listener was told.
+        self.closed = False
         self._driver = driver
         self._lock = threading.Lock()
         self._submitted = time.perf_counter()
@@ -278,6 +280,7 @@ class Request:
 
     def close(self) -> None:
         """It has ended and owns nothing any more: tell its listener."""
+        self.closed = True
         try:
             self.listener.end()
         except BaseException as error:

@@ -117,8 +117,9 @@ class Rows:
         self._retire(requests)
 
     def _retire(self, requests: list[Request]) -> None:
-        """Take those that have ended out of their rows and slots, and tell their listeners."""
-        ended = [request for request in requests if request.finished]
+        """Take those that have ended out of their rows and slots, and tell their listeners: once, though one that is
+        cancelled in the middle of a step ends both as a row of it and as a request that somebody cancelled."""
+        ended = [request for request in requests if request.finished and not request.closed]
         for request in ended:
             if request is self._prefilling:
                 self._prefilling = None

@@ -83,6 +83,21 @@ def test_cancelling_tells_the_streamer_once(engine: Engine) -> None:
     assert recorder.received[-1] == "end" and recorder.received.count("end") == 1
 
 
+def test_one_that_is_cancelled_in_a_step_is_counted_once(make: Make) -> None:
+    spec = make()
+    engine = spec.engine
+    requests = [engine.submit(prompt(5, seed), max_new_tokens=40) for seed in range(MAX_BATCH)]
+    admit_all(engine)
+    spec.stats.reset()
+    # The one that hears it and one beside it, both rows of the step that is on.
+    hears = Calls(lambda: [caller.cancel(), requests[0].cancel()], at=3)
+    requests[-1].cancel()
+    caller = engine.submit(prompt(5, 9), max_new_tokens=40, streamer=hears)
+    engine.run()
+    assert caller.finish_reason == requests[0].finish_reason == "cancelled"
+    assert spec.stats.ended_requests == MAX_BATCH + 1
+
+
 def test_cancelling_from_another_thread_ends_it_there(engine: Engine, model: LlamaForCausalLM) -> None:
     """In the middle of a step, while the owner waits for the result: no token comes behind it."""
     reached, cancelled = threading.Event(), threading.Event()
