@@ -120,6 +120,19 @@ def test_padding_elsewhere_is_refused(spec: Speculator, mask: list[int]) -> None
         spec.generate(ids, torch.tensor([[1, 1, 1], mask]))
 
 
+@pytest.mark.parametrize("kept", [2, -1, 0.5, float("nan")])
+def test_a_mask_of_other_values_is_refused(spec: Speculator, kept: float) -> None:
+    with pytest.raises(InvalidInput, match=r"attention_mask.*1 at tokens and 0 at padding"):
+        spec.generate(torch.tensor([[1, 2, 3]]), torch.tensor([[0, kept, kept]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int32])
+def test_masks_of_other_dtypes(spec: Speculator, dtype: torch.dtype) -> None:
+    ids, mask = left_padded(rows(3, 9))
+    expected = spec.generate(ids, mask, max_new_tokens=4)
+    assert torch.equal(spec.generate(ids, mask.to(dtype), max_new_tokens=4), expected)
+
+
 def test_right_padding_is_refused_without_a_mask_too(spec: Speculator) -> None:
     with pytest.raises(InvalidInput, match="row 0 has padding behind"):
         spec.generate(torch.tensor([[1, 2, PAD], [4, 5, 6]]), pad_token_id=PAD)

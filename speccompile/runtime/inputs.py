@@ -133,6 +133,9 @@ def read_prompts(
             name="attention_mask",
             reason=f"its shape {list(attention_mask.shape)} is not that of input_ids {list(input_ids.shape)}",
         )
+    elif not (attention_mask.eq(0) | attention_mask.eq(1)).all():
+        # transformers counts positions by adding them up.
+        raise InvalidInput(name="attention_mask", reason="it has to be 1 at tokens and 0 at padding, and nothing else")
     else:
         kept = attention_mask.bool().to(input_ids.device)
     prompts = []
