@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from speccompile.policies.options import check_whole
+
 
 @dataclass(frozen=True)
 class Fixed:
     """``fixed:7``."""
 
     draft_len: int
+
+    def __post_init__(self) -> None:
+        check_whole("fixed", "draft_len", self.draft_len, 0)
 
     def choose(self, live_rows: int) -> int:
         return self.draft_len

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from speccompile.errors import InvalidPolicy
+from speccompile.policies.options import check_whole
+
 
 @dataclass(frozen=True)
 class Schedule:
     """Draft length by the number of live rows: of ``steps`` (rows, K), the largest rows that is reached counts."""
 
     steps: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        for rows, draft_len in self.steps:
+            check_whole("schedule", "rows", rows, 0)
+            check_whole("schedule", "a draft length", draft_len, 0)
+        starts = [rows for rows, _ in self.steps]
+        if starts != sorted(set(starts)):
+            raise InvalidPolicy(policy=str(self), reason="its row counts do not rise")
+        if starts[:1] != [1]:
+            raise InvalidPolicy(policy=str(self), reason="it does not say what one row uses; begin with 1=K")
 
     def choose(self, live_rows: int) -> int:
         reached = [draft_len for rows, draft_len in self.steps if rows <= live_rows]

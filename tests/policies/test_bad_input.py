@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 import speccompile.build
 from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier, UserError
-from speccompile.policies import Cost, Done, Ema, Gate
+from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule
 from speccompile.policy_lab import Recorder, read_trace
 
 TIERS = (0, 1, 3)
@@ -60,6 +61,22 @@ def test_policies(model: LlamaForCausalLM, policy: Any, kind: type[UserError], s
 def test_candidates_are_refused_before_there_is_a_wrap(policy: type[Ema | Cost], candidates: tuple[int, ...]) -> None:
     with pytest.raises(InvalidPolicy, match="candidates="):
         policy(candidates=candidates)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Fixed("3"), "draft_len='3' has to be a whole number"),  # type: ignore[arg-type]
+        (lambda: Fixed(-1), "draft_len=-1 has to be a whole number"),
+        (lambda: Schedule(()), "begin with 1=K"),
+        (lambda: Schedule(((2, 3),)), "begin with 1=K"),
+        (lambda: Schedule(((1, 3), (4, 1), (4, 0))), "do not rise"),
+        (lambda: Schedule(((1, 3.0),)), "has to be a whole number"),  # type: ignore[arg-type]
+    ],
+)
+def test_simple_policies_are_checked_however_they_are_made(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(InvalidPolicy, match=says):
+        make()
 
 
 def test_a_trace_of_another_ladder(tmp_path: Path) -> None:
