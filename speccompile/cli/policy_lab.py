@@ -29,7 +29,8 @@ def command(
     ] = "phases",
     policy: Annotated[list[str] | None, typer.Option(help="A policy to try, as wrap takes it; may repeat.")] = None,
     costs: Annotated[
-        str | None, typer.Option(help=f"What tiers take: {', '.join(TABLES)}; those of the trace if left out.")
+        str | None,
+        typer.Option(help=f"What tiers take: {', '.join(TABLES)}; those of the trace, else cpu, if left out."),
     ] = None,
     tiers: Annotated[str | None, typer.Option(help="Draft lengths; those of the trace if left out.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Most requests at a time.")] = 8,
@@ -43,7 +44,7 @@ def command(
             reason = f"choose from {', '.join(TABLES)}"
             raise InvalidOption(where="policy-lab", name="costs", value=costs, reason=reason)
         draft_lens = None if tiers is None else parse_tiers(tiers)
-        texts, table, draft_lens, ready, censored = _load(trace, costs, draft_lens, seed)
+        texts, table, whose, draft_lens, ready, censored = _load(trace, costs, draft_lens, seed)
         ladder = Ladder(draft_lens, table)
         policies = [parse_policy(text, draft_lens) for text in policy or ("cost", "ema", "gate")]
         outcomes = {
@@ -51,7 +52,7 @@ def command(
             for item in [*(Fixed(k) for k in draft_lens), *policies]
         }
         outcomes[ORACLE] = oracle(texts, ladder, table, max_rows=rows, ready=ready)
-        Console().print(_table(trace, outcomes, [str(Fixed(k)) for k in draft_lens]))
+        Console().print(_table(trace, whose, outcomes, [str(Fixed(k)) for k in draft_lens]))
         if censored:
             typer.echo(
                 f"{censored:.0%} of its drafts were cut off by a small tier, and what became of them is not known: "
@@ -64,22 +65,25 @@ def command(
 
 def _load(
     trace: str, costs: str | None, draft_lens: tuple[int, ...] | None, seed: int
-) -> tuple[Sequence[Text], CostTable, tuple[int, ...], bool, float]:
-    """Texts, costs, tiers, whether tiers follow what a drafter has, and what share of a recorded one is unknown."""
+) -> tuple[Sequence[Text], CostTable, str, tuple[int, ...], bool, float]:
+    """Texts, costs and where they are from, tiers, whether tiers follow what a drafter has, and what share of a
+    recorded one is unknown."""
+    named = costs or "cpu"
     if trace in TRACES:
         draft_lens = draft_lens or (0, 1, 3, 7)
-        return made_texts(trace, seed), cost_table(costs or "cpu", draft_lens), draft_lens, False, 0.0
+        return made_texts(trace, seed), cost_table(named, draft_lens), f"{named!r}", draft_lens, False, 0.0
     recorded = read_trace(trace, draft_lens)
     draft_lens = draft_lens or recorded.draft_lens
-    table = recorded.costs
+    table, whose = recorded.costs, "of the trace"
     if costs is not None or table is None or not set(draft_lens) <= set(table.draft_lens):
-        table = cost_table(costs or "cpu", draft_lens)
-    return recorded.texts(), table, draft_lens, recorded.ready, recorded.censored
+        table, whose = cost_table(named, draft_lens), f"{named!r}"
+    return recorded.texts(), table, whose, draft_lens, recorded.ready, recorded.censored
 
 
-def _table(trace: str, outcomes: Mapping[str, Outcome], statics: Sequence[str]) -> Table:
+def _table(trace: str, whose: str, outcomes: Mapping[str, Outcome], statics: Sequence[str]) -> Table:
     best = max(outcomes[name].speed for name in statics)
-    table = Table(title=f"{trace}: {outcomes[ORACLE].tokens} tokens", title_justify="left")
+    table = Table(title=f"{trace}: {outcomes[ORACLE].tokens} tokens", caption=f"costs {whose}")
+    table.title_justify = table.caption_justify = "left"
     table.add_column("policy")
     for name in ("tokens/s", "to the best static", "steps", "tokens a step"):
         table.add_column(name, justify="right")

@@ -157,6 +157,16 @@ def test_the_command_shows_statics_policies_and_the_oracle(tmp_path: Path) -> No
         assert name in result.stdout, name
 
 
+def test_the_command_says_whose_costs_it_takes(tmp_path: Path) -> None:
+    record(tmp_path / "timed.jsonl", COSTS["linear"])
+    record(tmp_path / "not.jsonl")
+    asked = [["timed.jsonl"], ["timed.jsonl", "--tiers", "0,2"], ["timed.jsonl", "--costs", "flat"], ["not.jsonl"]]
+    for (name, *options), says in zip(asked, ["of the trace", "'cpu'", "'flat'", "'cpu'"], strict=True):
+        result = lab(str(tmp_path / name), "--policy", "fixed:0", *options)
+        # A long path is cut into lines.
+        assert f"costs {says}" in " ".join(result.stdout.split()), result.output
+
+
 def test_the_command_makes_traces_up() -> None:
     result = lab("never", "--policy", "fixed:0", "--costs", "linear", "--tiers", "0,2")
     assert result.exit_code == 0, result.output
