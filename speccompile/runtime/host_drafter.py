@@ -22,19 +22,21 @@ class HostDrafter:
         self._arena = arena
 
     def propose(self, request: Request) -> None:
-        """Leave its drafts for the row of ``request``.
+        """Leave its drafts for the row of ``request``; one that can have none is not asked for.
 
         Raises:
             DraftFailed: it raised, or what it answered is no list of at most Kmax token ids.
         """
-        drafts = self._asked(request)
+        limits = (self._arena.layout.max_draft_len, request.room - 1, request.params.num_draft_tokens)
+        wanted = min(limit for limit in limits if limit is not None)
+        drafts = self._asked(request, wanted) if wanted > 0 else []
         self._arena.write("draft_tokens", request.slot, drafts)
-        self._arena.write("draft_lens", request.slot, max(0, min(len(drafts), request.room - 1)))
+        self._arena.write("draft_lens", request.slot, min(len(drafts), wanted))
 
-    def _asked(self, request: Request) -> list[int]:
+    def _asked(self, request: Request, wanted: int) -> list[int]:
         layout = self._arena.layout
         try:
-            answer = self._draft(request.prompt + request.new_tokens, layout.max_draft_len)
+            answer = self._draft(request.prompt + request.new_tokens, wanted)
             drafts = [] if answer is None else [_whole(token) for token in answer]
         except Exception as error:
             raise DraftFailed(reason=f"it raised {told(error)}") from error

@@ -164,6 +164,26 @@ def test_host_drafts_are_cut_where_the_text_ends(model: LlamaForCausalLM) -> Non
         assert 3 not in spec.stats.tier_steps
 
 
+def test_the_host_is_asked_for_drafts_that_are_of_use_alone(model: LlamaForCausalLM) -> None:
+    asked: dict[int, set[int]] = {5: set(), 6: set(), 7: set()}
+
+    def draft(tokens: list[int], draft_len: int) -> list[int]:
+        asked[tokens[0]].add(draft_len)
+        return [1, 2, 3]
+
+    with wrapped(model, draft, host=True) as spec:
+        spec.set_tier(3)
+        limits = {5: 0, 6: 1, 7: None}
+        requests = [
+            spec.engine.submit([first, 9, 9], max_new_tokens=12, num_draft_tokens=limit)
+            for first, limit in limits.items()
+        ]
+        for request in requests:
+            assert request.result().token_ids == greedy(model, request.prompt, 12)
+        assert [request.stats.draft_tokens > 0 for request in requests] == [False, True, True]
+    assert asked[5] == set() and asked[6] == {1} and max(asked[7]) == 3
+
+
 # --- refused -----------------------------------------------------------------------------------------------------
 
 
