@@ -125,7 +125,8 @@ def offered_mass(
     probs: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, draft_probs: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Which drafts are drafts ``[B, K]``, their ids to gather by ``[B, K, 1]``, and q ``[B, K, V]``, 0 where nothing
-    was offered. What is not a number in q counts as 0."""
+    was offered. What is not a number in q counts as 0; and of q = 0 nobody drew a draft: it stands where the drafter
+    could draw none (NaN, or all of its vocabulary forbidden), and to accept it would not be the target's law."""
     count, vocab = drafts.shape[1], probs.shape[-1]
     ids = drafts.clamp(0, vocab - 1)[..., None]
     offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (drafts >= 0) & (drafts < vocab)
@@ -133,4 +134,5 @@ def offered_mass(
         mass = torch.zeros_like(probs[:, :count]).scatter(-1, ids, 1.0)
     else:
         mass = draft_probs.nan_to_num(0.0, 0.0, 0.0)
+        offered = offered & (mass.gather(-1, ids)[..., 0] > 0)
     return offered, ids, mass * offered[..., None]

@@ -72,6 +72,19 @@ def test_a_residual_over_the_draft_vocabulary_is_found(rule: Judged, bars_of: Ba
     assert distance(law(p, q, certain=False, rule=unsound, bars_of=bars_of), joint(p)) > 1e-2
 
 
+@rules
+@pytest.mark.parametrize("nothing", [0.0, float("nan")], ids=str)
+def test_a_draft_that_could_not_be_drawn_is_none(rule: Judged, bars_of: Bars, nothing: float) -> None:
+    """Where a request forbids all of the drafter's vocabulary, or the drafter says NaN, something stands in the draft's
+    place all the same. The coin would let it pass: q is 0."""
+    probs = torch.full((1, 3, VOCAB), 1 / VOCAB)
+    drafted = torch.full((1, 2, VOCAB), 1 / VOCAB)
+    drafted[:, 1] = nothing
+    accepted, left = rule(probs, torch.tensor([[2, 0]]), torch.tensor([2]), drafted, torch.zeros(1, 2))
+    assert accepted.tolist() == [1]
+    torch.testing.assert_close(left[:, 1] / left[:, 1].sum(), probs[:, 1])
+
+
 @pytest.mark.parametrize("rule", list(RULES))
 def test_many_rounds_through_the_hash(rule: str) -> None:
     rng = torch.Generator().manual_seed(5)
