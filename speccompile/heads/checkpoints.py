@@ -90,11 +90,19 @@ def _tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     try:
         for file in files:
-            found |= load_file(file)
+            read = load_file(file)
+            if twice := sorted(found.keys() & read.keys()):
+                raise InvalidHead(source=name, reason=f"{twice[0]!r} is in {file.name} and in another file as well")
+            found |= read
         if not files and binary.exists():
-            found = torch.load(binary, map_location="cpu", weights_only=True)
+            found = dict(torch.load(binary, map_location="cpu", weights_only=True))
+    except InvalidHead:
+        raise
     except Exception as error:
         raise InvalidHead(source=name, reason=f"its weights cannot be read: {told(error)}") from error
+    for key, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            raise InvalidHead(source=name, reason=f"{key!r} is a {type(value).__name__}, and no tensor")
     if not found:
         raise InvalidHead(source=name, reason="there is neither a *.safetensors nor a pytorch_model.bin in it")
     return found

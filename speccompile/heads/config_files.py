@@ -38,7 +38,13 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     kind = given.get("speculators_model_type")
     if kind not in (None, "eagle3"):
         raise InvalidHead(source=name, reason=f"it is a head of type {kind!r}, not 'eagle3'")
-    keys: dict[str, Any] = {**given.get("transformer_layer_config", {}), **given.get("eagle_config", {}), **given}
+    keys: dict[str, Any] = {}
+    for part in ("transformer_layer_config", "eagle_config"):
+        value = given.get(part) or {}
+        if not isinstance(value, dict):
+            raise InvalidHead(source=name, reason=f"its config says {part}={value!r}, which has to be an object")
+        keys |= value
+    keys |= given
     for key, what in REFUSED.items():
         # TensorRT-LLM's default of this one is True, and says something of heads with several layers alone.
         if keys.get(key) and not (key == "next_layer_regular" and _layers(keys) == 1):
@@ -59,12 +65,26 @@ def _config(
             raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be a size")
         return value
 
+    def number(key: str, default: float) -> float:
+        value = default if keys.get(key) is None else keys[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be a number above 0")
+        return float(value)
+
+    def flag(key: str) -> bool:
+        value = keys.get(key)
+        if not (value is None or isinstance(value, bool)):
+            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be true or false")
+        return bool(value)
+
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     vocab = size("vocab_size")
     layers = size("num_hidden_layers", 1)
     taps = keys.get("eagle_aux_hidden_state_layer_ids")
     target_layers = len(decoder_layers(target)[1])
-    rope = _rope(keys)
+    rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise InvalidHead(source=name, reason=f"its config has the rotary parameters {rope!r}, which are no object")
     return Eagle3Config(
         hidden_size=hidden,
         target_hidden_size=size("target_hidden_size", hidden),
@@ -75,19 +95,19 @@ def _config(
         vocab_size=vocab,
         draft_vocab_size=size("draft_vocab_size", vocab),
         num_hidden_layers=layers,
-        rms_norm_eps=float(keys.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=number("rms_norm_eps", 1e-6),
         hidden_act=str(keys.get("hidden_act", "silu")),
         max_position_embeddings=size("max_position_embeddings", 2048),
-        rope=rope,
+        rope=_rope(rope, number("rope_theta", 10000.0)),
         taps=_taps(taps, name) if taps else default_taps(target_layers),
-        bias="fc.bias" in tensors,
-        attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
-        mlp_bias="layers.0.mlp.gate_proj.bias" in tensors,
-        fc_norm=bool(keys.get("fc_norm") or keys.get("use_aux_norm")) or "fc_norm.0.weight" in tensors,
-        norm_before_fc=bool(keys.get("norm_before_fc")) or "input_norm.weight" in tensors,
-        norm_before_residual=bool(keys.get("norm_before_residual", False)),
-        norm_output=bool(keys.get("norm_output") or keys.get("return_hidden_post_norm")),
-        tie_word_embeddings=bool(keys.get("tie_word_embeddings", False)),
+        bias=flag("bias") or "fc.bias" in tensors,
+        attention_bias=flag("attention_bias") or "layers.0.self_attn.q_proj.bias" in tensors,
+        mlp_bias=flag("mlp_bias") or "layers.0.mlp.gate_proj.bias" in tensors,
+        fc_norm=flag("fc_norm") or flag("use_aux_norm") or "fc_norm.0.weight" in tensors,
+        norm_before_fc=flag("norm_before_fc") or "input_norm.weight" in tensors,
+        norm_before_residual=flag("norm_before_residual"),
+        norm_output=flag("norm_output") or flag("return_hidden_post_norm"),
+        tie_word_embeddings=flag("tie_word_embeddings"),
     )
 
 
@@ -99,14 +119,14 @@ def _taps(value: Any, name: str) -> tuple[int, ...]:
     return tuple(sorted(value))
 
 
-def _rope(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(given: Mapping[str, Any], theta: float) -> dict[str, Any]:
     """transformers 5 writes ``rope_parameters``, which ``rope_theta`` and ``rope_scaling`` were before. Without any the
     base is 10000: heads do not inherit the target's."""
-    rope = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
+    rope = dict(given)
     # Of old files.
     kind = rope.pop("type", None)
     rope.setdefault("rope_type", kind or "default")
-    rope.setdefault("rope_theta", float(keys.get("rope_theta") or 10000.0))
+    rope.setdefault("rope_theta", theta)
     return rope
 
 

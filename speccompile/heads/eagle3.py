@@ -18,7 +18,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from speccompile.errors import InvalidHead
+from speccompile.errors import InvalidHead, told
 from speccompile.graph_capture.draft_head import DraftHead, HeadCache
 from speccompile.graph_capture.state import KVShape
 from speccompile.sampling.draft_vocab import target_ids
@@ -121,15 +121,20 @@ class Rotary(nn.Module):
         if config.rope.get("rope_type", "default") in CHANGING_ROPE:
             reason = f"its rotary table ({config.rope['rope_type']}) changes with the length of the text"
             raise InvalidHead(source="EAGLE-3", reason=reason)
-        table = LlamaRotaryEmbedding(
-            LlamaConfig(
-                hidden_size=config.hidden_size,
-                num_attention_heads=config.num_attention_heads,
-                head_dim=config.head_dim,
-                max_position_embeddings=config.max_position_embeddings,
-                rope_parameters=dict(config.rope),
+        try:
+            table = LlamaRotaryEmbedding(
+                LlamaConfig(
+                    # It knows no head whose attention is wider than its hidden states.
+                    hidden_size=config.num_attention_heads * config.head_dim,
+                    num_attention_heads=config.num_attention_heads,
+                    head_dim=config.head_dim,
+                    max_position_embeddings=config.max_position_embeddings,
+                    rope_parameters=dict(config.rope),
+                )
             )
-        )
+        except Exception as error:
+            reason = f"transformers cannot make its rotary table of {dict(config.rope)}: {told(error)}"
+            raise InvalidHead(source="EAGLE-3", reason=reason) from error
         self.scaling = float(table.attention_scaling)
         self.register_buffer("inv_freq", table.inv_freq.float().clone(), persistent=False)
 

@@ -202,11 +202,33 @@ def test_lm_head_of_a_part_of_the_vocabulary_cannot_be_lent(tmp_path: Path) -> N
         ({"speculators_model_type": "mtp"}, "'mtp'"),
         ({"hidden_act": "nonsense"}, "nonsense"),
         ({"fc_norm": True, "norm_before_fc": True}, "both"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small', which has to be a number"),
+        ({"rope_theta": "10000"}, "rope_theta='10000', which has to be a number"),
+        ({"rope_scaling": "linear"}, "the rotary parameters 'linear', which are no object"),
+        ({"rope_scaling": {"type": "linear"}}, "cannot make its rotary table of .*factor"),
+        ({"rope_scaling": {"rope_type": "nonsense"}}, "cannot make its rotary table"),
+        ({"head_dim": 23}, "cannot make its rotary table"),
+        ({"eagle_config": [1]}, r"eagle_config=\[1\], which has to be an object"),
+        ({"norm_before_residual": "false"}, "norm_before_residual='false', which has to be true or false"),
+        ({"attention_bias": True}, r"missing: layers.0.self_attn.q_proj.bias \[96\]"),
     ],
 )
 def test_config_refused(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidHead, match=reason):
+    with pytest.raises((InvalidHead, HeadKeys), match=reason):
         loaded(tmp_path, published.weights(), FLAT | changed)
+
+
+def test_what_a_config_may_leave_open(tmp_path: Path) -> None:
+    unsaid = {"eagle_config": None, "transformer_layer_config": None, "rms_norm_eps": None, "norm_output": None}
+    head = loaded(tmp_path / "unsaid", published.weights(), FLAT | unsaid)
+    assert head.config.rms_norm_eps == 1e-6 and not head.config.norm_output
+    # Attention wider than the hidden states, and of a size that does not divide them.
+    tensors = published.weights()
+    for name, rows in (("q_proj", 72), ("k_proj", 24), ("v_proj", 24)):
+        tensors[f"midlayer.self_attn.{name}.weight"] = torch.ones(rows, 2 * HIDDEN)
+    tensors["midlayer.self_attn.o_proj.weight"] = torch.ones(HIDDEN, 72)
+    heads = FLAT | {"num_attention_heads": 3, "num_key_value_heads": 1}
+    assert loaded(tmp_path / "heads", tensors, heads).config.head_dim == 24
 
 
 def test_vocabulary_refused(tmp_path: Path) -> None:
@@ -225,6 +247,18 @@ def test_two_names_of_one_tensor(tmp_path: Path) -> None:
     tensors = published.weights()
     with pytest.raises(InvalidHead, match="two names"):
         loaded(tmp_path, tensors | {"layers.0.hidden_norm.weight": torch.ones(HIDDEN)})
+
+
+def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
+    tensors = published.weights()
+    published.write(tmp_path / "twice", tensors, FLAT, files=2)
+    with pytest.raises(InvalidHead, match=r"is in model.safetensors and in another file"):
+        loaded(tmp_path / "twice", tensors)
+    for index, saved in enumerate(([1, 2], {"state_dict": tensors})):
+        folder = published.write(tmp_path / str(index), tensors, FLAT, binary=True)
+        torch.save(saved, folder / "pytorch_model.bin")
+        with pytest.raises(InvalidHead, match=r"cannot be read|'state_dict' is a dict, and no tensor"):
+            load_eagle3(folder, TARGET)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
