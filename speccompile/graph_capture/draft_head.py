@@ -31,8 +31,8 @@ from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.runtime.arena import Arena
 from speccompile.storage import Storage
 
-# Rows and tokens of what the check compares, in pieces.
-ROWS, PIECES = 2, (5, 1, 3)
+# Rows and tokens of what the check compares, in pieces, as far as there is room.
+ROWS, PIECES = 2, (3, 1, 5)
 
 
 @dataclass
@@ -206,7 +206,7 @@ class _Probe:
     """Random tokens and hidden states, as the head itself and its graph read them."""
 
     def __init__(self, network: HeadNetwork, graph: StepGraph, arena: Arena) -> None:
-        info, length = network.info, sum(PIECES)
+        info, length = network.info, min(sum(PIECES), network.layout(arena.layout).cache_len)
         generator = torch.Generator().manual_seed(0)
         self.network, self.graph, self.arena = network, graph, arena
         vocab = arena.layout.vocab_size
@@ -219,7 +219,7 @@ class _Probe:
     def pieces(self) -> list[dict[str, torch.Tensor]]:
         found, start = [], 0
         for width in PIECES:
-            places = torch.arange(start, start + width, device=self.tokens.device)
+            places = torch.arange(start, min(start + width, self.tokens.shape[1]), device=self.tokens.device)
             found.append(
                 {
                     "input_ids": self.tokens[:, places],
@@ -229,7 +229,7 @@ class _Probe:
                 }
             )
             start += width
-        return found
+        return [piece for piece in found if piece["input_ids"].shape[1]]
 
     def own(self) -> list[torch.Tensor]:
         """Logits of each piece."""

@@ -17,6 +17,7 @@ from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.heads import Eagle3Head
+from speccompile.sampling.draft_vocab import target_ids
 
 HEADS: dict[str, dict[str, Any]] = {
     "own vocabulary": {"draft_vocab_size": 50},
@@ -250,6 +251,24 @@ def test_other_rules(model: LlamaForCausalLM, head: Eagle3Head, acceptance: str)
         assert spec.stats.accepted_tokens > 5
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_where_the_whole_draft_vocabulary_is_forbidden_nothing_is_drafted(
+    model: LlamaForCausalLM, head: Eagle3Head, rule: str
+) -> None:
+    """The text is then that without drafts, noise and all; token 0, which is no draft token, comes when it is drawn."""
+    assert head.d2t is not None
+    forbidden = target_ids(head.d2t).tolist()
+    assert 0 not in forbidden
+    drawn = {"do_sample": True, "temperature": 5.0, "seed": 2, "max_new_tokens": 30, "suppress_tokens": forbidden}
+    with eagle3(model, head, acceptance=rule, tiers=(0, 3), max_batch=1) as one:
+        texts = []
+        for draft_len in (0, 3):
+            one.set_tier(draft_len)
+            texts.append(one.generate(torch.tensor([random_prompt(9)]), **drawn).tolist())
+        assert texts[0] == texts[1]
+        assert one.stats.accepted_tokens == 0 < one.stats.draft_tokens
+
+
 # --- split ---------------------------------------------------------------------------------------
 
 
@@ -316,6 +335,15 @@ def test_split_hands_over_probabilities(model: LlamaForCausalLM, head: Eagle3Hea
             texts.append(one.generate(torch.tensor([random_prompt(9)]), **drawn).tolist())
             assert one.stats.accepted_tokens > 5
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("most", "drafts"), [(2, 0), (4, 1)])
+def test_a_head_for_the_shortest_texts(model: LlamaForCausalLM, head: Eagle3Head, most: int, drafts: int) -> None:
+    """Shorter than what its capture is checked over."""
+    with eagle3(model, head, draft_max_len=most, tiers=(0, 1), max_batch=1) as one:
+        request = one.engine.submit([5], max_new_tokens=12)
+        assert request.result().token_ids == greedy(model, [5], 12)
+        assert one.stats.draft_tokens == drafts
 
 
 # --- what is taken -------------------------------------------------------------------------------
