@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from speccompile.graph_capture.draft_network import PREFIX, DraftNetwork, prefixed
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.splicing import prefix_bodies, prefix_names
@@ -39,6 +41,11 @@ class Drafter:
     def graph(self) -> StepGraph:
         """What passes copy."""
         return self.stages.last.graph
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The network's own, by path."""
+        return self.captured.weights
 
     def check(self, config: BuildConfig, arena: Arena) -> float:
         """The largest difference between the lowered graph and the network's own forward.

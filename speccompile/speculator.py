@@ -52,7 +52,13 @@ class Speculator:
         self._given = given
         self._build: Build | None = build
         self._target: Target | None = Target(
-            model, build.weights, build.packs, build.info.vocab_size, config.rule, config.logits_processors
+            model,
+            build.weights,
+            build.packs,
+            build.info.vocab_size,
+            config.rule,
+            config.logits_processors,
+            () if build.drafter is None else build.drafter.weights.values(),
         )
         self._engine: Engine | None = Engine(
             self._target,

@@ -158,6 +158,12 @@ class StepGraph:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's own tensors that it reads, by path."""
+        ports = self.ports.values()
+        return {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
+
+    @property
     def output(self) -> fx.Node:
         return next(reversed(self.graph.nodes))
 

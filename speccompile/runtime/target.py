@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Target:
         vocab_size: V.
         rule: how drafts are accepted.
         processors: the user's own, in every step.
+        drafter: weights of the mode's own network, which may be the target's; packs and KV follow them, too.
     """
 
     def __init__(
@@ -45,13 +46,15 @@ class Target:
         vocab_size: int,
         rule: Rule,
         processors: Sequence[UserProcessor] = (),
+        drafter: Iterable[torch.Tensor] = (),
     ) -> None:
         self.model = model
         self.processors = processors
         self._rule = rule
         self._vocab_size = vocab_size
         self._weights = weights
-        samples = [_sample(weight.detach()) for weight in weights.values() if _has_plain_storage(weight.detach())]
+        self._watched = [*weights.values(), *drafter]
+        samples = [_sample(weight.detach()) for weight in self._watched if _has_plain_storage(weight.detach())]
         self.packs = packs
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
         self._packed_state = self._read_state()
@@ -85,7 +88,7 @@ class Target:
         return state
 
     def _read_state(self) -> tuple[object, ...]:
-        marks = sum(0 if weight.is_inference() else weight._version for weight in self._weights.values())
+        marks = sum(0 if weight.is_inference() else weight._version for weight in self._watched)
         return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
 
     def eos(self, given: EosTokens) -> list[int]:

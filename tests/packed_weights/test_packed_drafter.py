@@ -46,6 +46,31 @@ def test_rounded_weights_follow_a_change_of_the_targets() -> None:
     assert spec.stats.acceptance_length > 2.5
 
 
+def test_packs_follow_a_change_of_the_draft_models_own_weights(model: LlamaForCausalLM) -> None:
+    draft = tiny_llama()
+    spec = drafting(model, draft)
+    lengths = []
+    for factor in (1, -3):
+        with torch.no_grad():
+            draft.model.layers[1].mlp.down_proj.weight.mul_(factor)
+        spec.set_tier(3)
+        spec.stats.reset()
+        assert torch.equal(spec.generate(PROMPTS, max_new_tokens=NEW), greedy(model))
+        lengths.append(spec.stats.acceptance_length)
+    assert lengths[0] > 3 > lengths[1]
+
+
+def test_what_is_the_targets_is_packed_once(model: LlamaForCausalLM) -> None:
+    tier = drafting(model, model).tiers[3]
+    read = dict(zip(tier.argument_names, tier.arguments, strict=True))
+    packs = {name: tensor.data_ptr() for name, tensor in read.items() if name.endswith("_packed")}
+    shared = [name for name in packs if f"drafter_{name}" in packs]
+    assert len(shared) == 2 * 7 + 1 and all(packs[name] == packs[f"drafter_{name}"] for name in shared)
+    # Rounded ones are others.
+    rounded = drafting(model, "self:int8").tiers[3].argument_names
+    assert any(name.endswith("_int8") for name in rounded) and any(name.endswith("_packed") for name in rounded)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("make", [tiny_llama, gpt2])
 def test_kv_behind_accepted_drafts_is_a_fresh_prompts_in_every_bit(make: Any, fused: bool) -> None:

@@ -62,7 +62,7 @@ class WeightPacks:
     """The packed weights of a wrap: each one once, for all tiers and prefill.
 
     With ``consumed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
-    same ones.
+    same ones, and then the packs are.
     """
 
     def __init__(self, form: WeightForm = "same", consumed: ConsumedWeights | None = None) -> None:
@@ -74,8 +74,17 @@ class WeightPacks:
     def of(self, path: str, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that stand for ``weight``, ``[N, K]``, which is the model's or a transposed view of that."""
         if path not in self._packs:
-            self._packs[path] = (None if self.consumed else weight), self._make(weight)
+            packed = self._known(weight) or self._make(weight)
+            self._packs[path] = (None if self.consumed else weight), packed
         return self._packs[path][1]
+
+    def _known(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """A follower's pack of the same tensor."""
+        for follower in self.followers:
+            for own, packed in follower._packs.values():
+                if follower.form == self.form and own is not None and _same_tensor(own, weight):
+                    return packed
+        return None
 
     def refresh(self) -> None:
         """The model's weights were changed in place: change the packs, in place too."""
@@ -100,3 +109,7 @@ class WeightPacks:
 
     def __len__(self) -> int:
         return len(self._packs)
+
+
+def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
