@@ -49,7 +49,7 @@ from speccompile.pipelines import (
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.outcomes import pack
-from speccompile.storage import CacheFolder, Storage
+from speccompile.storage import CacheFolder, Collected, Storage
 
 
 @dataclass
@@ -224,7 +224,7 @@ def build(
         info,
         stages.observed,
         arena,
-        _weights(stages.model["capture"].graph) | (consumed.tensors() if consumed else {}),
+        stages.model["capture"].graph.weights | (consumed.tensors() if consumed else {}),
         stages.packs,
         stages.model,
         executables,
@@ -236,11 +236,6 @@ def build(
         stages.drafter,
         clock.seconds,
     )
-
-
-def _weights(captured: StepGraph) -> dict[str, torch.Tensor]:
-    ports = captured.ports.values()
-    return {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
 
 
 def _prove(stages: BuiltStages, lowered: Callable[..., Any], clock: _Clock) -> None:
@@ -350,8 +345,11 @@ def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: I
     capture_name = CaptureStore(model, build.info, CacheFolder()).name
     finished = [step for tier in tiers for step in (tier.step, tier.step.drafter) if step is not None]
     steps = {step.name: step.file() for step in finished if step.name is not None}
+    collected = Collected()
+    if build.drafter is not None:
+        build.drafter.network.keep(build.drafter.captured, collected)
     captured = {capture_name: capture_file(build.model["capture"].graph, build.observed)}
-    return {**captured, **steps, **backend.compiled_files(outlined)}
+    return {**collected.files, **captured, **steps, **backend.compiled_files(outlined)}
 
 
 class _OtherKernels(Exception):

@@ -98,6 +98,13 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, torch.nn.Module):
+        reason = (
+            f"it holds no weights, and a {type(value).__qualname__} has some; where a folder or a hub id will do, wrap"
+        )
+        raise CannotSave(name=name, reason=f"{reason} with that")
     raise CannotSave(name=name, reason=f"{type(value).__qualname__} objects are code of your own, which it cannot hold")
 
 

@@ -67,5 +67,18 @@ class Brought:
         self.behind.write(name, data)
 
 
+@dataclass(frozen=True)
+class Collected:
+    """What is to be put into a package."""
+
+    files: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def read(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        self.files[name] = data
+
+
 def digest(data: str | bytes) -> str:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
