@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from tiny import greedy, random_prompt, tiny_llama
-from transformers import LlamaForCausalLM
+from transformers import BatchEncoding, LlamaForCausalLM
 
 import speccompile
 from speccompile.acceptance.typical import likely_enough
@@ -52,7 +52,7 @@ def model() -> LlamaForCausalLM:
     return tiny_llama(layers=1)
 
 
-def wrap(model: LlamaForCausalLM, mode: str = "ngram", **options: Any) -> speccompile.Speculator:
+def wrap(model: LlamaForCausalLM, mode: Any = "ngram", **options: Any) -> speccompile.Speculator:
     given = {"tiers": (0, 2), "backend": "eager", "max_len": 32, **options}
     return speccompile.wrap(model, mode, **given)
 
@@ -106,6 +106,20 @@ def test_a_wrap_with_another_tier_makes_that_one_alone(model: LlamaForCausalLM, 
     # The arena has to stay as large, since steps print its sizes.
     wrap(model, mode="early_exit", exit_layer=1, max_len=40, tiers=(0, 1, 2)).close()
     assert ran == [MODEL, "tier K=1, 1 row"]
+
+
+def letters(text: str, add_special_tokens: bool = True) -> BatchEncoding:
+    return BatchEncoding({"input_ids": [ord(letter) - ord("a") for letter in text]})
+
+
+def test_of_composed_drafters_the_tokenizer_says_nothing_of_steps(model: LlamaForCausalLM, ran: list[str]) -> None:
+    texts = {"mode": ["suffix", "ngram"], "max_depth": 4, "corpus": ["abcabd"], "tokenizer": letters}
+    wrap(model, **texts).close()
+    ran.clear()
+    wrap(model, **texts).close()
+    assert ran == [MODEL]
+    wrap(model, **texts | {"min_score": 2.0}).close()
+    assert "tier K=2, 1 row" in ran
 
 
 @pytest.mark.parametrize(

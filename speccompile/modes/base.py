@@ -15,7 +15,7 @@ from speccompile.graph_capture.state import K, N, StateSpec
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.drafts import ReadDrafts
-from speccompile.passes.propose import Propose
+from speccompile.passes.propose import Propose, ProposeFunction
 
 #: A row's text and Kmax to at most so many draft tokens, or None.
 HostDraft = Callable[[list[int], int], Sequence[int] | None]
@@ -159,6 +159,12 @@ class ReadyMode(Mode):
             right, which policies look at.
         """
 
+    @property
+    def proposer(self) -> ProposeFunction:
+        """:meth:`propose`, as steps hold it. Stored steps are known by it: where some options say nothing of how steps
+        are made, it belongs to something that has the others alone."""
+        return self.propose
+
     def state(self) -> list[StateSpec]:
         return [*proposal_state(), *[StateSpec("draft_score", (N, K), torch.float32)] * self.scored]
 
@@ -166,4 +172,4 @@ class ReadyMode(Mode):
         return [ReadDrafts(draft_len)]
 
     def commit_passes(self) -> list[Pass]:
-        return [Propose(self.propose, self.own_state, scored=self.scored)]
+        return [Propose(self.proposer, self.own_state, scored=self.scored)]

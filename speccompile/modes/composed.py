@@ -11,6 +11,48 @@ from speccompile.errors import InvalidOption
 from speccompile.graph_capture.state import StateSpec
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import ReadyMode
+from speccompile.passes.propose import ProposeFunction
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Of each row the first proposal that passes.
+
+    Args:
+        drafters: what proposes, how many state tensors it has, and whether it tells scores.
+        min_score: as of :class:`Composed`.
+    """
+
+    drafters: tuple[tuple[ProposeFunction, int, bool], ...]
+    min_score: float
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All propose, so that each one's state follows the text."""
+        slots, tables = own_state[:1], list(own_state[1:])
+        taken = []
+        for propose, count, _ in self.drafters:
+            own, tables = tables[:count], tables[count:]
+            taken.append(propose(tokens, length, *(slots if own else ()), *own, draft_len=draft_len))
+        chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        # From the last one on: who comes in front replaces it where it passes.
+        for (_, _, scored), (drafts, lens, *told) in reversed(list(zip(self.drafters, taken, strict=True))):
+            # Of one that tells nothing every draft is thought to be right: policies calibrate that.
+            scores = told[0] if scored else torch.ones_like(drafts, dtype=torch.float32)
+            if chosen is None:
+                chosen = drafts, lens, scores
+                continue
+            offsets = torch.arange(draft_len, device=drafts.device)
+            expected = torch.where(offsets < lens[:, None], scores, 0.0).sum(1)
+            passes = (lens > 0) & (expected >= self.min_score) if scored else lens > 0
+            chosen = (
+                torch.where(passes[:, None], drafts, chosen[0]),
+                torch.where(passes, lens, chosen[1]),
+                torch.where(passes[:, None], scores, chosen[2]),
+            )
+        assert chosen is not None
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -52,33 +94,19 @@ class Composed(ReadyMode):
         known = {spec.name for spec in shared}
         return [*shared, *(spec for drafter in self.drafters for spec in drafter.state() if spec.name not in known)]
 
+    @property
+    def _choice(self) -> Choice:
+        parts = [(drafter.proposer, len(drafter.own_state), drafter.scored) for drafter in self.drafters]
+        return Choice(tuple(parts), self.min_score)
+
+    @property
+    def proposer(self) -> ProposeFunction:
+        return self._choice.propose
+
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All propose, so that each one's state follows the text; a row takes the first that passes."""
-        slots, tables = own_state[:1], list(own_state[1:])
-        chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        # From the last one on: who comes in front replaces it where it passes.
-        taken = []
-        for drafter in self.drafters:
-            own = [tables.pop(0) for _ in drafter.own_state]
-            taken.append(drafter.propose(tokens, length, *(slots if own else ()), *own, draft_len=draft_len))
-        for drafter, (drafts, lens, *told) in reversed(list(zip(self.drafters, taken, strict=True))):
-            # Of one that tells nothing every draft is thought to be right: policies calibrate that.
-            scores = told[0] if told else torch.ones_like(drafts, dtype=torch.float32)
-            if chosen is None:
-                chosen = drafts, lens, scores
-                continue
-            offsets = torch.arange(draft_len, device=drafts.device)
-            expected = torch.where(offsets < lens[:, None], scores, 0.0).sum(1)
-            passes = (lens > 0) & (expected >= self.min_score) if drafter.scored else lens > 0
-            chosen = (
-                torch.where(passes[:, None], drafts, chosen[0]),
-                torch.where(passes, lens, chosen[1]),
-                torch.where(passes[:, None], scores, chosen[2]),
-            )
-        assert chosen is not None
-        return chosen
+    ) -> tuple[torch.Tensor, ...]:
+        return self._choice.propose(tokens, length, *own_state, draft_len=draft_len)
 
     def explain(self) -> str:
         parts = "; else ".join(f"{drafter.name} {drafter.explain()}" for drafter in self.drafters)

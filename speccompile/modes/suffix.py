@@ -21,8 +21,7 @@ from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import ReadyMode
 from speccompile.modes.suffix_corpus import read_corpus
 from speccompile.modes.suffix_trie import SEPARATOR, Speculation
-from speccompile.passes.base import Pass
-from speccompile.passes.propose import Propose
+from speccompile.passes.propose import ProposeFunction
 
 _OWN = ("suffix_used", "suffix_active", "suffix_nodes", "suffix_index")
 _GIVEN = tuple(f"suffix_given_{name}" for name in ("text", "used", "nodes", "index", "cursor"))
@@ -176,9 +175,10 @@ class Suffix(ReadyMode):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self._search.propose(tokens, length, *own_state, draft_len=draft_len)
 
-    def commit_passes(self) -> list[Pass]:
-        # Not this object's own method: how steps are made does not depend on what the texts are.
-        return [Propose(self._search.propose, self.own_state, scored=True)]
+    @property
+    def proposer(self) -> ProposeFunction:
+        # How steps are made does not depend on what the texts are.
+        return self._search.propose
 
     def explain(self) -> str:
         texts = "the text itself"
