@@ -26,9 +26,9 @@ class UserProvided(Mode):
             behind ``length`` does not count) and ``[B]`` and the number of drafts wanted; returns int64 draft tokens
             ``[B, draft_len]`` and how many of them count, int64 ``[B]``, 0 for a row that abstains. A function or an
             ``nn.Module`` in eval mode, of plain PyTorch without decisions on values: it becomes part of the step.
-        host: ``draft`` is any callable instead, called between steps for each row as ``draft(tokens, draft_len)``, with
-            the text as a list of token ids; returns a list of at most ``draft_len`` ids, or None to abstain. What goes
-            wrong in it ends the request whose row it was.
+        host: ``draft`` is any callable instead, called between steps for each row that can have drafts as
+            ``draft(tokens, draft_len)``, with the text as a list of token ids and how many drafts are of use; returns a
+            list of at most Kmax ids, or None to abstain. What goes wrong in it ends the request whose row it was.
     """
 
     draft: Any = None
@@ -76,7 +76,11 @@ class UserProvided(Mode):
     def commit_passes(self) -> list[Pass]:
         if self.host:
             return []
-        weights = tuple((f"drafter_{name.replace('.', '_')}", value.detach()) for name, value in self._weights())
+        # Two weights may have one name when dots are taken out of it.
+        weights = tuple(
+            (f"drafter_{index}_{name.replace('.', '_')}", value.detach())
+            for index, (name, value) in enumerate(self._weights())
+        )
         return [Propose(self.propose, weights=weights, drafter=_shown(self.draft), advice=ADVICE)]
 
     def propose(

@@ -104,6 +104,28 @@ def test_a_module_proposes_what_its_weights_say(model: LlamaForCausalLM) -> None
             request.cancel()
 
 
+class Nested(nn.Module):
+    """Drafts ``inner.weight`` and ``inner_weight`` in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1, bias=False)
+        self.register_buffer("inner_weight", torch.tensor([[5.0]]))
+        nn.init.constant_(self.inner.weight, 7.0)
+
+    def forward(self, tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.cat([self.inner.weight, self.inner_weight, self.inner.weight], 1).long()  # type: ignore[list-item]
+        return both.expand(tokens.shape[0], -1), torch.full_like(length, draft_len)
+
+
+def test_weights_whose_names_are_alike_are_not_mixed_up(model: LlamaForCausalLM) -> None:
+    with wrapped(model, Nested().eval()) as spec:
+        request = spec.engine.submit(random_prompt(9), max_new_tokens=6)
+        while not request.new_tokens:
+            spec.engine.step()
+        assert spec.arena["draft_tokens"][request.slot].tolist() == [7, 5, 7]
+
+
 def test_a_host_drafter_that_is_always_right_is_always_accepted(model: LlamaForCausalLM) -> None:
     prompt = random_prompt(10)
     text = prompt + greedy(model, prompt, 33)
