@@ -101,10 +101,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, torch.nn.Module):
-        reason = (
-            f"it holds no weights, and a {type(value).__qualname__} has some; where a folder or a hub id will do, wrap"
-        )
-        raise CannotSave(name=name, reason=f"{reason} with that")
+        reason = f"it holds no weights, and a {type(value).__qualname__} has some"
+        raise CannotSave(name=name, reason=f"{reason}; of a draft model or head give the folder or the hub id")
     raise CannotSave(name=name, reason=f"{type(value).__qualname__} objects are code of your own, which it cannot hold")
 
 
