@@ -30,6 +30,7 @@ class Propose(Pass):
         scored: it also returns the drafts' scores, float32 ``[B, Kmax]``.
         weights: tensors that ``propose`` takes behind those, by name.
         drafter: what messages call it; ``advice`` ends the one about a function that cannot be traced.
+        foreign: it may propose what is no token of the target: a row's drafts end in front of that.
     """
 
     propose: ProposeFunction
@@ -39,6 +40,7 @@ class Propose(Pass):
     weights: tuple[tuple[str, torch.Tensor], ...] = field(default=(), compare=False)
     drafter: str = ""
     advice: str = ""
+    foreign: bool = False
 
     name: ClassVar[str] = "propose"
     looks_for: ClassVar[str] = "committed tokens"
@@ -64,6 +66,7 @@ class Propose(Pass):
                 longest=graph.layout.max_draft_len,
                 scored=self.scored,
                 stateful=bool(own),
+                vocab_size=graph.layout.vocab_size if self.foreign else None,
             )
         except PassError:
             raise
@@ -89,6 +92,7 @@ def propose_and_store(
     longest: int,
     scored: bool,
     stateful: bool,
+    vocab_size: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, which does the
     same in one op) says of the rows ``slots [B]``.
@@ -96,6 +100,7 @@ def propose_and_store(
     Args:
         others: ``draft_score [N, Kmax]`` if ``scored``, then the mode's own state and weights.
         stateful: ``propose`` takes the slots in front of these.
+        vocab_size: drafts end in front of what is no token of so many; None if none can be.
 
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
@@ -109,6 +114,9 @@ def propose_and_store(
     drafts, lens, *scores = _checked(proposal, slots.shape[0], longest, scored=scored)
     for draft_score, value in zip(kept, scores, strict=True):
         draft_score.index_put_((slots,), value)
+    if vocab_size is not None:
+        are_tokens = (drafts >= 0) & (drafts < vocab_size)
+        lens = torch.minimum(lens, are_tokens.long().cumprod(1).sum(1))
     draft_tokens.index_put_((slots,), drafts)
     useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
     draft_lens.index_put_((slots,), useful)

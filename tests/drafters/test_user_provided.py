@@ -104,6 +104,22 @@ def test_a_module_proposes_what_its_weights_say(model: LlamaForCausalLM) -> None
             request.cancel()
 
 
+@pytest.mark.parametrize("wrong", [-5, 128, 10**6])
+def test_what_is_no_token_ends_a_rows_drafts(model: LlamaForCausalLM, wrong: int) -> None:
+    """The processors look at drafts: such a step would end all its requests."""
+
+    def drafts(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([tokens[:, 0], torch.full_like(length, wrong), tokens[:, 0]], 1), length * 0 + draft_len
+
+    drawn: dict[str, Any] = {"do_sample": True, **PENALTIES, "no_repeat_ngram_size": 3}
+    prompts = [random_prompt(9, seed=seed) for seed in (1, 2)]
+    with wrap(model, "none", **SIZES | {"tiers": (0,)}) as plain, wrapped(model, drafts) as spec:
+        spec.set_tier(3)
+        for options in ({}, drawn):
+            assert together(spec, prompts, 12, **options) == together(plain, prompts, 12, **options)
+        assert spec.stats.proposed_at[0] > 0 == spec.stats.proposed_at[1]
+
+
 class Nested(nn.Module):
     """Drafts ``inner.weight`` and ``inner_weight`` in turn."""
 
