@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,9 +92,18 @@ class UserProvided(Mode):
         if not isinstance(self.draft, nn.Module):
             proposal: tuple[torch.Tensor, ...] = self.draft(tokens, length, draft_len)
             return proposal
-        own = dict(zip((name for name, _ in self._weights()), weights, strict=True))
-        proposal = torch.func.functional_call(self.draft, own, (tokens, length, draft_len))
+        stands = {id(tensor): weight for (_, tensor), weight in zip(self._weights(), weights, strict=True)}
+        own = {name: stands[id(tensor)] for name, tensor in self._places()}
+        # Told to tie them itself, it would not put back what a module with two names had.
+        proposal = torch.func.functional_call(self.draft, own, (tokens, length, draft_len), tie_weights=False)
         return proposal
+
+    def _places(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Where the weights are: tied ones in each module, a module that has several names by one of them."""
+        for path, module in self.draft.named_modules():
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                if tensor is not None:
+                    yield f"{path}.{name}".lstrip("."), tensor
 
     def explain(self) -> str:
         where = "on the host, between steps" if self.host else "inside the step"

@@ -121,21 +121,27 @@ def test_what_is_no_token_ends_a_rows_drafts(model: LlamaForCausalLM, wrong: int
 
 
 class Nested(nn.Module):
-    """Drafts ``inner.weight`` and ``inner_weight`` in turn."""
+    """Drafts ``inner.weight`` and ``inner_weight`` in turn. One of its modules has two names, and one of its weights is
+    in two modules."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(1, 1, bias=False)
+        self.again, self.tied = self.inner, nn.Linear(1, 1, bias=False)
+        self.tied.weight = self.inner.weight
         self.register_buffer("inner_weight", torch.tensor([[5.0]]))
         nn.init.constant_(self.inner.weight, 7.0)
 
     def forward(self, tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-        both = torch.cat([self.inner.weight, self.inner_weight, self.inner.weight], 1).long()  # type: ignore[list-item]
+        both = torch.cat([self.again.weight, self.inner_weight, self.tied.weight], 1).long()  # type: ignore[list-item]
         return both.expand(tokens.shape[0], -1), torch.full_like(length, draft_len)
 
 
 def test_weights_whose_names_are_alike_are_not_mixed_up(model: LlamaForCausalLM) -> None:
-    with wrapped(model, Nested().eval()) as spec:
+    drafter = Nested().eval()
+    before = drafter.inner.weight
+    with wrapped(model, drafter) as spec:
+        assert drafter.inner.weight is before and drafter.tied.weight is before
         request = spec.engine.submit(random_prompt(9), max_new_tokens=6)
         while not request.new_tokens:
             spec.engine.step()
