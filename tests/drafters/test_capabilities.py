@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from drafters import random_drafter
 from tiny import tiny_llama
 from transformers import LlamaForCausalLM
@@ -16,11 +17,11 @@ from speccompile.errors import InvalidOption
 from speccompile.heads import Eagle3Head
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
-from speccompile.policies.parse import LEARNING
-from speccompile.wrap import make_plan
+from speccompile.policies.parse import LEARNING, parse_policy
+from speccompile.wrap import make_plan, wrap
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
-POLICIES = ("fixed:1", "schedule:1=1", *LEARNING)
+POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def model() -> LlamaForCausalLM:
 def options(name: str, model: LlamaForCausalLM) -> dict[str, Any]:
     drafts: dict[str, Any] = {
         "draft_target": random_drafter(),
-        "user_provided": lambda tokens, length, draft_len: (tokens, length),
+        "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),
     }
     drafts |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model, taps=(0, 1, 1)))
     return {"draft": drafts[name]} if name in drafts else {}
@@ -43,14 +44,17 @@ def test_the_docs_table_is_what_the_code_says() -> None:
     assert inside.strip() == table(), "run python -m speccompile.capabilities and put it into docs/modes.md"
 
 
+def acceptances(mode: Any) -> dict[str, tuple[Any, str]]:
+    """By name what ``wrap`` may be given, and why it refuses it, if it does."""
+    made: dict[str, Any] = {"relaxed": RULES["relaxed"](1, 2), "forced": RULES["forced"](1.5)}  # type: ignore[call-arg]
+    return {name: (made.get(name, name), rule_refusal(mode, rule)) for name, rule in RULES.items()}
+
+
 @pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
 def test_wrap_takes_what_the_table_says_and_refuses_the_rest(model: LlamaForCausalLM, mode: Any) -> None:
     given = options(mode.name, model)
-    for name, rule in RULES.items():
-        reason = rule_refusal(mode, rule)
-        rules: dict[str, Any] = {"relaxed": rule(1, 2)} if name == "relaxed" else {}
-        rules |= {"forced": rule(1.5)} if name == "forced" else {}
-        asked: dict[str, Any] = {"tiers": (0, 1), "acceptance": rules.get(name, name), "backend": "eager", **given}
+    for acceptance, reason in acceptances(mode).values():
+        asked: dict[str, Any] = {"tiers": (0, 2), "acceptance": acceptance, "backend": "eager", **given}
         if reason:
             with pytest.raises(InvalidOption) as error:
                 make_plan(model, mode.name, **asked)
@@ -58,6 +62,24 @@ def test_wrap_takes_what_the_table_says_and_refuses_the_rest(model: LlamaForCaus
         else:
             for policy in POLICIES:
                 make_plan(model, mode.name, policy=policy, **asked)
+
+
+@pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
+def test_what_is_taken_decodes(model: LlamaForCausalLM, mode: Any) -> None:
+    """Every rule with the largest tier, and the default one with every policy."""
+    prompt, new = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), 8
+    own = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, do_sample=False)
+    for name, (acceptance, reason) in acceptances(mode).items():
+        if reason:
+            continue
+        sizes: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 32, "backend": "eager"}
+        with wrap(model, mode.name, acceptance=acceptance, **sizes, **options(mode.name, model)) as spec:
+            for policy in POLICIES if name == "exact" else POLICIES[:1]:
+                spec.engine.policy = parse_policy(policy, (0, 2))
+                text = spec.generate(prompt, max_new_tokens=new, eos_token_id=[])
+                assert text.shape == own.shape
+                if RULES[name].lossless:
+                    assert torch.equal(text, own), (name, policy)
 
 
 def test_backends_by_where_they_run() -> None:
