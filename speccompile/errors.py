@@ -298,6 +298,17 @@ class DraftFailed(SpecCompileError):
     template = "the drafter given to wrap(mode='user_provided', host=True) failed: {reason}."
 
 
+class RecordsNotWritten(SpecCompileError):
+    template = (
+        "hidden states cannot be saved to {folder}: {reason}. What spec.hidden_states.written lists is safe; mend that "
+        "and wrap again, and the other records are made anew."
+    )
+
+
+class CorruptRecords(SpecCompileError):
+    template = "{path} is no whole file of records: {reason}. Delete it, and its records are made again."
+
+
 class RequestFailed(SpecCompileError):
     template = "the request ended with an error of its own: {reason}."
 

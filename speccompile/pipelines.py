@@ -25,6 +25,7 @@ from speccompile.graph_capture.state import (
     resolve_layout,
 )
 from speccompile.graph_capture.support import ModelInfo
+from speccompile.hidden_states.options import SavedRows
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.cpu.packing import WeightForm, WeightPacks
 from speccompile.lowering.kernels import STOCK, Kernels
@@ -47,6 +48,7 @@ from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.record_prompt import RecordPrompt
 from speccompile.passes.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.rows import BindRows
+from speccompile.passes.save_hidden import MarkSaved, SaveHidden
 from speccompile.passes.skip_logits import SkipLogits
 from speccompile.passes.split import PROBABILITIES, DropTarget, ReadStoredDrafts
 from speccompile.passes.step_ops import UseStepOps
@@ -65,7 +67,7 @@ class BuildConfig:
     """What ``wrap`` was asked for, checked, and by which means it can be had.
 
     ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
-    ``network`` is the mode's own.
+    ``network`` is the mode's own, and ``saved`` what is kept of each position to be saved.
     """
 
     mode: Mode
@@ -81,6 +83,7 @@ class BuildConfig:
     logits_processors: tuple[UserProcessor, ...] = ()
     scores: bool = False
     network: DraftNetwork | None = None
+    saved: SavedRows | None = None
 
     @property
     def kind(self) -> Kind:
@@ -168,6 +171,7 @@ class BuildConfig:
     def goals(self, kind: ChunkKind) -> Facts:
         """Facts that hold in a finished step or prompt chunk."""
         goals = facts("committed") | (self.mode.goals if self.max_draft_len else facts())
+        goals |= facts(*["hidden_saved"] * (self.saved is not None))
         if kind != "inner":
             goals |= facts("sampling_chosen")
         if kind not in ("greedy", "inner"):
@@ -197,6 +201,13 @@ class BuildConfig:
     @property
     def max_width(self) -> int:
         return self.max_draft_len + 1
+
+    def saved_around(self, *passes: Pass) -> list[Pass]:
+        """``passes``, and what is kept of the positions that the target reads: marked in front of them, since they may
+        leave some out for the lm_head, and read behind them, since they look for who reads the final norm's output."""
+        if self.saved is None:
+            return list(passes)
+        return [MarkSaved(self.saved.taps), *passes, SaveHidden(SavedRows.STATE)]
 
 
 def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
@@ -232,7 +243,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
     passes: list[Pass] = [
         BindRows(rows),
         *config.draft_passes(draft_len, kind),
-        VerifyInputs(draft_len, config.width(draft_len)),
+        *config.saved_around(VerifyInputs(draft_len, config.width(draft_len))),
         *config.choice_passes(kind),
         Commit(),
     ]
@@ -244,7 +255,7 @@ def mixed_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = 
     passes: list[Pass] = [
         BindMixedRows(rows, config.prompt_rows(draft_len), config.width(draft_len)),
         *config.draft_passes(draft_len, kind),
-        MixedInputs(draft_len),
+        *config.saved_around(MixedInputs(draft_len)),
         *config.choice_passes(kind),
         Commit(),
     ]
@@ -253,13 +264,16 @@ def mixed_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = 
 
 def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy") -> Pipeline:
     """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
-    ends: list[Pass] = [SkipLogits()]
-    if kind == "prompt_scored":
-        ends = [LastLogits(), *config.choice_passes("scored"), RecordPrompt(), Commit()]
-    elif kind != "inner":
-        ends = [LastLogits(), *config.choice_passes(kind), Commit()]
-    passes = [BindRows(1, "prefill_slot"), NoDrafts(), PrefillInputs(width), *ends, *config.commit_passes(kind)]
-    return Pipeline(tuple(passes), config.goals(kind), prefill_name(width, kind))
+    inputs: list[Pass] = [PrefillInputs(width)]
+    if kind == "inner":
+        ends: list[Pass] = [SkipLogits()]
+    elif kind == "prompt_scored":
+        inputs, ends = [*inputs, LastLogits()], [*config.choice_passes("scored"), RecordPrompt(), Commit()]
+    else:
+        inputs, ends = [*inputs, LastLogits()], [*config.choice_passes(kind), Commit()]
+    start = (BindRows(1, "prefill_slot"), NoDrafts())
+    passes = (*start, *config.saved_around(*inputs), *ends, *config.commit_passes(kind))
+    return Pipeline(passes, config.goals(kind), prefill_name(width, kind))
 
 
 def drafter_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline | None:
@@ -312,6 +326,7 @@ def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape])
             *config.mode.state(),
             *split_state(config),
             *config.rule.state(),
+            *([] if config.saved is None else config.saved.state()),
             *kv_state(kv),
         ],
         max_batch=config.max_batch,

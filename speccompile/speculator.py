@@ -10,13 +10,17 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.build import Build, saved_files
 from speccompile.errors import CannotSave, Closed, InvalidInput, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
+from speccompile.hidden_states.collect import check_collection, collect
+from speccompile.hidden_states.records import RecordOrder
+from speccompile.hidden_states.saver import Saver
+from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.called import KernelCall, kernels_called
 from speccompile.lowering.cpu.consume import is_consumed
@@ -36,8 +40,8 @@ from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.policy import AnyPolicy, Fixed, check_tier
-from speccompile.runtime.records import Wanted
-from speccompile.runtime.request import Params
+from speccompile.runtime.records import Wanted, check_flag
+from speccompile.runtime.request import Params, Request
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import EosTokens, Target
 
@@ -46,7 +50,13 @@ class Speculator:
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
     def __init__(
-        self, model: PreTrainedModel, build: Build, policy: AnyPolicy, options: EngineOptions, given: Mapping[str, Any]
+        self,
+        model: PreTrainedModel,
+        build: Build,
+        policy: AnyPolicy,
+        options: EngineOptions,
+        given: Mapping[str, Any],
+        writer: RecordWriter | None = None,
     ) -> None:
         config = self._config = build.config
         self._given = given
@@ -74,6 +84,7 @@ class Speculator:
             reads_dead_places=config.reads_dead_places,
             reach=None if config.network is None else config.network.max_len,
             host_draft=config.mode.host_draft if config.max_draft_len else None,
+            saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
         )
 
     # --- decoding --------------------------------------------------------------------------------
@@ -119,6 +130,7 @@ class Speculator:
         output_logits: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        record: bool = True,
         **options: Any,
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
@@ -150,6 +162,7 @@ class Speculator:
                 for each new place float32 ``[B, V]``, 0 in rows that have ended, since no model ran there. They need
                 ``wrap(scores=True)``.
             output_attentions, output_hidden_states: refused if True.
+            record: where hidden states are saved, whether those of these rows are.
             options: of the sampling pipeline, as :meth:`Engine.submit` takes them.
 
         Returns:
@@ -164,7 +177,7 @@ class Speculator:
             "generate",
             options,
             f"{others}num_draft_tokens, stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
-            "return_dict_in_generate, output_scores, output_logits",
+            "return_dict_in_generate, output_scores, output_logits, record",
         )
         outputs = {
             "return_dict_in_generate": return_dict_in_generate,
@@ -173,6 +186,7 @@ class Speculator:
             "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
         }
+        check_flag("generate", "record", record)
         wanted = read_outputs(outputs, target.model.generation_config, engine.arena)
         num_draft_tokens = read_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
         target.check()
@@ -198,7 +212,7 @@ class Speculator:
             num_draft_tokens=num_draft_tokens,
         )
         input_ids = input_ids.repeat_interleave(copies, dim=0)
-        requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria)
+        requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria, record=record)
         sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
         return sequences if wanted is None else as_output(sequences, requests)
 
@@ -230,6 +244,63 @@ class Speculator:
         eos = target.eos(eos_token_id)
         token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
         return check_texts(engine, target, token_ids, max_new_tokens, eos, reference)
+
+    def save_hidden_states(
+        self,
+        texts: Sequence[Sequence[int] | torch.Tensor],
+        *,
+        ids: Sequence[str] | None = None,
+        loss_masks: Sequence[Sequence[int]] | None = None,
+        max_new_tokens: int = 1,
+        do_sample: bool | None = None,
+        seed: int | None = None,
+        progress: bool = True,
+        **options: Any,
+    ) -> None:
+        """Save the hidden states of many texts, and, with ``max_new_tokens`` above 1, of what the model writes behind
+        them. Texts of which there are records already are passed over, so that one goes on where a killed process has
+        stopped. Returns when all are on the disk.
+
+        Args:
+            texts: token ids each.
+            ids: of their records; None is a digest of each text, and equal ones make one record.
+            loss_masks: for each text a 0 or 1 for each of its tokens; None is all 1 where nothing is written behind
+                them, else all 0.
+            max_new_tokens: most new tokens. Of the last one there are no hidden states, so 1 saves the texts alone.
+            do_sample, seed, options: as :meth:`generate` has them; text i draws as ``seed + i`` does.
+            progress: show a bar on stderr, if that is a terminal.
+
+        Raises:
+            InvalidOption: the wrap does not save hidden states.
+            RecordsNotWritten: the disk does not take them.
+            UserError: an argument is not valid.
+            RequestFailed: a text could not be read; the records of others are kept.
+        """
+        engine, target = self._open()
+        writer = self.hidden_states
+        check_options(
+            "save_hidden_states", options, "texts, ids, loss_masks, max_new_tokens, do_sample, seed, progress"
+        )
+        max_new_tokens = read_count("save_hidden_states", "max_new_tokens", max_new_tokens)
+        prompts = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(texts)]
+        ids = check_collection(prompts, ids, loss_masks)
+        target.check()
+        eos = target.eos(None)
+        sampling = target.sampling("save_hidden_states", options, do_sample=do_sample, seed=seed, eos=eos)
+        if loss_masks is None:
+            loss_masks = [[int(max_new_tokens == 1)] * len(prompt) for prompt in prompts]
+
+        def submit(number: int, order: RecordOrder) -> Request:
+            own = None if sampling is None else sampling.of_row(number)
+            params = Params(max_new_tokens, tuple(eos), own, patient=True, record=order)
+            shown = torch.tensor([prompts[number]])
+            request = engine.new_request(prompts[number], params, shown, None, StoppingCriteriaList())
+            engine.enqueue([request])
+            return request
+
+        orders = [(index, RecordOrder(id, tuple(loss_masks[index]))) for index, id in enumerate(ids)]
+        room = engine.arena.layout.max_batch + engine.options.max_waiting
+        collect(writer, orders, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=progress)
 
     def set_tier(self, draft_len: int) -> None:
         """Use draft length ``draft_len`` from the next step on; allowed at any time, also while decoding.
@@ -292,6 +363,20 @@ class Speculator:
         """What lowers step graphs here; any stage can be lowered with it."""
         self._open()
         return self._config.backend
+
+    @property
+    def hidden_states(self) -> RecordWriter:
+        """What saves hidden states: its ``written`` are the ids of records on the disk, ``flush()`` writes those that
+        wait for a file to be full.
+
+        Raises:
+            InvalidOption: this wrap does not.
+        """
+        saver = self.engine.saver
+        if saver is None:
+            reason = "give a folder, or a SaveHiddenStates"
+            raise InvalidOption(where="wrap", name="save_hidden_states", value=None, reason=reason)
+        return saver.writer
 
     @property
     def stats(self) -> Stats:
@@ -403,10 +488,15 @@ class Speculator:
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all requests, and let go of arena, executables and model; the model itself stays as it is."""
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = self._build = self._target = None
+        """End all requests, write records that wait, and let go of arena, executables and model; the model itself
+        stays as it is.
+
+        Raises:
+            RecordsNotWritten: the disk does not take them.
+        """
+        engine, self._engine, self._build, self._target = self._engine, None, None, None
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> Speculator:
         self._open()

@@ -19,6 +19,9 @@ from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
 from speccompile.graph_capture.draft_network import DraftNetwork
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
+from speccompile.hidden_states.options import SaveHiddenStates, saved_rows
+from speccompile.hidden_states.records import about
+from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.backends import choose_backend
 from speccompile.lowering.cpu.consume import consuming
 from speccompile.lowering.cpu.packing import WeightForm
@@ -59,6 +62,7 @@ def wrap(
     logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
     consume: bool = False,
+    save_hidden_states: SaveHiddenStates | str | Path | None = None,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
@@ -107,6 +111,10 @@ def wrap(
             that there never are two. The model can still do what it could, but slowly, since it unpacks a weight
             whenever it reads it; its weights cannot be changed, and it cannot be wrapped again. A wrap that fails
             gives them back. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
+        save_hidden_states: save the target's hidden states of every text: a folder, or a
+            :class:`~speccompile.hidden_states.SaveHiddenStates` with more to say. They are kept for all slots until
+            their texts end (N * S * M values for each layer), and then written, each position once, never that of a
+            rejected draft. ``mode="save_hidden_states"`` is the plain decoder with that.
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -130,6 +138,7 @@ def wrap(
         logits_processor=logits_processor,
         scores=scores,
         consume=consume,
+        save_hidden_states=save_hidden_states,
         **mode_options,
     )
     return _wrap(model, options)
@@ -168,11 +177,18 @@ def _wrap(
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
     planned = {name: value for name, value in options.items() if name != "sampling"}
     plan = make_plan(model, **planned)
-    with consuming(model, plan.consume) as consumed:
-        built = build(model, plan.info, plan.config, storage, consumed)
-        spec = Speculator(model, built, plan.policy, plan.engine, options)
-        if sampling:
-            spec.engine.prepare("sampled")
+    # In front of the build: what is wrong with the folder is told at once.
+    writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves))
+    try:
+        with consuming(model, plan.consume) as consumed:
+            built = build(model, plan.info, plan.config, storage, consumed)
+            spec = Speculator(model, built, plan.policy, plan.engine, options, writer)
+            if sampling:
+                spec.engine.prepare("sampled")
+    except BaseException:
+        if writer is not None:
+            writer.close()
+        raise
     return spec
 
 
@@ -185,6 +201,7 @@ class Plan:
     policy: AnyPolicy
     engine: EngineOptions
     consume: bool = False
+    saves: SaveHiddenStates | None = None
 
 
 def make_plan(
@@ -205,6 +222,7 @@ def make_plan(
     logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
     consume: bool = False,
+    save_hidden_states: SaveHiddenStates | str | Path | None = None,
     **mode_options: Any,
 ) -> Plan:
     """Check the arguments of :func:`wrap`, which are explained there."""
@@ -229,6 +247,9 @@ def make_plan(
     check_rotary(model, max_len)
     chosen_mode.check(info)
     rule.check(info)
+    saves = _choose_saves(save_hidden_states, chosen_mode)
+    if saves is not None:
+        saves.check(model)
     chosen_backend = choose_backend(backend, info.device)
     if reason := backend_refusal(chosen_mode, chosen_backend.name):
         raise InvalidOption(where="wrap", name="backend", value=chosen_backend.name, reason=reason)
@@ -278,8 +299,23 @@ def make_plan(
         network = chosen_mode.network(model, info, max_len)
     if network is not None:
         _check_network(network, config, consume)
-    config = replace(config, mode=chosen_mode, logits_processors=processors, network=network)
-    return Plan(info, config, chosen_policy, engine, consume)
+    saved = None if saves is None else saved_rows(model, saves)
+    config = replace(config, mode=chosen_mode, logits_processors=processors, network=network, saved=saved)
+    return Plan(info, config, chosen_policy, engine, consume, saves)
+
+
+def _choose_saves(given: Any, mode: Mode) -> SaveHiddenStates | None:
+    if given is None:
+        return mode.saves
+    if mode.saves is not None:
+        reason = f"mode {mode.name!r} says so by options of its own"
+        raise InvalidOption(where="wrap", name="save_hidden_states", value=given, reason=reason)
+    if isinstance(given, SaveHiddenStates):
+        return given
+    if not isinstance(given, str | Path):
+        reason = "give a folder, a SaveHiddenStates, or None"
+        raise InvalidOption(where="wrap", name="save_hidden_states", value=given, reason=reason)
+    return SaveHiddenStates(given)
 
 
 def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:

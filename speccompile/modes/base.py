@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from speccompile.graph_capture.draft_network import DraftNetwork
 from speccompile.graph_capture.state import K, N, StateSpec
 from speccompile.graph_capture.support import ModelInfo
+from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.drafts import ReadDrafts
 from speccompile.passes.propose import Propose, ProposeFunction
@@ -45,6 +46,11 @@ class Mode(ABC):
     def host_draft(self) -> HostDraft | None:
         """A drafter on the host, which proposes for each row in front of a step; such a mode has
         :func:`proposal_state`. None for one that is part of the step."""
+        return None
+
+    @property
+    def saves(self) -> SaveHiddenStates | None:
+        """What it saves besides, as ``wrap(save_hidden_states=...)`` does beside any mode."""
         return None
 
     @classmethod

@@ -15,6 +15,7 @@ from speccompile.modes.eagle3 import Eagle3, Eagle3OneModel
 from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
+from speccompile.modes.save_hidden_states import SaveHiddenStatesMode
 from speccompile.modes.suffix import Suffix
 from speccompile.modes.user_provided import UserProvided
 
@@ -29,6 +30,7 @@ BUILT_IN: tuple[type[Mode], ...] = (
     UserProvided,
     Eagle3OneModel,
     Eagle3,
+    SaveHiddenStatesMode,
 )
 
 _modes: dict[str, type[Mode]] = {mode.name: mode for mode in BUILT_IN}

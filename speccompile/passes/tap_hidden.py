@@ -42,13 +42,14 @@ class MarkTaps(Pass):
     taps: tuple[Tap, ...]
 
     name: ClassVar[str] = "mark_taps"
+    prefix: ClassVar[str] = "tap"
     looks_for: ClassVar[str] = "decoder layers to tap"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("taps_marked")
 
     def run(self, graph: StepGraph) -> Changes:
         for index, tap in enumerate(self.taps):
-            graph.values[mark(index)] = _place(graph, tap)
+            graph.values[mark(index, self.prefix)] = _place(graph, tap)
         return Changes(len(self.taps), ", ".join(f"{tap.at}{', normed' * tap.post_norm}" for tap in self.taps))
 
 
@@ -66,16 +67,22 @@ class LowerTaps(Pass):
     invalidates: ClassVar[Facts] = facts("taps_marked")
 
     def run(self, graph: StepGraph) -> Changes:
-        marked: list[fx.Node] = []
-        while mark(len(marked)) in graph.values:
-            marked.append(graph.values.pop(mark(len(marked))))
+        marked = take_marks(graph)
         if marked:
             graph.name_value("tapped", graph.insert(side_by_side, *marked))
         return Changes(len(marked), f"{len(marked)} hidden states side by side")
 
 
-def mark(index: int) -> str:
-    return f"tap_{index}"
+def mark(index: int, prefix: str = MarkTaps.prefix) -> str:
+    return f"{prefix}_{index}"
+
+
+def take_marks(graph: StepGraph, prefix: str = MarkTaps.prefix) -> list[fx.Node]:
+    """What was marked, in order; the marks are gone."""
+    marked: list[fx.Node] = []
+    while mark(len(marked), prefix) in graph.values:
+        marked.append(graph.values.pop(mark(len(marked), prefix)))
+    return marked
 
 
 def side_by_side(*hidden: torch.Tensor) -> torch.Tensor:

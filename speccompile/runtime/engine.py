@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InvalidOption
+from speccompile.hidden_states.records import RecordOrder
 from speccompile.plain import plain
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
 from speccompile.runtime.interrupts import deferred_interrupts
@@ -75,6 +76,7 @@ class Engine(Turns):
         prompt_logprobs: bool = False,
         output_logits: bool = False,
         output_scores: bool = False,
+        record: bool | str = True,
         **options: Any,
     ) -> Request:
         """Ask for the continuation of one prompt. Returns at once.
@@ -101,6 +103,8 @@ class Engine(Turns):
                 another text that begins like it is not reused.
             output_logits, output_scores: ``Result.logits`` and ``Result.scores``, of each new token and the whole
                 vocabulary; need ``wrap(scores=True)``.
+            record: where hidden states are saved, whether its own are, when it has ended by itself; a text is the id of
+                its record, which is a number otherwise.
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
@@ -119,7 +123,7 @@ class Engine(Turns):
         """
         others = (
             "ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, seed, "
-            "priority, num_draft_tokens, logprobs, prompt_logprobs, output_logits, output_scores"
+            "priority, num_draft_tokens, logprobs, prompt_logprobs, output_logits, output_scores, record"
         )
         check_options("submit", options, others)
         self._target.check()
@@ -148,14 +152,38 @@ class Engine(Turns):
             num_draft_tokens=num_draft_tokens,
         )
         criteria = make_criteria(stop, tokenizer, stopping_criteria)
-        request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)
+        params = replace(params, record=self.order_record("submit", record))
         try:
+            request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)
             self.enqueue([request])
         except KeyboardInterrupt:
             # It waits already, and its owner will never know it.
             request.cancel()
             raise
+        except BaseException:
+            if self.saver is not None and params.record is not None:
+                self.saver.writer.give_up(params.record.id)
+            raise
         return request
+
+    def order_record(self, where: str, record: bool | str) -> RecordOrder | None:
+        """What is to be saved of a request, by its argument ``record``.
+
+        Raises:
+            InvalidOption: it is no id of a new record, or nothing is saved here.
+            RecordsNotWritten: earlier ones could not be.
+        """
+        if not isinstance(record, bool | str) or record == "":
+            reason = "use True, False, or the id of its record"
+            raise InvalidOption(where=where, name="record", value=record, reason=reason)
+        if self.saver is None:
+            if isinstance(record, str):
+                reason = "hidden states are not saved here; wrap with save_hidden_states=..."
+                raise InvalidOption(where=where, name="record", value=record, reason=reason)
+            return None
+        if record is False:
+            return None
+        return RecordOrder(self.saver.writer.order(record if isinstance(record, str) else None))
 
     def new_request(
         self,
@@ -192,6 +220,16 @@ class Engine(Turns):
         """What there is room for now; another thread may change it at once."""
         free, waiting = self.slots.free, len(self.waiting)
         return Capacity(self.arena.layout.max_batch, free, waiting, max(0, self.waiting.limit + free - waiting))
+
+    def close(self) -> None:
+        """Cancel whatever waits or runs, take no more requests, and write the records that wait.
+
+        Raises:
+            RecordsNotWritten: the disk does not take them.
+        """
+        super().close()
+        if self.saver is not None:
+            self.saver.writer.close()
 
     def __enter__(self) -> Engine:
         return self

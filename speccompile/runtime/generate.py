@@ -9,6 +9,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from speccompile.errors import Closed, OutputTruncated
+from speccompile.hidden_states.records import RecordOrder
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.request import Params, Request
@@ -22,6 +23,7 @@ def decode(
     shown: torch.Tensor | None = None,
     streamer: Streamer | None = None,
     criteria: StoppingCriteriaList | None = None,
+    record: bool = False,
 ) -> list[Request]:
     """Decode all prompts to their end, beside whatever else the engine runs.
 
@@ -29,13 +31,17 @@ def decode(
         shown: ``[B, P]``, the prompts as streamers and criteria see them; None shows them as they are.
         streamer: gets the tokens of the only row as they come.
 
+        record: save their hidden states, where they are saved.
+
     Raises:
         Exception: what one of them ended with; the others are cancelled.
     """
     rows = [torch.tensor([prompt]) for prompt in prompts] if shown is None else list(shown.split(1))
     criteria = StoppingCriteriaList() if criteria is None else criteria
     requests = [
-        engine.new_request(prompt, _params_of_row(params, index), row, streamer, criteria)
+        engine.new_request(
+            prompt, _params_of_row(params, index, engine.order_record("generate", record)), row, streamer, criteria
+        )
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
     try:
@@ -56,10 +62,10 @@ def decode(
     return requests
 
 
-def _params_of_row(params: Params, index: int) -> Params:
-    """Each row draws with a seed of its own."""
+def _params_of_row(params: Params, index: int, record: RecordOrder | None) -> Params:
+    """Each row draws with a seed of its own, and makes a record of its own."""
     sampling = params.sampling
-    return params if sampling is None else replace(params, sampling=sampling.of_row(index))
+    return replace(params, sampling=None if sampling is None else sampling.of_row(index), record=record)
 
 
 def _warn_of_truncation(requests: list[Request], max_len: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
+from speccompile.hidden_states.saver import Saver
 from speccompile.lowering.tier import ChunkKind, Tier, TierName
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.options import EngineOptions
@@ -36,10 +37,13 @@ class Prompts(Rows):
         *,
         one_shape: bool,
         reads_dead_places: bool,
+        saver: Saver | None,
     ) -> None:
         # KV of a decode step and of a prompt chunk differ in their last bits.
         reuse = options.prefix_reuse and not one_shape
-        super().__init__(arena, state_of_weights, prefix_reuse=reuse, reads_dead_places=reads_dead_places)
+        super().__init__(
+            arena, state_of_weights, prefix_reuse=reuse, reads_dead_places=reads_dead_places, saver=saver
+        )
         self.prefill_tiers = dict(sorted(prefill_tiers.items()))
         self.mixed_tiers: dict[TierName, Tier] = {}
         self.outcomes = outcomes

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidOption, RequestFailed, told
+from speccompile.hidden_states.records import RecordOrder
 from speccompile.lowering.tier import Kind
 from speccompile.plain import plain
 from speccompile.runtime.listener import Listener
@@ -52,6 +53,7 @@ class Params:
         tokenizer: turns its tokens into ``Result.text``.
         wanted: what it wants to know beside its tokens.
         num_draft_tokens: most drafts of a step; None is as many as the tier has.
+        record: its hidden states are to be saved; None if not.
     """
 
     max_new_tokens: int
@@ -63,6 +65,7 @@ class Params:
     tokenizer: PreTrainedTokenizerBase | None = None
     wanted: Wanted = field(default_factory=Wanted)
     num_draft_tokens: int | None = None
+    record: RecordOrder | None = None
 
     @property
     def kind(self) -> Kind:

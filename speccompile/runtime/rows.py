@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from speccompile.errors import UndecidedLogits
+from speccompile.hidden_states.saver import Saver
 from speccompile.lowering.tier import KINDS, Kind
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.records import Record
@@ -24,6 +25,7 @@ class Rows:
         state_of_weights: differs from before when the weights were changed.
         prefix_reuse: a text's KV serves those that begin like it.
         reads_dead_places: attention also reads places of a slot that its text has not reached, and hides them.
+        saver: saves hidden states of texts; None if nobody does.
     """
 
     def __init__(
@@ -33,10 +35,12 @@ class Rows:
         *,
         prefix_reuse: bool,
         reads_dead_places: bool,
+        saver: Saver | None,
     ) -> None:
         self.arena = arena
         self.stats = Stats(arena.layout.max_draft_len)
         self.prefix_reuse = prefix_reuse
+        self.saver = saver
         self.slots = Slots(arena, state_of_weights, reuse=prefix_reuse, clear=reads_dead_places)
         self._rows: list[Request] = []
         # Rows whose drafts made their logits NaN: they go on without.
@@ -126,6 +130,8 @@ class Rows:
             if request in self._rows:
                 self._rows.remove(request)
             self._stuck.discard(request)
+            if self.saver is not None:
+                self.saver.end(request)
             if request in self.slots.owned:
                 self.slots.give_back(request)
         if ended:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
+from speccompile.hidden_states.saver import Saver
 from speccompile.lowering.tier import Executables, Kind, Tier, TierName
 from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy, Row
@@ -59,6 +60,7 @@ class Stepper(Prompts):
         reads_dead_places: attention also reads places of a slot that its text has not reached, and hides them.
         host_draft: a drafter on the host, asked in front of each step.
         reach: most tokens of a text that the mode's own network reads; None is all of it.
+        saver: saves hidden states of texts; None if nobody does.
         state_of_weights: differs from before when the weights were changed.
     """
 
@@ -78,6 +80,7 @@ class Stepper(Prompts):
         state_of_weights: Callable[[], Hashable],
         host_draft: HostDraft | None = None,
         reach: int | None = None,
+        saver: Saver | None = None,
     ) -> None:
         super().__init__(
             arena,
@@ -87,6 +90,7 @@ class Stepper(Prompts):
             options,
             one_shape=one_shape,
             reads_dead_places=reads_dead_places,
+            saver=saver,
         )
         self.tiers = dict(sorted(executables.tiers.items()))
         self._make, self._make_mixed = make, make_mixed

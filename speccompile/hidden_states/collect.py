@@ -1,0 +1,83 @@
+"""Saves the hidden states of many given texts, those that are not there yet."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from speccompile.errors import InvalidInput
+from speccompile.hidden_states.records import RecordOrder
+from speccompile.hidden_states.writer import RecordWriter
+from speccompile.runtime.request import Request
+from speccompile.storage import digest
+
+
+def check_collection(
+    prompts: Sequence[Sequence[int]], ids: Sequence[str] | None, loss_masks: Sequence[Sequence[int]] | None
+) -> list[str]:
+    """Ids of the records: the given ones, else a digest of each text, so that it does not matter where it stands.
+
+    Raises:
+        InvalidInput: there are not as many as texts, one occurs twice, or a mask is not as long as its text.
+    """
+    given, ids = ids, [digest(json.dumps(prompt))[:16] for prompt in prompts] if ids is None else list(ids)
+    if len(ids) != len(prompts) or not all(isinstance(id, str) and id for id in ids):
+        raise InvalidInput(name="ids", reason=f"give a text for each of the {len(prompts)} texts")
+    if given is not None and len(set(ids)) < len(ids):
+        raise InvalidInput(name="ids", reason="one occurs twice")
+    if loss_masks is None:
+        return ids
+    if len(loss_masks) != len(prompts):
+        raise InvalidInput(name="loss_masks", reason=f"give one for each of the {len(prompts)} texts, or None")
+    for row, (prompt, mask) in enumerate(zip(prompts, loss_masks, strict=True)):
+        if len(mask) != len(prompt) or not set(mask) <= {0, 1}:
+            reason = f"that of text {row} has to have a 0 or 1 for each of its {len(prompt)} tokens"
+            raise InvalidInput(name="loss_masks", reason=reason)
+    return ids
+
+
+def collect(
+    writer: RecordWriter,
+    orders: Sequence[tuple[int, RecordOrder]],
+    submit: Callable[[int, RecordOrder], Request],
+    *,
+    at_once: int,
+    progress: bool,
+) -> None:
+    """Have a record made of each text that has none.
+
+    Args:
+        orders: the texts' numbers, with their orders; of several with one id the first counts.
+        submit: makes a request of one.
+        at_once: most requests that run or wait at a time.
+        progress: show a bar on a terminal; what it counts is on the disk.
+
+    Raises:
+        RecordsNotWritten: the disk does not take them.
+        RequestFailed: one of the requests did. What was made until then is written.
+    """
+    first = {order.id: (number, order) for number, order in reversed(orders)}
+    missing = deque(item for id, item in reversed(first.items()) if id not in writer.written)
+    before = len(writer.written) - (len(first) - len(missing))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    running: deque[Request] = deque()
+    with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as shown:
+        bar = shown.add_task("saving hidden states", total=len(first), completed=len(first) - len(missing))
+        try:
+            while missing or running:
+                while missing and len(running) < at_once:
+                    number, order = missing.popleft()
+                    running.append(submit(number, replace(order, id=writer.order(order.id))))
+                running.popleft().result()
+                shown.update(bar, completed=len(writer.written) - before)
+        finally:
+            for request in running:
+                request.cancel()
+            writer.flush()
+            shown.update(bar, completed=len(writer.written) - before)

@@ -1,0 +1,112 @@
+"""What to save, and where: the options of TensorRT-LLM's ``SaveHiddenStatesDecodingConfig``, by its names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.state import N, S, StateSpec
+from speccompile.graph_capture.support import decoder_layers
+from speccompile.heads.eagle3 import default_taps
+from speccompile.passes.tap_hidden import Tap
+
+WHERE = "saving hidden states"
+#: What stands for the final norm's output among layers.
+FINAL = -1
+
+
+@dataclass(frozen=True)
+class SaveHiddenStates:
+    """Save the hidden states of every text that is decoded.
+
+    Args:
+        output_directory: where files go; made if it is not there. Records that are there already stay, and are not
+            made again.
+        write_interval: records of a file. What is not written yet waits in memory.
+        file_prefix: files are called ``{file_prefix}_000001.safetensors`` and so on. Several processes may write to one
+            directory, each with a prefix of its own.
+        eagle3_layers_to_capture: decoder layers, from 0 on, whose outputs are saved beside the final norm's; -1 puts
+            that one among them, too. None are the three that EAGLE-3 reads.
+    """
+
+    output_directory: str | Path
+    write_interval: int = 20
+    file_prefix: str = "data"
+    eagle3_layers_to_capture: Collection[int] | None = None
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Raises InvalidOption: a value is not valid, or ``model`` has no such layer."""
+        if not isinstance(self.output_directory, str | Path) or not str(self.output_directory):
+            _refuse("output_directory", self.output_directory, "give the path of a folder")
+        interval = self.write_interval
+        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+            _refuse("write_interval", interval, "it has to be an int of at least 1")
+        prefix = self.file_prefix
+        if not isinstance(prefix, str) or not prefix or prefix.startswith(".") or Path(prefix).name != prefix:
+            _refuse("file_prefix", prefix, "it has to be the beginning of a file's name")
+        count, given = len(decoder_layers(model)[1]), self.eagle3_layers_to_capture
+        if given is None:
+            if count <= 5:
+                reason = f"the usual three layers exist in models of more than 5, and this one has {count}; name some"
+                _refuse("eagle3_layers_to_capture", given, reason)
+            return
+        layers = list(given) if isinstance(given, Collection) else [given]
+        whole = all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers)
+        if not (layers and whole and all(FINAL <= layer < count for layer in layers)):
+            reason = f"give layers out of 0 .. {count - 1}, or {FINAL} for the final norm"
+            _refuse("eagle3_layers_to_capture", given, reason)
+
+    def layers(self, model: PreTrainedModel) -> tuple[int, ...]:
+        """Those to capture, in ascending order, the final norm last."""
+        if self.eagle3_layers_to_capture is None:
+            return default_taps(len(decoder_layers(model)[1]))
+        given = set(self.eagle3_layers_to_capture)
+        return (*sorted(given - {FINAL}), *[FINAL] * (FINAL in given))
+
+
+@dataclass(frozen=True)
+class SavedRows:
+    """What a step keeps of each position: the outputs of ``layers``, and behind them the final norm's, in one row of
+    the state tensor :attr:`STATE`. It follows the text as KV does: a row is written where its token is read, so rows of
+    rejected drafts lie behind ``length`` until what is read there next overwrites them.
+
+    Args:
+        layers: as :meth:`SaveHiddenStates.layers` has them.
+        hidden_size: M.
+        dtype: of the model.
+    """
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    dtype: torch.dtype
+
+    STATE = "saved_hidden"
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """In the order of a row; the final norm's once."""
+        return (*(Tap(layer) for layer in self.layers if layer != FINAL), Tap(-1, post_norm=True))
+
+    def state(self) -> list[StateSpec]:
+        width = len(self.taps) * self.hidden_size
+        return [StateSpec(self.STATE, (N, S, width), self.dtype, reset=False)]
+
+    def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of rows ``[n, taps * M]`` the final norm's part ``[n, M]``, and the captured layers' ``[n, layers * M]``."""
+        final = rows[:, -self.hidden_size :]
+        return final, rows if FINAL in self.layers else rows[:, : -self.hidden_size]
+
+
+def saved_rows(model: PreTrainedModel, options: SaveHiddenStates) -> SavedRows:
+    hidden_size = model.config.get_text_config(decoder=True).hidden_size
+    return SavedRows(options.layers(model), hidden_size, model.dtype)
+
+
+def _refuse(name: str, value: Any, reason: str) -> NoReturn:
+    raise InvalidOption(where=WHERE, name=name, value=value, reason=reason)

@@ -1,0 +1,215 @@
+"""Files of records: nothing that was told to be written is lost, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from speccompile.errors import CorruptRecords, InvalidInput, InvalidOption, RecordsNotWritten
+from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
+from speccompile.hidden_states.records import About
+from speccompile.hidden_states.writer import RecordWriter
+
+ABOUT = About("Model", "1234", (1, 2), "float32")
+KILLS = 50
+
+
+def record(number: int, length: int = 5) -> Record:
+    """Filled with its number, so that a mixed-up or torn one shows."""
+    ids = torch.full((length,), number, dtype=torch.int64)
+    return Record(
+        str(number),
+        ids,
+        torch.ones_like(ids),
+        torch.full((length, 4), 1.0 * number),
+        ids[:, None].expand(length, 8) * 2.0,
+    )
+
+
+def writer(folder: Path, interval: int = 3, prefix: str = "data", about: About = ABOUT) -> RecordWriter:
+    return RecordWriter(SaveHiddenStates(folder, interval, prefix), about)
+
+
+def fill(to: RecordWriter, numbers: range) -> None:
+    for number in numbers:
+        to.order(str(number))
+        to.add(record(number))
+
+
+def assert_whole(folder: Path) -> set[str]:
+    found = SavedHiddenStates(folder)
+    for id, read in found.items():
+        wanted = record(int(id), len(read.input_ids))
+        for field in ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state"):
+            assert torch.equal(getattr(read, field), getattr(wanted, field)), (id, field)
+    return set(found)
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    fill(to, range(7))
+    to.flush()
+    assert to.written == {str(number) for number in range(7)} == assert_whole(tmp_path)
+    # Two files of three, and what was left.
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        f"data_00000{n}.safetensors" for n in (1, 2, 3)
+    ]
+    assert SavedHiddenStates(tmp_path).about == ABOUT
+    to.close()
+
+
+def test_the_fields_of_others(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    fill(to, range(1))
+    to.close()
+    read = SavedHiddenStates(tmp_path)["0"]
+    shapes = {name: tuple(value.shape) for name, value in read.as_specforge().items()}
+    assert shapes == {"input_ids": (5,), "loss_mask": (5,), "hidden_state": (1, 5, 4), "aux_hidden_state": (1, 5, 8)}
+    other = read.as_trtllm()
+    assert other.pop("id") == "0"
+    shapes = {name: tuple(value.shape) for name, value in other.items()}
+    assert shapes == {"input_ids": (5,), "hidden_state": (5, 4), "hidden_state_features": (5, 8)}
+
+
+def test_what_waits_is_not_told(tmp_path: Path) -> None:
+    to = writer(tmp_path, interval=10)
+    fill(to, range(9))
+    assert not to.written and not list(tmp_path.glob("*.safetensors"))
+    to.close()
+    assert len(to.written) == 9
+
+
+def child(folder: Path, pipe: int) -> None:
+    """Write records of some size until killed, and tell of those that are written."""
+    to, told = writer(folder, interval=2), set(assert_whole(folder))
+    os.write(pipe, b"\n")
+    for number in range(10_000):
+        if str(number) in to.written:
+            continue
+        to.order(str(number))
+        to.add(record(number, length=2000))
+        new = to.written - told
+        told |= new
+        os.write(pipe, "".join(f"{id}\n" for id in new).encode())
+
+
+def killed(run: object, folder: Path, seconds: float) -> set[str]:
+    """What a child told before it was killed, so many seconds behind its first word."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(folder, writes)  # type: ignore[operator]
+        finally:
+            os._exit(1)
+    os.close(writes)
+    first = os.read(reads, 1)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert first and os.WIFSIGNALED(status), "it ended by itself"
+    with os.fdopen(reads) as pipe:
+        # The last line may be cut off.
+        return {line.strip() for line in pipe if line.endswith("\n")} - {""}
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    chance, told, partial = random.Random(0), set(), 0
+    for _ in range(KILLS):
+        told |= killed(child, tmp_path, chance.uniform(0, 0.08))
+        assert told <= assert_whole(tmp_path)
+        partial += bool(list(tmp_path.glob(".*.partial")))
+    # It was hit while it wrote, and it went on where it had stopped.
+    assert partial and len(told) > 10
+    to = writer(tmp_path)
+    assert told <= to.written
+    assert not list(tmp_path.glob(".*.partial"))
+    to.close()
+
+
+def test_one_process_a_prefix(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    with pytest.raises(InvalidOption, match="file_prefix='data'"):
+        writer(tmp_path)
+    other = writer(tmp_path, prefix="more")
+    fill(to, range(3))
+    fill(other, range(3, 6))
+    to.close()
+    other.close()
+    assert assert_whole(tmp_path) == {str(number) for number in range(6)}
+    writer(tmp_path).close()
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    fill(to, range(3))
+    to.close()
+    with pytest.raises(InvalidOption, match=r"records of About.*5678"):
+        writer(tmp_path, about=About("Model", "5678", (1, 2), "float32"))
+    # What is none of ours does not matter.
+    (tmp_path / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
+    writer(tmp_path).close()
+    with pytest.raises(InvalidInput, match="no such folder"):
+        SavedHiddenStates(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidOption, match="cannot be written"):
+        writer(tmp_path / "file")
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    fill(to, range(3))
+    to.close()
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptRecords, match="data_000001"):
+        SavedHiddenStates(tmp_path)
+
+
+def test_an_id_is_taken_once(tmp_path: Path) -> None:
+    to = writer(tmp_path, interval=1)
+    assert [to.order(), to.order(), to.order("mine")] == ["0", "1", "mine"]
+    with pytest.raises(InvalidOption, match="'mine'"):
+        to.order("mine")
+    to.give_up("mine")
+    assert to.order("mine") == "mine"
+    to.add(record(1))
+    to.close()
+    again = writer(tmp_path)
+    with pytest.raises(InvalidOption):
+        again.order("1")
+    # The one that was given up with the process is free, and numbers go on.
+    assert [again.order("mine"), again.order()] == ["mine", "2"]
+    again.close()
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = writer(tmp_path, interval=2)
+    fill(to, range(2))
+    to.flush()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    fill(to, range(2, 4))
+    with pytest.raises(RecordsNotWritten, match="No space left"):
+        to.flush()
+    # Nobody makes more of what cannot be kept.
+    with pytest.raises(RecordsNotWritten):
+        to.order()
+    assert to.written == {"0", "1"} == assert_whole(tmp_path)
+    with pytest.raises(RecordsNotWritten):
+        to.close()
+    monkeypatch.undo()
+    again = writer(tmp_path, interval=2)
+    fill(again, range(2, 4))
+    again.close()
+    assert assert_whole(tmp_path) == {"0", "1", "2", "3"}
