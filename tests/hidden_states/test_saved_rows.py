@@ -1,0 +1,350 @@
+"""Saved hidden states are those that transformers computes of the text, whatever drafted, read or ran beside it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_record_writer import killed
+from tiny import greedy, random_prompt, tiny_llama
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, wrap
+from speccompile.errors import CannotSave, InvalidInput, InvalidOption, RequestFailed
+from speccompile.heads import Eagle3Head
+from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
+from speccompile.hidden_states.records import about
+from speccompile.hidden_states.writer import RecordWriter
+
+LAYERS = (0, 1)
+NEW = 12
+#: In forked processes, where each one is of seconds.
+KILLS = int(os.environ.get("SPECCOMPILE_KILLS", "6"))
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    model = tiny_llama(layers=3)
+    with torch.no_grad():
+        model.model.norm.weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+class Scripted:
+    """Drafts the text that is coming for as long as chance has it, and then something else."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+        self.chance = random.Random(0)
+        self.texts: list[list[int]] = []
+
+    def __call__(self, tokens: list[int], draft_len: int) -> list[int]:
+        coming = [text for text in self.texts if text[: len(tokens)] == tokens]
+        if not coming:
+            self.texts.append(tokens + greedy(self.model, tokens, NEW + 8))
+            coming = self.texts[-1:]
+        right = self.chance.randrange(draft_len + 1)
+        drafts = coming[0][len(tokens) :][:right]
+        return [*drafts, *[self.chance.randrange(128) for _ in range(draft_len - len(drafts))]]
+
+
+def wrapped(model: LlamaForCausalLM, folder: Path, mode: str, **options: Any) -> Speculator:
+    saves = SaveHiddenStates(folder, write_interval=2, eagle3_layers_to_capture=LAYERS)
+    sizes: dict[str, Any] = {"tiers": (0, 1, 4), "max_batch": 3, "max_len": 96, "backend": "eager", "policy": "fixed:4"}
+    return wrap(model, mode, save_hidden_states=saves, **(sizes | options))
+
+
+@pytest.fixture(scope="module")
+def scripted(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speculator]:
+    """Some drafts of each step are right and others are not."""
+    folder = tmp_path_factory.mktemp("scripted")
+    with wrapped(model, folder, "user_provided", draft=Scripted(model), host=True, prefill_budget=8) as spec:
+        yield spec
+
+
+def assert_right(model: LlamaForCausalLM, record: Record, text: list[int], layers: tuple[int, ...] = LAYERS) -> None:
+    """All of ``text`` but its last token, which nobody read."""
+    assert record.input_ids.tolist() == text[:-1]
+    with torch.no_grad():
+        states = model(record.input_ids[None], output_hidden_states=True).hidden_states
+    torch.testing.assert_close(record.hidden_state, states[-1][0], rtol=1e-5, atol=1e-5)
+    wanted = torch.cat([states[layer + 1 if layer >= 0 else -1][0] for layer in layers], dim=-1)
+    torch.testing.assert_close(record.aux_hidden_state, wanted, rtol=1e-5, atol=1e-5)
+
+
+def saved(spec: Speculator, id: str) -> Record:
+    spec.hidden_states.flush()
+    return SavedHiddenStates(spec.hidden_states.folder)[id]
+
+
+# --- while speculating ---------------------------------------------------------------------------
+
+
+def test_a_ragged_batch_while_tiers_change(model: LlamaForCausalLM, scripted: Speculator) -> None:
+    chance = random.Random(1)
+    prompts = [random_prompt(length, length) for length in (1, 3, 9, 40, 23, 2, 17)]
+    requests = [
+        scripted.engine.submit(prompt, max_new_tokens=chance.randrange(1, NEW), record=f"ragged {index}")
+        for index, prompt in enumerate(prompts)
+    ]
+    stats = scripted.stats
+    accepted, drafts = stats.accepted_tokens, stats.draft_tokens
+    while not all(request.finished for request in requests):
+        scripted.set_tier(chance.choice((0, 1, 4, 4)))
+        scripted.engine.step()
+    scripted.set_tier(4)
+    # Drafts were accepted, and others rejected, so that rows of both kinds were there.
+    assert 0 < stats.accepted_tokens - accepted < stats.draft_tokens - drafts
+    for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+        text = prompt + request.result().token_ids
+        record = saved(scripted, f"ragged {index}")
+        assert_right(model, record, text)
+        assert record.loss_mask.tolist() == ([0] * len(prompt) + [1] * len(request.new_tokens))[:-1]
+
+
+def test_a_known_beginning(model: LlamaForCausalLM, scripted: Speculator) -> None:
+    """Its rows are those of the text that it was known from: a copy, or in place."""
+    prompt = random_prompt(30, 99)
+    first = scripted.engine.submit(prompt, max_new_tokens=8, record="first")
+    text = prompt + first.result().token_ids
+    for name, again in {"on": [*text, 5, 6], "copy": [*text[:25], 7], "whole": text[:-1]}.items():
+        request = scripted.engine.submit(again, max_new_tokens=4, record=name)
+        assert request.result().stats.reused_tokens > 20
+        assert_right(model, saved(scripted, name), again + request.new_tokens)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True, "seed": 3, "temperature": 1.5},
+        {"prompt_logprobs": True},
+        {"num_draft_tokens": 0},
+        {"stopping_criteria": lambda ids, _: torch.tensor([ids.shape[1] >= 18])},
+    ],
+    ids=["drawn", "prompt scored", "no drafts", "stopped among accepted drafts"],
+)
+def test_all_kinds_of_steps(model: LlamaForCausalLM, scripted: Speculator, options: dict[str, Any]) -> None:
+    prompt = random_prompt(14, 5)
+    request = scripted.engine.submit(prompt, max_new_tokens=NEW, record=repr(options), **options)
+    assert_right(model, saved_after(scripted, request, repr(options)), prompt + request.new_tokens)
+
+
+def saved_after(spec: Speculator, request: Any, id: str) -> Record:
+    request.result()
+    return saved(spec, id)
+
+
+def test_who_is_saved(scripted: Speculator) -> None:
+    """Each that ends by itself, unless it says no; under its own id or a number."""
+    engine, writer = scripted.engine, scripted.hidden_states
+    writer.flush()
+    before, prompt = writer.written, random_prompt(6, 7)
+    engine.submit(prompt, max_new_tokens=2, record=False).result()
+    cancelled = engine.submit(prompt, max_new_tokens=50, record="cancelled")
+    while len(cancelled.new_tokens) < 3:
+        engine.step()
+    cancelled.cancel()
+    failing = engine.submit(prompt, max_new_tokens=9, record="failed", stopping_criteria=lambda *_: 1 / 0)
+    with pytest.raises(RequestFailed):
+        failing.result()
+    ids = torch.tensor([prompt])
+    scripted.generate(ids, torch.ones_like(ids), max_new_tokens=2, record=False)
+    scripted.check([prompt], max_new_tokens=2)
+    writer.flush()
+    assert writer.written == before
+    # Those two ids are free again.
+    for name in ("cancelled", "failed"):
+        engine.submit(prompt, max_new_tokens=2, record=name).result()
+    with pytest.raises(InvalidOption, match="there is a record of that id"):
+        engine.submit(prompt, max_new_tokens=2, record="failed")
+    scripted.generate(ids.repeat(2, 1), torch.ones(2, 6), max_new_tokens=2)
+    writer.flush()
+    new = writer.written - before
+    assert new > {"cancelled", "failed"} and len(new) == 4
+    assert all(id.isdecimal() for id in new - {"cancelled", "failed"})
+    for wrong in ("", 7, None):
+        with pytest.raises(InvalidOption, match="record="):
+            engine.submit(prompt, record=wrong)  # type: ignore[arg-type]
+
+
+def test_beside_a_head_of_other_layers(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Its taps are its own. Prompts are read along with steps here, and the final norm is among the layers."""
+    head = Eagle3Head.random(model, taps=(0, 1, 1))
+    layers = SaveHiddenStates(tmp_path, eagle3_layers_to_capture={-1, 1})
+    sizes: dict[str, Any] = {"tiers": (0, 2), "max_batch": 2, "max_len": 64, "backend": "eager", "policy": "fixed:2"}
+    with wrap(model, "eagle3_one_model", draft=head, save_hidden_states=layers, **sizes) as spec:
+        first = spec.engine.submit(random_prompt(5), max_new_tokens=30, record="first")
+        while len(first.new_tokens) < 3:
+            spec.engine.step()
+        along = spec.engine.submit(random_prompt(26, 1), max_new_tokens=8, record="along")
+        spec.engine.run()
+        assert spec.engine.mixed_tiers
+        for request, id in ((first, "first"), (along, "along")):
+            assert request.new_tokens == greedy(model, request.prompt, len(request.new_tokens))
+            assert_right(model, saved(spec, id), request.prompt + request.new_tokens, (1, -1))
+
+
+def test_steps_of_one_shape(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with wrapped(model, tmp_path, "ngram", tiers=(0, 2), policy="fixed:2", deterministic=True) as spec:
+        prompt = random_prompt(8) * 2
+        request = spec.engine.submit(prompt, max_new_tokens=NEW, record="one")
+        assert_right(model, saved_after(spec, request, "one"), prompt + request.new_tokens)
+
+
+# --- many texts ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speculator]:
+    options: dict[str, Any] = {"write_interval": 2, "eagle3_layers_to_capture": LAYERS}
+    folder = tmp_path_factory.mktemp("plain")
+    with wrap(
+        model,
+        "save_hidden_states",
+        output_directory=folder,
+        tiers=(0,),
+        max_batch=2,
+        max_len=96,
+        backend="eager",
+        **options,
+    ) as spec:
+        yield spec
+
+
+def writes_to(spec: Speculator, model: LlamaForCausalLM, folder: Path) -> RecordWriter:
+    """From here on ``spec`` does."""
+    options = SaveHiddenStates(folder, 2, eagle3_layers_to_capture=LAYERS)
+    saver = spec.engine.saver
+    assert saver is not None
+    saver.writer = RecordWriter(options, about(model, options))
+    return saver.writer
+
+
+def test_given_texts_with_their_masks(model: LlamaForCausalLM, plain: Speculator) -> None:
+    texts = [random_prompt(length, length) for length in (4, 50, 11)]
+    masks = [[0] * (len(text) // 2) + [1] * (len(text) - len(text) // 2) for text in texts]
+    plain.save_hidden_states(texts, ids=["a", "b", "c"], loss_masks=masks, progress=False)
+    for id, text, mask in zip("abc", texts, masks, strict=True):
+        record = saved(plain, id)
+        assert_right(model, record, [*text, 0])
+        assert record.loss_mask.tolist() == mask
+    # They are there, and nothing runs.
+    passes = plain.stats.prefill_tokens
+    plain.save_hidden_states(texts, ids=["a", "b", "c"], progress=False)
+    assert plain.stats.prefill_tokens == passes
+
+
+def test_what_the_model_writes(model: LlamaForCausalLM, plain: Speculator) -> None:
+    before, text = plain.hidden_states.written, random_prompt(7, 70)
+    plain.save_hidden_states([text, text], max_new_tokens=5, progress=False)
+    (id,) = plain.hidden_states.written - before
+    record = saved(plain, id)
+    assert_right(model, record, text + greedy(model, text, 5))
+    assert record.loss_mask.tolist() == [0] * 7 + [1] * 4
+
+
+def test_wrong_collections(plain: Speculator) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"ids": ["a"]}, "each of the 2 texts"),
+        ({"ids": ["a", "a"]}, "twice"),
+        ({"loss_masks": [[1]]}, "each of the 2 texts"),
+        ({"loss_masks": [[1], [2]]}, "text 1"),
+    ]
+    for options, told in wrong:
+        with pytest.raises(InvalidInput, match=told):
+            plain.save_hidden_states([[5], [6]], **options)
+
+
+def test_killed_and_started_again(model: LlamaForCausalLM, plain: Speculator, tmp_path: Path) -> None:
+    """The whole of it: texts are read, saved and told, killed at some moment, and gone on with."""
+    texts = [random_prompt(40, seed) for seed in range(200)]
+
+    def child(folder: Path, pipe: int) -> None:
+        writer = writes_to(plain, model, folder)
+        os.write(pipe, b"\n")
+        told: frozenset[str] = writer.written
+        for text in range(0, len(texts), 5):
+            plain.save_hidden_states(texts[text : text + 5], progress=False)
+            os.write(pipe, "".join(f"{id}\n" for id in writer.written - told).encode())
+            told = writer.written
+
+    chance, told = random.Random(0), set()
+    for _ in range(KILLS):
+        told |= killed(child, tmp_path, chance.uniform(0, 0.5))
+        assert told <= set(SavedHiddenStates(tmp_path))
+    assert told
+    own = plain.engine.saver.writer  # type: ignore[union-attr]
+    try:
+        writer = writes_to(plain, model, tmp_path)
+        plain.save_hidden_states(texts[:60], progress=False)
+        writer.close()
+    finally:
+        plain.engine.saver.writer = own  # type: ignore[union-attr]
+    found = SavedHiddenStates(tmp_path)
+    assert len(found) >= 60
+    by_text = {tuple(record.input_ids.tolist()): record for record in found.values()}
+    for text in texts[:60]:
+        assert_right(model, by_text[tuple(text)], [*text, 0])
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"output_directory": ""}, "output_directory"),
+        ({"write_interval": 0}, "write_interval"),
+        ({"file_prefix": "a/b"}, "file_prefix"),
+        ({"eagle3_layers_to_capture": None}, "the usual three layers"),
+        ({"eagle3_layers_to_capture": [3]}, "0 .. 2"),
+        ({"eagle3_layers_to_capture": []}, "0 .. 2"),
+        ({"eagle3_layers_to_capture": 1.5}, "0 .. 2"),
+    ],
+)
+def test_wrong_options(model: LlamaForCausalLM, tmp_path: Path, options: dict[str, Any], told: str) -> None:
+    given = {"output_directory": tmp_path, "eagle3_layers_to_capture": LAYERS} | options
+    with pytest.raises(InvalidOption, match=told):
+        wrap(model, "save_hidden_states", backend="eager", **given)
+
+
+def test_options_that_do_not_go_together(model: LlamaForCausalLM, tmp_path: Path, scripted: Speculator) -> None:
+    with pytest.raises(InvalidOption, match="options of its own"):
+        wrap(model, "save_hidden_states", output_directory=tmp_path, save_hidden_states=tmp_path)
+    with pytest.raises(InvalidOption, match="give a folder"):
+        wrap(model, save_hidden_states=7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="a process writes there"):
+        wrapped(model, scripted.hidden_states.folder, "none")
+    with pytest.raises(CannotSave, match="save_hidden_states"):
+        scripted.save(tmp_path / "package")
+    with pytest.raises(InvalidOption, match="another folder"):
+        wrap(
+            tiny_llama(seed=1, layers=3),
+            save_hidden_states=SaveHiddenStates(
+                scripted.hidden_states.folder, file_prefix="x", eagle3_layers_to_capture=LAYERS
+            ),
+        )
+
+
+def test_the_usual_layers() -> None:
+    assert SaveHiddenStates("folder").layers(tiny_llama(layers=8)) == (1, 3, 4)
+    assert SaveHiddenStates("folder", eagle3_layers_to_capture={4, -1, 0}).layers(tiny_llama(layers=8)) == (0, 4, -1)
+
+
+def test_where_nothing_is_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"tiers": (0,), "max_len": 32, "backend": "eager"}
+    with wrap(model, "none", **sizes) as spec:
+        calls: list[Callable[[], Any]] = [
+            lambda: spec.hidden_states,
+            lambda: spec.save_hidden_states([[1]]),
+            lambda: spec.engine.submit([1], record="id"),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidOption, match="save_hidden_states"):
+                call()
+        assert spec.engine.submit([1], max_new_tokens=1).result().token_ids
