@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speccompile.build import Build
+from speccompile.hidden_states.options import FINAL
 from speccompile.pipelines import MIXED_TOKENS, BuildConfig
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
@@ -23,12 +24,14 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     lines = {
         "model": f"{info.name}, {info.num_layers} layers, vocabulary {info.vocab_size}, {info.dtype}, {info.device}",
         "mode": f"{config.mode.name}: {config.mode.explain()}",
+        **({} if config.choice is None else {"auto": f"{config.choice.name}, since {config.choice.reason}"}),
         "drafts": drafts,
         "tiers": f"K in {engine.draft_lens}, each for {_list(engine.row_counts)} rows; "
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         "engine": _engine(config, engine),
         "policy": _policy(config, engine),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
+        **_saved(config, engine),
         **_processors(config),
         "deterministic": _deterministic(config),
         "backend": f"{config.backend.name}: {config.backend.reason}",
@@ -56,6 +59,15 @@ def _weights(build: Build) -> dict[str, str]:
 def _processors(config: BuildConfig) -> dict[str, str]:
     names = ", ".join(processor.name for processor in config.logits_processors)
     return {"logits processors": f"{names}: in every step, in front of temperature, top_k, ..."} if names else {}
+
+
+def _saved(config: BuildConfig, engine: Engine) -> dict[str, str]:
+    if config.saved is None or engine.saver is None:
+        return {}
+    layers = ", ".join("the final norm" if layer == FINAL else str(layer) for layer in config.saved.layers)
+    writer = engine.saver.writer
+    told = f"of layers {layers} beside the final norm, to {writer.folder}; {len(writer.written)} records are there"
+    return {"hidden states": told}
 
 
 def _policy(config: BuildConfig, engine: Engine) -> str:

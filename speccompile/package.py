@@ -27,6 +27,7 @@ from speccompile.acceptance import RULES, Rule
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
 from speccompile.graph_capture.store import CaptureStore, config_text
 from speccompile.graph_capture.support import inspect_model, named_tensors
+from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.lowering.inductor import ARTIFACTS
 from speccompile.lowering.machine import machine
 from speccompile.passes.finished import sources
@@ -96,6 +97,8 @@ def _plain(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
+    if isinstance(value, SaveHiddenStates):
+        raise CannotSave(name=name, reason="its folder is one of this machine")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, os.PathLike):

@@ -30,6 +30,7 @@ from speccompile.lowering.backends import Backend
 from speccompile.lowering.cpu.packing import WeightForm, WeightPacks
 from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.lowering.tier import ChunkKind, Kind
+from speccompile.modes.auto import Choice
 from speccompile.modes.base import Mode, proposal_state
 from speccompile.passes.advance_guide import AdvanceGuide, CutDrafts
 from speccompile.passes.base import Facts, Pass, facts
@@ -67,7 +68,8 @@ class BuildConfig:
     """What ``wrap`` was asked for, checked, and by which means it can be had.
 
     ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
-    ``network`` is the mode's own, and ``saved`` what is kept of each position to be saved.
+    ``network`` is the mode's own, ``saved`` what is kept of each position to be saved, and ``choice`` is by which
+    ``mode="auto"`` came to the mode.
     """
 
     mode: Mode
@@ -84,6 +86,7 @@ class BuildConfig:
     scores: bool = False
     network: DraftNetwork | None = None
     saved: SavedRows | None = None
+    choice: Choice | None = None
 
     @property
     def kind(self) -> Kind:

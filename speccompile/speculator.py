@@ -25,6 +25,8 @@ from speccompile.lowering.backends import Backend
 from speccompile.lowering.called import KernelCall, kernels_called
 from speccompile.lowering.cpu.consume import is_consumed
 from speccompile.lowering.tier import Kind, Tier
+from speccompile.modes.auto import Auto
+from speccompile.modes.base import Mode
 from speccompile.package import make_manifest, write_package
 from speccompile.passes.pipeline import Pipeline, Stages
 from speccompile.pipelines import prefill_pipeline, tier_pipeline
@@ -359,6 +361,12 @@ class Speculator:
         return self.engine.arena
 
     @property
+    def mode(self) -> Mode:
+        """What drafts; of ``mode="auto"``, what that chose."""
+        self._open()
+        return self._config.mode
+
+    @property
     def backend(self) -> Backend:
         """What lowers step graphs here; any stage can be lowered with it."""
         self._open()
@@ -483,6 +491,9 @@ class Speculator:
         )
         # What "auto" took: steps and bodies are made for that one.
         given = {**self._given, "backend": self._config.backend.name}
+        if (choice := self._config.choice) is not None:
+            kept = {name: value for name, value in given.items() if name not in Auto.options}
+            given = {**kept, "mode": choice.name, **choice.options}
         write_package(Path(path), make_manifest(target.model, given, files), files)
 
     # --- the end ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from speccompile.lowering.cpu.consume import consuming
 from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.lowering.inductor import bring
 from speccompile.lowering.kernels import Kernels
+from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode
 from speccompile.package import check_fits, given_options, read_package
 from speccompile.pipelines import BuildConfig
@@ -71,6 +72,8 @@ def wrap(
         model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was, unless ``consume``.
         mode: how to draft; see ``speccompile.modes.available()``. None is ``none``. Of several (``["suffix",
             "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
+            ``auto`` chooses by what is given (``head=``, ``draft=``) and by what the model's checkpoint has;
+            ``explain()`` says why.
         tiers: draft lengths to build, 0 among them.
         max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
             the smallest of 1, 2, 4, ... rows that holds those alive.
@@ -121,7 +124,7 @@ def wrap(
         UserError: one class for each thing that can be wrong; see ``speccompile.errors``.
         CaptureMismatch: the captured graph does not compute what the model computes.
     """
-    options = dict(
+    options: dict[str, Any] = dict(
         mode=mode,
         tiers=tiers,
         max_batch=max_batch,
@@ -239,21 +242,28 @@ def make_plan(
     check_flag("wrap", "scores", scores)
     check_flag("wrap", "consume", consume)
     rule = choose_rule(acceptance)
-    chosen_mode = modes.create(mode, mode_options)
-    _check_rule(rule, chosen_mode, draft_lens)
+    asked = modes.create(mode, mode_options)
     default = default_policy(draft_lens, text_invariant=rule.text_invariant)
     chosen_policy = parse_policy(default if policy is None else policy, draft_lens)
     info = inspect_model(model)
     check_rotary(model, max_len)
-    chosen_mode.check(info)
     rule.check(info)
+    chosen_backend = choose_backend(backend, info.device)
+    kernels = chosen_backend.choose_kernels(info)
+    choice, chosen_mode = None, asked
+    if isinstance(asked, Auto):
+        choice = asked.choose(
+            model, modes.available(), draft_len=max(draft_lens), slots=max_batch, native=kernels.native
+        )
+        chosen_mode = modes.create(choice.name, choice.options)
+    assert isinstance(chosen_mode, Mode)
+    chosen_mode.check(info)
+    _check_rule(rule, chosen_mode, draft_lens)
     saves = _choose_saves(save_hidden_states, chosen_mode)
     if saves is not None:
         saves.check(model)
-    chosen_backend = choose_backend(backend, info.device)
     if reason := backend_refusal(chosen_mode, chosen_backend.name):
         raise InvalidOption(where="wrap", name="backend", value=chosen_backend.name, reason=reason)
-    kernels = chosen_backend.choose_kernels(info)
     if consume or weights != "same":
         # There is no other way then, so a model is not captured in vain.
         kernels = kernels.settled()
@@ -269,6 +279,7 @@ def make_plan(
         scores=scores,
         kernels=kernels,
         weights=weights,
+        choice=choice,
     )
     if consume and not config.kernels.native:
         reason = (

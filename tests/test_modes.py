@@ -62,7 +62,8 @@ class EntryPoint:
 
 def test_the_modes_of_this_package() -> None:
     heads = ["eagle3", "eagle3_one_model"]
-    names = ["draft_target", *heads, "early_exit", "ngram", "none", "suffix", "user_provided"]
+    others = ["early_exit", "ngram", "none", "save_hidden_states", "suffix", "user_provided"]
+    names = ["auto", "draft_target", *heads, *others]
     assert modes.available() == names
 
 

@@ -89,7 +89,7 @@ def _built(
             {name[:2]: built.stages for name, built in spec.engine.tiers.items() if name[2] == kind},
             {name[0]: built.stages for name, built in spec.engine.prefill_tiers.items() if name[1] == kind},
             spec.arena.layout,
-            frozenset(item.name for item in modes.create(mode, options).state()),
+            frozenset(item.name for item in spec.mode.state()),
             spec.backend.name,
             spec.explain(),
             spec.backend.compiled_code(spec.stages["outline"].graph),

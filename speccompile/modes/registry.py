@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
+from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.composed import Composed
 from speccompile.modes.draft_target import DraftTarget
@@ -45,6 +46,8 @@ def register(name: str, mode: type[Mode], *, replace: bool = False) -> None:
     """
     _check(name, mode)
     key = name.lower()
+    if key == Auto.name:
+        raise DuplicateMode(name=key, owner=f"{Auto.__module__}, which chooses among all others")
     if key in _modes and not replace:
         raise DuplicateMode(name=key, owner=f"{_modes[key].__module__}.{_modes[key].__qualname__}")
     _modes[key] = mode
@@ -68,12 +71,12 @@ def _installed() -> dict[str, EntryPoint]:
 
 def available() -> list[str]:
     """Names that ``wrap(mode=...)`` takes."""
-    return sorted(_modes.keys() | _installed().keys())
+    return sorted(_modes.keys() | _installed().keys() | {Auto.name})
 
 
-def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode:
+def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode | Auto:
     """The mode called ``name`` (any case; None is ``none``), with its options; of several names, their composition,
-    each with those of the options that it takes.
+    each with those of the options that it takes. ``auto`` is no mode, but chooses one.
 
     Raises:
         UnknownMode: there is none of that name.
@@ -82,6 +85,9 @@ def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode:
     """
     if isinstance(name, list | tuple):
         return _compose(name, options)
+    if isinstance(name, str) and name.lower() == Auto.name:
+        _check_known("wrap(mode='auto')", options, Auto.options)
+        return Auto(**options)
     return _type(name, options)(**options)
 
 

@@ -325,6 +325,7 @@ def test_options_that_do_not_go_together(model: LlamaForCausalLM, tmp_path: Path
     with pytest.raises(InvalidOption, match="another folder"):
         wrap(
             tiny_llama(seed=1, layers=3),
+            max_len=64,
             save_hidden_states=SaveHiddenStates(
                 scripted.hidden_states.folder, file_prefix="x", eagle3_layers_to_capture=LAYERS
             ),

@@ -1,0 +1,120 @@
+"""``mode="auto"``: no way to draft, but the choice of one, by what was given and what model and machine offer.
+
+TensorRT-LLM's ``AUTO`` (``auto_heuristic.py``) always takes n-grams. Here what drafts better comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from speccompile.errors import InvalidOption
+from speccompile.heads import Eagle3Head
+from speccompile.modes.mtp_weights import mtp_modules
+from speccompile.pretrained import SMOLLM2
+
+#: Most slots whose suffix tries are read: the CPU does so row by row, while n-grams are looked for in all rows at once.
+#: TensorRT-LLM's heuristic draws its line there, too.
+SUFFIX_SLOTS = 4
+#: Keys that a config.json of an EAGLE-3 head has, and none of a language model.
+HEAD_KEYS = ("speculators_model_type", "draft_vocab_size", "eagle_config")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mode by name, with its options, and why that."""
+
+    name: str
+    reason: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Takes the first of these that there is: the head, or the draft, that was given; MTP modules in the model's own
+    checkpoint; suffix tries, or n-grams.
+
+    Args:
+        head: an EAGLE-3 head, as ``eagle3_one_model`` takes it.
+        draft: a draft model, as ``draft_target`` takes it; a head; or a drafter, as ``user_provided`` takes it.
+    """
+
+    head: Any = None
+    draft: Any = None
+
+    name: ClassVar[str] = "auto"
+    options: ClassVar[tuple[str, ...]] = ("head", "draft")
+
+    def choose(
+        self, model: PreTrainedModel, modes: Collection[str], *, draft_len: int, slots: int, native: bool
+    ) -> Choice:
+        """The mode for ``model``.
+
+        Args:
+            modes: names of those that there are.
+            draft_len: of the largest tier.
+            slots: most rows of a step.
+            native: steps run on our C++ ops.
+
+        Raises:
+            InvalidOption: both a head and a draft were given, or a draft that no mode takes.
+        """
+        if self.head is not None and self.draft is not None:
+            reason = "head= was given, too, and one of them drafts"
+            raise InvalidOption(where="mode 'auto'", name="draft", value=_shown(self.draft), reason=reason)
+        if self.head is not None:
+            return Choice("eagle3_one_model", "a head was given", {"draft": self.head})
+        if self.draft is not None:
+            return self._by_draft()
+        return self._by_modules(model, modes, draft_len) or _by_text(slots, native)
+
+    def _by_draft(self) -> Choice:
+        draft = self.draft
+        if isinstance(draft, Eagle3Head) or (isinstance(draft, str | Path) and _is_head(draft)):
+            return Choice("eagle3_one_model", "the draft that was given is an EAGLE-3 head", {"draft": draft})
+        if isinstance(draft, PreTrainedModel | str | Path):
+            draft = str(draft) if isinstance(draft, Path) else draft
+            return Choice("draft_target", "a draft model was given", {"draft": draft})
+        if callable(draft):
+            return Choice("user_provided", "a drafter was given", {"draft": draft})
+        reason = "give a model, a head, a folder, a hub id, or a function"
+        raise InvalidOption(where="mode 'auto'", name="draft", value=draft, reason=reason)
+
+    @staticmethod
+    def _by_modules(model: PreTrainedModel, modes: Collection[str], draft_len: int) -> Choice | None:
+        """One module for each draft where there are as many, else the first one again and again."""
+        count = mtp_modules(model)
+        name = "mtp" if count >= draft_len else "mtp_eagle_one_model"
+        if not count or name not in modes:
+            return None
+        what = f"{count} MTP modules" if count > 1 else "an MTP module"
+        return Choice(name, f"the model's checkpoint has {what}, and the largest tier drafts {draft_len} tokens")
+
+
+def _by_text(slots: int, native: bool) -> Choice:
+    nothing = "neither a head nor a draft was given, and the model's checkpoint has no MTP modules that a mode reads"
+    if native and slots <= SUFFIX_SLOTS:
+        return Choice(
+            "suffix", f"{nothing}; for up to {SUFFIX_SLOTS} slots on a CPU suffix tries find more than n-grams"
+        )
+    why = f"there are more than {SUFFIX_SLOTS} slots" if native else "suffix tries need our C++ ops"
+    return Choice("ngram", f"{nothing}; {why}, so n-grams are looked for")
+
+
+def _is_head(source: str | Path) -> bool:
+    """By the config.json of a folder or hub repository; one that cannot be read is told by who loads it."""
+    if str(source) == SMOLLM2 or str(source).startswith("self:"):
+        return False
+    try:
+        config, _ = PretrainedConfig.get_config_dict(str(source))
+    except (OSError, ValueError):
+        return False
+    return any(key in config for key in HEAD_KEYS)
+
+
+def _shown(draft: Any) -> str:
+    return draft if isinstance(draft, str) else f"a {type(draft).__name__}"

@@ -1,0 +1,175 @@
+"""``mode="auto"``: what is taken, of what is there, and that it says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import greedy, random_prompt, tiny_llama
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile import modes, wrap
+from speccompile.errors import DuplicateMode, InvalidOption, UnknownOption
+from speccompile.heads import Eagle3Head
+from speccompile.modes.auto import Auto, Choice
+from speccompile.modes.mtp_weights import mtp_modules
+from speccompile.modes.ngram import NGram
+from speccompile.package import read_package
+from speccompile.wrap import make_plan
+
+BOTH = ("mtp", "mtp_eagle_one_model", "ngram", "suffix")
+
+#: Weights' names by family, and how many modules they make of a target of two layers.
+CHECKPOINTS: dict[str, tuple[list[str], int]] = {
+    "none": (["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"], 0),
+    "deepseek": (["model.layers.1.mlp.up_proj.weight", "model.layers.2.eh_proj.weight"], 1),
+    "glm, two": (["model.layers.2.enorm.weight", "model.layers.3.enorm.weight"], 2),
+    "qwen3-next": (["model.layers.0.x", "mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"], 1),
+    "mimo": ([f"model.mtp_layers.{number}.input_proj.weight" for number in range(3)], 3),
+    "ernie": (["model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight"], 1),
+    "beside an image model": (["model.visual.blocks.7.x", "model.language_model.layers.2.eh_proj.weight"], 1),
+}
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+def choose(model: LlamaForCausalLM, *, draft_len: int = 3, slots: int = 1, native: bool = True, **given: Any) -> Choice:
+    return Auto(**given).choose(model, BOTH, draft_len=draft_len, slots=slots, native=native)
+
+
+def checkpoint(folder: Path, names: list[str], *, index: bool) -> str:
+    if index:
+        weights = {name: "model-00001-of-00001.safetensors" for name in names}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    else:
+        save_file({name: torch.zeros(1) for name in names}, folder / "model.safetensors")
+    return str(folder)
+
+
+# --- what was given ------------------------------------------------------------------------------
+
+
+def test_a_head(model: LlamaForCausalLM) -> None:
+    head = Eagle3Head.random(model, taps=(0, 1, 1))
+    for given in ({"head": head}, {"draft": head}):
+        choice = choose(model, **given)
+        assert (choice.name, choice.options) == ("eagle3_one_model", {"draft": head})
+        assert "head" in choice.reason
+
+
+def test_a_draft_model(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    draft = tiny_llama(seed=1)
+    draft.save_pretrained(tmp_path / "draft")
+    for given in (draft, str(tmp_path / "draft"), "self:int8", "smollm2", str(tmp_path / "nowhere")):
+        assert choose(model, draft=given) == Choice("draft_target", "a draft model was given", {"draft": given})
+    assert choose(model, draft=tmp_path / "draft").options == {"draft": str(tmp_path / "draft")}
+
+
+@pytest.mark.parametrize(
+    "config", [{"draft_vocab_size": 32000}, {"speculators_model_type": "eagle3"}, {"eagle_config": {}}], ids=str
+)
+def test_a_folder_with_a_head(model: LlamaForCausalLM, tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    assert choose(model, draft=str(tmp_path)).name == "eagle3_one_model"
+
+
+def test_a_function(model: LlamaForCausalLM) -> None:
+    def drafter(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> Any:
+        raise AssertionError
+
+    assert choose(model, draft=drafter).name == "user_provided"
+
+
+def test_what_cannot_draft(model: LlamaForCausalLM) -> None:
+    with pytest.raises(InvalidOption, match="head= was given, too"):
+        choose(model, head="a", draft="b")
+    with pytest.raises(InvalidOption, match="give a model, a head"):
+        choose(model, draft=7)
+    with pytest.raises(UnknownOption, match="head, draft"):
+        make_plan(model, "auto", max_ngram=3, backend="eager")
+
+
+# --- what the checkpoint has ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["one file", "several files"])
+@pytest.mark.parametrize("family", CHECKPOINTS)
+def test_modules_in_the_checkpoint(model: LlamaForCausalLM, tmp_path: Path, family: str, index: bool) -> None:
+    names, count = CHECKPOINTS[family]
+    model.config.name_or_path = checkpoint(tmp_path, names, index=index)
+    assert mtp_modules(model) == count
+
+
+@pytest.mark.parametrize("place", ["", "nowhere/at/all", "/nowhere", "owner/not-in-the-cache", "."])
+def test_no_checkpoint_is_there(model: LlamaForCausalLM, place: str) -> None:
+    model.config.name_or_path = place
+    assert mtp_modules(model) == 0
+
+
+def test_modules_are_taken_where_a_mode_reads_them(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    names, count = CHECKPOINTS["mimo"]
+    model.config.name_or_path = checkpoint(tmp_path, names, index=True)
+    for draft_len, name in {count: "mtp", count + 1: "mtp_eagle_one_model"}.items():
+        choice = choose(model, draft_len=draft_len)
+        assert choice.name == name and "3 MTP modules" in choice.reason and not choice.options
+        other = Auto().choose(model, ("ngram", "suffix"), draft_len=draft_len, slots=1, native=True)
+        assert other.name == "suffix"
+    # What was given goes first.
+    assert choose(model, draft="smollm2").name == "draft_target"
+
+
+# --- by the text alone ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slots", "native", "name", "told"),
+    [
+        (1, True, "suffix", "up to 4 slots"),
+        (4, True, "suffix", "up to 4 slots"),
+        (5, True, "ngram", "more than 4 slots"),
+        (1, False, "ngram", "C++ ops"),
+    ],
+)
+def test_by_slots(model: LlamaForCausalLM, slots: int, native: bool, name: str, told: str) -> None:
+    choice = choose(model, slots=slots, native=native)
+    assert choice.name == name and told in choice.reason
+
+
+def test_rules_are_asked_of_what_was_chosen(model: LlamaForCausalLM) -> None:
+    with pytest.raises(InvalidOption, match="the drafter of mode 'ngram'"):
+        make_plan(model, "auto", acceptance="block", backend="eager")
+    head = Eagle3Head.random(model, taps=(0, 1, 1))
+    assert make_plan(model, "auto", head=head, acceptance="block", backend="eager").config.mode.draft_probs
+
+
+# --- in a wrap -----------------------------------------------------------------------------------
+
+
+def test_a_wrap_says_why(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with wrap(model, "Auto", tiers=(0, 2), max_len=64, backend="eager", policy="fixed:2") as spec:
+        assert type(spec.mode) is NGram
+        lines = dict(line.split("  ", 1) for line in spec.explain().splitlines())
+        assert lines["mode"].strip().startswith("ngram")
+        assert lines["auto"].strip().startswith("ngram, since neither a head nor a draft was given")
+        prompt = random_prompt(9)
+        ids = torch.tensor([prompt])
+        assert spec.generate(ids, torch.ones_like(ids), max_new_tokens=8)[0, 9:].tolist() == greedy(model, prompt, 8)
+        # A package is for what was chosen.
+        spec.save(tmp_path / "package")
+        assert read_package(tmp_path / "package").manifest["options"]["mode"] == "ngram"
+        with speccompile.load(tmp_path / "package", model) as again:
+            assert type(again.mode) is NGram
+
+
+def test_nobody_else_is_called_auto() -> None:
+    assert "auto" in modes.available()
+    with pytest.raises(DuplicateMode, match="chooses among all others"):
+        speccompile.register_mode("Auto", NGram, replace=True)
