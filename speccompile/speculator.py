@@ -251,7 +251,7 @@ class Speculator:
         self,
         texts: Sequence[Sequence[int] | torch.Tensor],
         *,
-        ids: Sequence[str] | None = None,
+        ids: Sequence[str | None] | None = None,
         loss_masks: Sequence[Sequence[int]] | None = None,
         max_new_tokens: int = 1,
         do_sample: bool | None = None,
@@ -265,7 +265,7 @@ class Speculator:
 
         Args:
             texts: token ids each.
-            ids: of their records; None is a digest of each text, and equal ones make one record.
+            ids: of their records; None is a digest of the text, and equal ones make one record.
             loss_masks: for each text a 0 or 1 for each of its tokens; None is all 1 where nothing is written behind
                 them, else all 0.
             max_new_tokens: most new tokens. Of the last one there are no hidden states, so 1 saves the texts alone.
@@ -285,7 +285,7 @@ class Speculator:
         )
         max_new_tokens = read_count("save_hidden_states", "max_new_tokens", max_new_tokens)
         prompts = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(texts)]
-        ids = check_collection(prompts, ids, loss_masks)
+        names = check_collection(prompts, ids, loss_masks)
         target.check()
         eos = target.eos(None)
         sampling = target.sampling("save_hidden_states", options, do_sample=do_sample, seed=seed, eos=eos)
@@ -300,7 +300,7 @@ class Speculator:
             engine.enqueue([request])
             return request
 
-        orders = [(index, RecordOrder(id, tuple(loss_masks[index]))) for index, id in enumerate(ids)]
+        orders = [(index, RecordOrder(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
         room = engine.arena.layout.max_batch + engine.options.max_waiting
         collect(writer, orders, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=progress)
 

@@ -72,6 +72,19 @@ def parse_tiers(text: str) -> tuple[int, ...]:
     return tiers
 
 
+def parse_layers(text: str) -> tuple[int, ...]:
+    """``"1,14,26"`` as layers; ``wrap`` checks them further.
+
+    Raises:
+        InvalidOption: an item is no whole number.
+    """
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        reason = "write it as 1,14,26"
+        raise InvalidOption(where="the command line", name="--layers", value=text, reason=reason) from None
+
+
 def parse_options(items: Sequence[str]) -> dict[str, Any]:
     """``["max_ngram=3"]`` as keyword arguments; a value that is no Python literal is text.
 

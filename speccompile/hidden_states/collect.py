@@ -18,27 +18,29 @@ from speccompile.storage import digest
 
 
 def check_collection(
-    prompts: Sequence[Sequence[int]], ids: Sequence[str] | None, loss_masks: Sequence[Sequence[int]] | None
+    prompts: Sequence[Sequence[int]], ids: Sequence[str | None] | None, loss_masks: Sequence[Sequence[int]] | None
 ) -> list[str]:
     """Ids of the records: the given ones, else a digest of each text, so that it does not matter where it stands.
 
     Raises:
         InvalidInput: there are not as many as texts, one occurs twice, or a mask is not as long as its text.
     """
-    given, ids = ids, [digest(json.dumps(prompt))[:16] for prompt in prompts] if ids is None else list(ids)
-    if len(ids) != len(prompts) or not all(isinstance(id, str) and id for id in ids):
-        raise InvalidInput(name="ids", reason=f"give a text for each of the {len(prompts)} texts")
-    if given is not None and len(set(ids)) < len(ids):
+    given = [None] * len(prompts) if ids is None else list(ids)
+    if len(given) != len(prompts) or not all(id is None or (isinstance(id, str) and id) for id in given):
+        raise InvalidInput(name="ids", reason=f"give an id, or None, for each of the {len(prompts)} texts")
+    named = [id for id in given if id is not None]
+    if len(set(named)) < len(named):
         raise InvalidInput(name="ids", reason="one occurs twice")
+    made = [digest(json.dumps(prompt))[:16] if id is None else id for id, prompt in zip(given, prompts, strict=True)]
     if loss_masks is None:
-        return ids
+        return made
     if len(loss_masks) != len(prompts):
         raise InvalidInput(name="loss_masks", reason=f"give one for each of the {len(prompts)} texts, or None")
     for row, (prompt, mask) in enumerate(zip(prompts, loss_masks, strict=True)):
         if len(mask) != len(prompt) or not set(mask) <= {0, 1}:
             reason = f"that of text {row} has to have a 0 or 1 for each of its {len(prompt)} tokens"
             raise InvalidInput(name="loss_masks", reason=reason)
-    return ids
+    return made
 
 
 def collect(

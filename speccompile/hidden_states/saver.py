@@ -26,15 +26,15 @@ class Saver:
         self._rows = rows
         self._arena = arena
 
-    def end(self, request: Request, owns_slot: bool) -> None:
-        """The request has ended; while it ``owns_slot``, the rows there are its text's. It may be told again later."""
+    def end(self, request: Request) -> None:
+        """The request has ended, and has its slot yet if it ever had one. Told once."""
         order = request.params.record
         if order is None:
             return
-        if request.finish_reason not in WHOLE:
-            self.writer.give_up(order.id)
-        elif owns_slot:
+        if request.finish_reason in WHOLE:
             self.writer.add(self._record(request))
+        else:
+            self.writer.give_up(order.id)
 
     def _record(self, request: Request) -> Record:
         order, prompt, new = request.params.record, request.prompt, request.new_tokens

@@ -98,9 +98,7 @@ class Auto:
 def _by_text(slots: int, native: bool) -> Choice:
     nothing = "neither a head nor a draft was given, and the model's checkpoint has no MTP modules that a mode reads"
     if native and slots <= SUFFIX_SLOTS:
-        return Choice(
-            "suffix", f"{nothing}; for up to {SUFFIX_SLOTS} slots on a CPU suffix tries find more than n-grams"
-        )
+        return Choice("suffix", f"{nothing}; for up to {SUFFIX_SLOTS} slots on a CPU suffix tries are read")
     why = f"there are more than {SUFFIX_SLOTS} slots" if native else "suffix tries need our C++ ops"
     return Choice("ngram", f"{nothing}; {why}, so n-grams are looked for")
 

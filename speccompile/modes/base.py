@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -39,6 +39,10 @@ class Mode(ABC):
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     #: An option makes it :attr:`split`.
     splits: ClassVar[bool] = False
+    #: It drafts from hidden states of the target.
+    reads_hidden: ClassVar[bool] = False
+    #: Whose checkpoint has the weights that it drafts with, besides the target's layers.
+    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "nowhere"
     #: What must hold in a finished step, besides what every step has to have.
     goals: ClassVar[Facts] = facts()
 

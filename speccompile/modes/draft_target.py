@@ -7,7 +7,7 @@ step: K single-token forwards draft, and one forward over what the target reads 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedModel
 
@@ -44,6 +44,7 @@ class DraftTarget(Mode):
     name: ClassVar[str] = "draft_target"
     draft_probs: ClassVar[bool] = True
     splits: ClassVar[bool] = True
+    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
 
     @property
     def goals(self) -> Facts:  # type: ignore[override]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedModel
 
@@ -39,6 +39,8 @@ class Eagle3OneModel(Mode):
 
     name: ClassVar[str] = "eagle3_one_model"
     draft_probs: ClassVar[bool] = True
+    reads_hidden: ClassVar[bool] = True
+    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
     goals: ClassVar[Facts] = facts("drafter_read")
 
     def check(self, info: ModelInfo) -> None:

@@ -35,6 +35,8 @@ def options(name: str, model: LlamaForCausalLM) -> dict[str, Any]:
         "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),
     }
     drafts |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model, taps=(0, 1, 1)))
+    if name == "save_hidden_states":
+        return {"output_directory": "never made", "eagle3_layers_to_capture": (0,)}
     return {"draft": drafts[name]} if name in drafts else {}
 
 

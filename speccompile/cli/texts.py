@@ -1,0 +1,93 @@
+"""Texts to save hidden states of, as token ids, with masks of what a draft head is to learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.cli.models import encode
+from speccompile.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Text:
+    """``mask`` is 1 at tokens to learn from: an assistant's, or all where nobody is one. ``name`` None has none."""
+
+    ids: list[int]
+    mask: list[int]
+    name: str | None = None
+
+    def cut(self, most: int) -> Text:
+        return Text(self.ids[:most], self.mask[:most], self.name)
+
+
+def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> list[Text]:
+    """A text of each JSON line, its first ``most`` tokens: of ``conversations`` or ``messages`` (lists of ``role`` and
+    ``content``, by the chat template), ``text`` or ``prompt`` (as it is), or ``turns`` (the first, as a user's message).
+
+    Raises:
+        InvalidInput: names the file, and the line.
+    """
+    texts = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                texts.append(_text(json.loads(line), tokenizer).cut(most))
+            except ValueError as error:
+                raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
+    if not texts:
+        raise InvalidInput(name=f"the file {path}", reason="it holds no texts")
+    return texts
+
+
+def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> Text:
+    if not isinstance(fields, dict):
+        raise ValueError("it is no JSON object")
+    name = None if "id" not in fields else str(fields["id"])
+    for key in ("conversations", "messages"):
+        if key in fields:
+            ids, mask = _conversation(fields[key], tokenizer)
+            return Text(ids, mask, name)
+    for key in ("text", "prompt"):
+        if key in fields:
+            ids = encode(tokenizer, fields[key], chat=False)[0].tolist()
+            return Text(ids, [1] * len(ids), name)
+    if "turns" in fields:
+        ids = encode(tokenizer, fields["turns"][0])[0].tolist()
+        return Text(ids, [1] * len(ids), name)
+    raise ValueError("it has none of 'conversations', 'messages', 'text', 'prompt' and 'turns'")
+
+
+def _conversation(
+    messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[int]]:
+    """Ids of all of it, and 1 at what the assistant says and at the end of that."""
+
+    def encoded(count: int, *, answer: bool = False) -> list[int]:
+        found = tokenizer.apply_chat_template(list(messages[:count]), add_generation_prompt=answer, return_dict=True)
+        ids: list[int] = found["input_ids"]  # type: ignore[index, call-overload, assignment]
+        return ids
+
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError("the tokenizer has no chat template; give 'text'")
+    wrong = [message for message in messages if not {"role", "content"} <= message.keys()]
+    if wrong or not messages:
+        raise ValueError("a conversation is a list of objects with 'role' and 'content'")
+    ids = encoded(len(messages))
+    mask = [0] * len(ids)
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            start, end = len(encoded(number, answer=True)) if number else 0, encoded(number + 1)
+            if ids[: len(end)] != end:
+                raise ValueError("the chat template writes a message differently once others follow; give 'text'")
+            mask[start : len(end)] = [1] * (len(end) - start)
+    return ids, mask

@@ -1,0 +1,97 @@
+"""``speccompile save-hidden-states``: a file of texts becomes records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from speccompile.cli import app
+from speccompile.cli.models import tiny_model, tiny_tokenizer
+from speccompile.cli.texts import read_texts
+from speccompile.errors import InvalidInput
+from speccompile.hidden_states import SavedHiddenStates
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "and"},
+    {"role": "assistant", "content": "no"},
+]
+
+
+def lines(folder: Path, *objects: Any) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in objects))
+    return path
+
+
+def test_what_an_assistant_says_is_learned(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    path = lines(tmp_path, {"id": 7, "conversations": TALK}, {"messages": TALK[:1]}, {"turns": ["a"]}, {"text": "abc"})
+    talk, question, turn, text = read_texts(path, tokenizer, 1000)
+    assert talk.name == "7" and text.name is None
+    learned = [token for token, mask in zip(talk.ids, talk.mask, strict=True) if mask]
+    assert tokenizer.decode(learned) == "yes</s>no</s>"
+    assert tokenizer.decode(talk.ids) == "<user>hi</s><assistant>yes</s><user>and</s><assistant>no</s>"
+    assert not any(question.mask)
+    assert tokenizer.decode(turn.ids) == "<user>a</s><assistant>" and all(turn.mask)
+    assert tokenizer.decode(text.ids) == "abc" and text.mask == [1, 1, 1]
+    cut = read_texts(path, tokenizer, 5)[0]
+    assert (cut.ids, cut.mask) == (talk.ids[:5], talk.mask[:5])
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ([1], "no JSON object"),
+        ({"id": 1}, "none of"),
+        ({"messages": [{"role": "user"}]}, "'role' and 'content'"),
+        ({"messages": []}, "'role' and 'content'"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path: Path, item: Any, told: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    with pytest.raises(InvalidInput, match=f"line 2 of the file.*{told}"):
+        read_texts(lines(tmp_path, {"text": "a"}, item), tokenizer, 10)
+
+
+def test_wrong_files(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_texts(tmp_path / "nothing", tiny_tokenizer(), 10)
+    with pytest.raises(InvalidInput, match="no texts"):
+        read_texts(lines(tmp_path), tiny_tokenizer(), 10)
+    with pytest.raises(InvalidInput, match="no chat template"):
+        read_texts(lines(tmp_path, {"messages": TALK}), tiny_tokenizer(), 10)
+    backwards = "{% for message in messages | reverse %}{{ message['content'] }}{% endfor %}"
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = backwards
+    with pytest.raises(InvalidInput, match="differently once others follow"):
+        read_texts(lines(tmp_path, {"messages": TALK}), tokenizer, 10)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"id": "one", "text": "an old lighthouse"}, {"text": "in the evening " * 20})
+    arguments = ["save-hidden-states", "tiny", "--data", str(path), "--output", str(tmp_path / "out")]
+    arguments += ["--layers", "0,1", "--max-len", "64", "--max-batch", "2", "--backend", "eager"]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    assert "2 records written" in found.output
+    saved = SavedHiddenStates(tmp_path / "out")
+    assert saved["one"].input_ids.tolist() == tiny_tokenizer()("an old lighthouse")["input_ids"]
+    assert saved["one"].aux_hidden_state.shape == (17, 2 * tiny_model().config.hidden_size)
+    (other,) = saved.keys() - {"one"}
+    # Its beginning: the token behind it has to have a place.
+    assert len(saved[other].input_ids) == 63
+    for wrong, told in ((["--layers", "a"], "1,14,26"), (["--layers", "9"], "0 .. 1")):
+        found = CliRunner().invoke(app, [*arguments, *wrong])
+        assert found.exit_code == 2 and told in found.output
