@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> Text:
 
 
 def _conversation(
-    messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerBase
+    messages: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], list[int]]:
     """Ids of all of it, and 1 at what the assistant says and at the end of that."""
 

@@ -43,7 +43,7 @@ def _numbers(name: str, layers: int) -> Iterable[int]:
 
 def _names(model: PreTrainedModel) -> Iterable[str]:
     """Of the checkpoint's tensors."""
-    source = model.config.name_or_path
+    source = model.config.name_or_path or ""
     if index := _file(source, INDEX):
         names: dict[str, str] = json.loads(index.read_text())["weight_map"]
         return names
