@@ -28,7 +28,7 @@ class Text:
 
 def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> list[Text]:
     """A text of each JSON line, its first ``most`` tokens: of ``conversations`` or ``messages`` (lists of ``role`` and
-    ``content``, by the chat template), ``text`` or ``prompt`` (as it is), or ``turns`` (the first, as a user's message).
+    ``content``, by the chat template), ``text`` or ``prompt`` (as it is), or ``turns`` (the first, as a user's).
 
     Raises:
         InvalidInput: names the file, and the line.

@@ -41,9 +41,7 @@ class Prompts(Rows):
     ) -> None:
         # KV of a decode step and of a prompt chunk differ in their last bits.
         reuse = options.prefix_reuse and not one_shape
-        super().__init__(
-            arena, state_of_weights, prefix_reuse=reuse, reads_dead_places=reads_dead_places, saver=saver
-        )
+        super().__init__(arena, state_of_weights, prefix_reuse=reuse, reads_dead_places=reads_dead_places, saver=saver)
         self.prefill_tiers = dict(sorted(prefill_tiers.items()))
         self.mixed_tiers: dict[TierName, Tier] = {}
         self.outcomes = outcomes
