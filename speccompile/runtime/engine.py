@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -228,7 +229,8 @@ class Engine(Turns):
             RecordsNotWritten: the disk does not take them.
         """
         super().close()
-        if self.saver is not None:
+        # In a callback the step that is on may still end a request: then records are written when the interpreter ends.
+        if self.saver is not None and self._turn_owner != threading.get_ident():
             self.saver.writer.close()
 
     def __enter__(self) -> Engine:

@@ -82,7 +82,7 @@ def test_wrong_files(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     path = lines(tmp_path, {"id": "one", "text": "an old lighthouse"}, {"text": "in the evening " * 20})
     arguments = ["save-hidden-states", "tiny", "--data", str(path), "--output", str(tmp_path / "out")]
-    arguments += ["--layers", "0,1", "--max-len", "64", "--max-batch", "2", "--backend", "eager"]
+    arguments += ["--layers", "0,1", "--max-len", "64", "--max-batch", "1", "--backend", "eager"]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 0, found.output
     assert "2 records written" in found.output
