@@ -323,6 +323,9 @@ def test_options_that_do_not_go_together(model: LlamaForCausalLM, tmp_path: Path
         wrapped(model, scripted.hidden_states.folder, "none")
     with pytest.raises(CannotSave, match="save_hidden_states"):
         scripted.save(tmp_path / "package")
+    # Of the record that says what the folder's are about.
+    scripted.engine.submit([5, 6, 7], max_new_tokens=2, record="of another model").result()
+    scripted.hidden_states.flush()
     with pytest.raises(InvalidOption, match="another folder"):
         wrap(
             tiny_llama(seed=1, layers=3),
