@@ -29,14 +29,14 @@ def model() -> LlamaForCausalLM:
     return tiny_llama()
 
 
-def options(name: str, model: LlamaForCausalLM) -> dict[str, Any]:
+def options(name: str, model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
     drafts: dict[str, Any] = {
         "draft_target": random_drafter(),
         "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),
     }
     drafts |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model, taps=(0, 1, 1)))
     if name == "save_hidden_states":
-        return {"output_directory": "never made", "eagle3_layers_to_capture": (0,)}
+        return {"output_directory": folder, "eagle3_layers_to_capture": (0,)}
     return {"draft": drafts[name]} if name in drafts else {}
 
 
@@ -53,8 +53,10 @@ def acceptances(mode: Any) -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
-def test_wrap_takes_what_the_table_says_and_refuses_the_rest(model: LlamaForCausalLM, mode: Any) -> None:
-    given = options(mode.name, model)
+def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
+    model: LlamaForCausalLM, mode: Any, tmp_path: Path
+) -> None:
+    given = options(mode.name, model, tmp_path)
     for acceptance, reason in acceptances(mode).values():
         asked: dict[str, Any] = {"tiers": (0, 2), "acceptance": acceptance, "backend": "eager", **given}
         if reason:
@@ -67,7 +69,7 @@ def test_wrap_takes_what_the_table_says_and_refuses_the_rest(model: LlamaForCaus
 
 
 @pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
-def test_what_is_taken_decodes(model: LlamaForCausalLM, mode: Any) -> None:
+def test_what_is_taken_decodes(model: LlamaForCausalLM, mode: Any, tmp_path: Path) -> None:
     """Every rule with the largest tier, and the default one with every policy."""
     prompt, new = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), 8
     own = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, do_sample=False)
@@ -75,7 +77,7 @@ def test_what_is_taken_decodes(model: LlamaForCausalLM, mode: Any) -> None:
         if reason:
             continue
         sizes: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 32, "backend": "eager"}
-        with wrap(model, mode.name, acceptance=acceptance, **sizes, **options(mode.name, model)) as spec:
+        with wrap(model, mode.name, acceptance=acceptance, **sizes, **options(mode.name, model, tmp_path)) as spec:
             for policy in POLICIES if name == "exact" else POLICIES[:1]:
                 spec.engine.policy = parse_policy(policy, (0, 2))
                 text = spec.generate(prompt, max_new_tokens=new, eos_token_id=[])
