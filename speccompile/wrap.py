@@ -360,6 +360,10 @@ def _check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
 
 
 def _check_network(network: DraftNetwork, config: BuildConfig, consume: bool) -> None:
+    most = network.most_drafts
+    if most is not None and config.max_draft_len > most:
+        reason = f"mode {config.mode.name!r} drafts at most {most} tokens with {network.info.name}"
+        raise InvalidTiers(tiers=config.tiers, reason=reason)
     if network.weights == "same":
         return
     reason = ""

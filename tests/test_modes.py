@@ -62,8 +62,9 @@ class EntryPoint:
 
 def test_the_modes_of_this_package() -> None:
     heads = ["eagle3", "eagle3_one_model"]
-    others = ["early_exit", "ngram", "none", "save_hidden_states", "suffix", "user_provided"]
-    names = ["auto", "draft_target", *heads, *others]
+    modules = ["mtp", "mtp_eagle", "mtp_eagle_one_model"]
+    others = ["ngram", "none", "save_hidden_states", "suffix", "user_provided"]
+    names = ["auto", "draft_target", *heads, "early_exit", *modules, *others]
     assert modes.available() == names
 
 

@@ -24,7 +24,7 @@ from speccompile.graph_capture.capture import (
 )
 from speccompile.graph_capture.check import TOLERANCE
 from speccompile.graph_capture.draft_network import DraftNetwork, Run
-from speccompile.graph_capture.graph import Port, StepGraph
+from speccompile.graph_capture.graph import Port, Route, StepGraph
 from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.cpu.packing import WeightPacks
@@ -85,6 +85,16 @@ class DraftHead(nn.Module):
     def kv(self) -> Mapping[int, KVShape]:
         """What each layer puts into the cache."""
 
+    @property
+    def route(self) -> Route:
+        """How its layers attend: ``eager`` ones read their rows' whole cache."""
+        return "attention"
+
+    @property
+    def numbers(self) -> set[int]:
+        """Sizes that are none of its weights'."""
+        return {self.hidden_size}
+
     @abstractmethod
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
@@ -134,10 +144,14 @@ class HeadNetwork(DraftNetwork):
     def kv(self) -> Mapping[int, KVShape]:
         return self.head.kv
 
+    @property
+    def route(self) -> Route:
+        return self.head.route
+
     def capture(self, layout: Layout, storage: Storage | None) -> tuple[StepGraph, bool]:
         """It takes a second, so none is stored."""
         head, info = self.head, self.info
-        rows, width, slots, places = example_sizes(head, {head.hidden_size}, layout)
+        rows, width, slots, places = example_sizes(head, head.numbers, layout)
 
         def cache(size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
             return torch.empty((slots, places, *size), dtype=dtype, device=info.device)
@@ -174,6 +188,7 @@ class HeadNetwork(DraftNetwork):
             device=info.device,
             sizes=sizes,
             facts={"captured", "logits"},
+            route=self.route,
         )
         note_layers(graph, paths)
         outputs = cast(Any, captured.output.args[0])

@@ -40,6 +40,11 @@ class DraftNetwork(ABC):
         self.weights = weights
 
     @property
+    def most_drafts(self) -> int | None:
+        """The largest draft length that it is for; None is any."""
+        return None
+
+    @property
     @abstractmethod
     def kv(self) -> Mapping[int, KVShape]:
         """What each of its layers puts into the cache."""

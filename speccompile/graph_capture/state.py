@@ -35,8 +35,8 @@ class StateSpec:
             the tokens up to it alone, and is dead beyond ``length``. Another slot that begins with the same text may
             have a copy of it.
         distinct: no value occurs twice (the slots of a step's rows).
-        looks_ahead: of a tensor that follows the text: what it holds of a position depends on the token behind it too,
-            so that another text with the same beginning has one place less in common.
+        looks_ahead: of a tensor that follows the text: on how many tokens behind a position depends what it holds of
+            it, or is computed from; another text with the same beginning has so many places less in common.
         initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
     """
 
@@ -49,7 +49,7 @@ class StateSpec:
     reset: bool = True
     distinct: bool = False
     initial: tuple[int, ...] = ()
-    looks_ahead: bool = False
+    looks_ahead: int = 0
 
     @property
     def per_slot(self) -> bool:
@@ -89,7 +89,7 @@ class StateTensor:
     follows_text: bool
     distinct: bool
     initial: tuple[int, ...]
-    looks_ahead: bool = False
+    looks_ahead: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -26,7 +26,7 @@ class Eagle3Network(HeadNetwork):
 
     def layout(self, target: Layout) -> Layout:
         # Row i of the head reads the token at i + 1.
-        kv = [replace(spec, looks_ahead=True) for spec in kv_state(self.kv)]
+        kv = [replace(spec, looks_ahead=1) for spec in kv_state(self.kv)]
         newest = StateSpec(NEWEST, (N, self.info.hidden_size), self.info.dtype)
         return resolve_layout(
             [*kv, newest],

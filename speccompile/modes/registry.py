@@ -14,6 +14,8 @@ from speccompile.modes.composed import Composed
 from speccompile.modes.draft_target import DraftTarget
 from speccompile.modes.eagle3 import Eagle3, Eagle3OneModel
 from speccompile.modes.early_exit import EarlyExit
+from speccompile.modes.mtp import Mtp
+from speccompile.modes.mtp_eagle import MtpEagle, MtpEagleOneModel
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
 from speccompile.modes.save_hidden_states import SaveHiddenStatesMode
@@ -31,6 +33,9 @@ BUILT_IN: tuple[type[Mode], ...] = (
     UserProvided,
     Eagle3OneModel,
     Eagle3,
+    Mtp,
+    MtpEagleOneModel,
+    MtpEagle,
     SaveHiddenStatesMode,
 )
 

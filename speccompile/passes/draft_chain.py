@@ -118,7 +118,7 @@ def slot_probabilities(scores: torch.Tensor, temperature: torch.Tensor, slots: t
 
 
 def side_by_side(*places: torch.Tensor) -> torch.Tensor:
-    """K of ``[B, 1, V]`` as ``[B, K, V]``."""
+    """Of ``[B, T, ...]`` each all places, as of K of ``[B, 1, V]`` ``[B, K, V]``."""
     return torch.cat(places, dim=1)
 
 

@@ -91,8 +91,10 @@ class DraftByHead(DraftByNetwork):
     looks_for: ClassVar[str] = "the mode's head"
 
     def forward(self, graph: StepGraph) -> Forward:
-        slots, start = graph.values["slots"], graph.anchors.start
-        outputs = _outputs(drafter_of(graph))
+        head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
+        outputs = _outputs(head)
+        # What a head makes of the target's hidden states, or these themselves.
+        reads = "fused" if "fused" in head.values else "hidden_states"
         carried: list[fx.Node] = []
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
@@ -101,7 +103,7 @@ class DraftByHead(DraftByNetwork):
             if place == 0:
                 given = {"hidden": graph.insert(of_rows, graph.state(NEWEST), slots, before=start)}
             else:
-                given = {"fused": carried[-1]}
+                given = {reads: carried[-1]}
             logits, carry = forward_drafter(graph, token, row, slots, before=start, outputs=outputs, given=given)
             carried.append(carry)
             return logits

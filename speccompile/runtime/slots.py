@@ -27,7 +27,7 @@ class Slots:
         self._reuse = reuse
         self._clear = clear
         # Places at the end of a known beginning that depend on what came behind it there.
-        self._lag = int(any(tensor.looks_ahead for tensor in arena.layout.tensors.values()))
+        self._lag = max(tensor.looks_ahead for tensor in arena.layout.tensors.values())
         self._weights: dict[int, Hashable] = {}
         self._owners: dict[int, Request] = {}
         # Least recently used first, with the tokens whose KV each one holds.

@@ -16,7 +16,7 @@ from speccompile.acceptance import RULES, Block
 from speccompile.errors import InvalidOption, PassError
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import K, N, StateSpec
-from speccompile.heads import Eagle3Head
+from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
@@ -149,6 +149,8 @@ def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM) -> No
     head: dict[str, Any] = {"draft": Eagle3Head.random(model, taps=(0, 1, 1))}
     needed = {"draft_target": {"draft": model}, "user_provided": {"draft": no_drafts, "host": True}}
     needed |= {"eagle3": head, "eagle3_one_model": head}
+    modules = {"draft": MtpHead.random(model, max(SIZES["tiers"]))}
+    needed |= dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), modules)
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
         options = needed.get(name, {})
         with wrap(model, name, acceptance="rejection", **SIZES, **options) as spec:

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from speccompile.acceptance import RULES
 from speccompile.capabilities import backend_refusal, rule_refusal, table
 from speccompile.errors import InvalidOption
-from speccompile.heads import Eagle3Head
+from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
@@ -35,6 +35,7 @@ def options(name: str, model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
         "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),
     }
     drafts |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model, taps=(0, 1, 1)))
+    drafts |= dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), MtpHead.random(model, 2))
     if name == "save_hidden_states":
         return {"output_directory": folder, "eagle3_layers_to_capture": (0,)}
     return {"draft": drafts[name]} if name in drafts else {}

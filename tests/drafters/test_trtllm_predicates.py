@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
-from speccompile.modes.base import Mode
 from speccompile.trtllm_predicates import DIFFERENCES, MODES, PREDICATES, built_in, holds, table
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
@@ -47,49 +44,14 @@ TRTLLM: dict[str, set[str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Declared(Mode):
-    """What a mode with MTP modules declares."""
-
-    own_name: str = ""
-    splits_off: bool = False
-
-    reads_hidden: ClassVar[bool] = True
-    weights_from: ClassVar[Any] = "target"
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.own_name
-
-    @property
-    def split(self) -> bool:
-        return self.splits_off
-
-    def draft_passes(self, draft_len: int) -> list[Any]:
-        raise AssertionError
-
-    def explain(self) -> str:
-        raise AssertionError
-
-
-#: For modes that are not there yet; take a line away when one is.
-STAND_INS = {
-    "mtp": Declared("mtp"),
-    "mtp_eagle": Declared("mtp_eagle", splits_off=True),
-    "mtp_eagle_one_model": Declared("mtp_eagle_one_model"),
-}
-
-
 def test_all_eleven_and_all_predicates() -> None:
     assert len(MODES) == 11 and PREDICATES.keys() == TRTLLM.keys()
-    assert STAND_INS.keys().isdisjoint(built_in())
-    assert STAND_INS.keys() | built_in().keys() == MODES.keys()
+    assert built_in().keys() == MODES.keys()
 
 
 @pytest.mark.parametrize("predicate", TRTLLM)
 def test_the_same_save_where_meant_otherwise(predicate: str) -> None:
-    modes = built_in() | STAND_INS
-    ours = {name for name, mode in modes.items() if holds(predicate, mode)}
+    ours = {name for name, mode in built_in().items() if holds(predicate, mode)}
     meant = {name for difference in DIFFERENCES if difference.predicate == predicate for name in difference.modes}
     assert ours ^ TRTLLM[predicate] == meant
 

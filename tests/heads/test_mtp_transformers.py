@@ -1,0 +1,73 @@
+"""MTP modules draft what transformers' own ``generate(use_mtp=True)`` drafts, of DeepSeek-V3's and GLM-4.5's layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from eagle3_specs import drafted
+from mtp_specs import mtp
+from published_mtp import keys_of, write
+from test_families import model_of
+from tiny import admitted, greedy, random_prompt
+from transformers import PreTrainedModel
+from transformers.generation.candidate_generator import MTPCandidateGenerator
+
+from speccompile.heads import MtpHead
+
+MODULES = 3
+NEW = 24
+
+
+@pytest.fixture(scope="module", params=["deepseek_v3", "glm4_moe"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    """A model in whose folder are random modules."""
+    model = model_of(request.param, num_nextn_predict_layers=MODULES)
+    layers = len(model.get_decoder().layers)
+    folder = tmp_path_factory.mktemp(request.param)
+    write(folder, model, keys_of(MtpHead.random(model, MODULES), "deepseek", layers))
+    loaded = type(model).from_pretrained(folder).eval()
+    loaded.generation_config = model.generation_config
+    # The patterns name the layers of the published models; these are behind fewer.
+    loaded._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layers + index}\." for index in range(MODULES)]
+    return loaded
+
+
+def drafts_of_transformers(
+    model: PreTrainedModel, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> dict[int, list[int]]:
+    """Its draft tokens behind each text, by the text's length."""
+    found: dict[int, list[int]] = {}
+    own = MTPCandidateGenerator.get_candidates
+
+    def get_candidates(self: MTPCandidateGenerator, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        candidates, logits = own(self, input_ids, *args, **kwargs)
+        length = input_ids.shape[1]
+        if candidates.shape[1] > length:
+            found[length] = candidates[0, length:].tolist()
+        return candidates, logits
+
+    monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", get_candidates)
+    ids = torch.tensor([prompt])
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, use_mtp=True)
+    assert text[0, len(prompt) :].tolist() == greedy(model, prompt, NEW)
+    return found
+
+
+def test_the_same_drafts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mtp(target, None, tiers=(0, MODULES), max_batch=1, max_len=96) as spec:
+        shared = 0
+        for length in (1, 2, 3, 20):
+            prompt = random_prompt(length, seed=length, vocab=100)
+            wanted = drafts_of_transformers(target, prompt, monkeypatch)
+            request = admitted(spec.engine, prompt, max_new_tokens=NEW)
+            while not request.finished:
+                text = prompt + request.new_tokens
+                room = min(MODULES, NEW - len(request.new_tokens) - 1)
+                if len(text) in wanted and room == MODULES:
+                    assert drafted(spec, request.slot, MODULES)[0] == wanted[len(text)]
+                    shared += 1
+                spec.engine.step()
+            assert request.new_tokens == greedy(target, prompt, NEW)
+        assert shared > 40
