@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import modes, wrap
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownOption
-from speccompile.heads import Eagle3Head
+from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes.auto import Auto, Choice
 from speccompile.modes.mtp_weights import mtp_modules
 from speccompile.modes.ngram import NGram
@@ -71,6 +71,13 @@ def test_a_draft_model(model: LlamaForCausalLM, tmp_path: Path) -> None:
     for given in (draft, str(tmp_path / "draft"), "self:int8", "smollm2", str(tmp_path / "nowhere")):
         assert choose(model, draft=given) == Choice("draft_target", "a draft model was given", {"draft": given})
     assert choose(model, draft=tmp_path / "draft").options == {"draft": str(tmp_path / "draft")}
+
+
+@pytest.mark.parametrize(("draft_len", "name"), [(1, "mtp"), (3, "mtp_eagle_one_model")])
+def test_modules(model: LlamaForCausalLM, draft_len: int, name: str) -> None:
+    modules = MtpHead.random(model, 1)
+    choice = choose(model, draft=modules, draft_len=draft_len)
+    assert (choice.name, choice.options) == (name, {"draft": modules})
 
 
 @pytest.mark.parametrize(

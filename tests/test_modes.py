@@ -89,7 +89,7 @@ def test_unknown(name: Any) -> None:
     with pytest.raises(UnknownMode) as error:
         modes.create(name, {})
     assert repr(name) in str(error.value)
-    assert "early_exit, ngram, none" in str(error.value)
+    assert "mtp_eagle_one_model, ngram, none" in str(error.value)
     assert "speccompile.register_mode" in str(error.value)
 
 

@@ -9,10 +9,10 @@ row i lies at place i of its own cache.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -163,10 +163,11 @@ class MtpHead(DraftHead):
         raise InvalidHead(source=SOURCE, reason=f"a module cannot be captured: {reasons[-1]}")
 
     def _observe(self, route: Route) -> Observed:
-        device = self.layers[0].eh_proj.weight.device
+        weight = cast(nn.Linear, self.layers[0].eh_proj).weight
+        device = weight.device
         positions = torch.arange(WIDTH, device=device).repeat(ROWS, 1)
         tokens = torch.arange(ROWS * WIDTH, device=device).view(ROWS, WIDTH) % self.vocab_size
-        hidden = torch.ones((ROWS, WIDTH, self.hidden_size), dtype=self.layers[0].eh_proj.weight.dtype, device=device)
+        hidden = torch.ones((ROWS, WIDTH, self.hidden_size), dtype=weight.dtype, device=device)
         cache = RecordingCache()
         with torch.no_grad():
             run = self._run(tokens, positions, hidden, cache, route, WIDTH)[1]
@@ -233,7 +234,7 @@ class MtpHead(DraftHead):
 
 def causal_mask(positions: torch.Tensor, places: int | torch.SymInt, dtype: torch.dtype) -> torch.Tensor:
     """Additive, ``[B, 1, T, S]``: a query at ``positions`` ``[B, T]`` sees all places up to its own."""
-    key = torch.arange(places, device=positions.device)
+    key = torch.arange(cast(int, places), device=positions.device)
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=positions.device)
     seen = key <= positions[:, None, :, None]
     return torch.where(seen, torch.zeros_like(hidden), hidden)
@@ -241,7 +242,8 @@ def causal_mask(positions: torch.Tensor, places: int | torch.SymInt, dtype: torc
 
 def norm_of(target: PreTrainedModel, config: PreTrainedConfig) -> nn.Module:
     """A new norm of the class that the target's layers begin with."""
-    return type(decoder_layers(target)[1][-1].input_layernorm)(config.hidden_size, eps=config.rms_norm_eps)
+    kind: Callable[..., nn.Module] = type(cast(nn.Module, decoder_layers(target)[1][-1].input_layernorm))
+    return kind(config.hidden_size, eps=config.rms_norm_eps)
 
 
 def module_config(text: PreTrainedConfig, modules: int, variant: MtpVariant) -> PreTrainedConfig:

@@ -157,7 +157,7 @@ def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrained
     """Load them; returns what is wrong."""
     modules = _Modules(head)
     shapes = {key: list(value.shape) for key, value in modules.state_dict().items()}
-    conversions = getattr(target, "_weight_conversions", None)
+    conversions: Any = getattr(target, "_weight_conversions", None)
     if conversions is None:
         conversions = get_model_conversion_mapping(target)
     config = LoadStateDictConfig(

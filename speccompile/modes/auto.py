@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig, PreTrainedModel
 
 from speccompile.errors import InvalidOption
-from speccompile.heads import Eagle3Head
+from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes.mtp_weights import mtp_modules
 from speccompile.pretrained import SMOLLM2
 
@@ -69,11 +69,14 @@ class Auto:
         if self.head is not None:
             return Choice("eagle3_one_model", "a head was given", {"draft": self.head})
         if self.draft is not None:
-            return self._by_draft()
+            return self._by_draft(draft_len)
         return self._by_modules(model, modes, draft_len) or _by_text(slots, native)
 
-    def _by_draft(self) -> Choice:
+    def _by_draft(self, draft_len: int) -> Choice:
         draft = self.draft
+        if isinstance(draft, MtpHead):
+            name = _of_modules(len(draft.layers), draft_len)
+            return Choice(name, "MTP modules were given", {"draft": draft})
         if isinstance(draft, Eagle3Head) or (isinstance(draft, str | Path) and _is_head(draft)):
             return Choice("eagle3_one_model", "the draft that was given is an EAGLE-3 head", {"draft": draft})
         if isinstance(draft, PreTrainedModel | str | Path):
@@ -81,18 +84,22 @@ class Auto:
             return Choice("draft_target", "a draft model was given", {"draft": draft})
         if callable(draft):
             return Choice("user_provided", "a drafter was given", {"draft": draft})
-        reason = "give a model, a head, a folder, a hub id, or a function"
+        reason = "give a model, a head, MTP modules, a folder, a hub id, or a function"
         raise InvalidOption(where="mode 'auto'", name="draft", value=draft, reason=reason)
 
     @staticmethod
     def _by_modules(model: PreTrainedModel, modes: Collection[str], draft_len: int) -> Choice | None:
-        """One module for each draft where there are as many, else the first one again and again."""
         count = mtp_modules(model)
-        name = "mtp" if count >= draft_len else "mtp_eagle_one_model"
+        name = _of_modules(count, draft_len)
         if not count or name not in modes:
             return None
         what = f"{count} MTP modules" if count > 1 else "an MTP module"
         return Choice(name, f"the model's checkpoint has {what}, and the largest tier drafts {draft_len} tokens")
+
+
+def _of_modules(count: int, draft_len: int) -> str:
+    """One for each draft where there are as many, else the first one again and again."""
+    return "mtp" if count >= draft_len else "mtp_eagle_one_model"
 
 
 def _by_text(slots: int, native: bool) -> Choice:

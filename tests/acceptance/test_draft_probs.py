@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -145,12 +146,13 @@ def no_drafts(tokens: list[int], draft_len: int) -> None:
     return None
 
 
-def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM) -> None:
+def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_path: Path) -> None:
     head: dict[str, Any] = {"draft": Eagle3Head.random(model, taps=(0, 1, 1))}
     needed = {"draft_target": {"draft": model}, "user_provided": {"draft": no_drafts, "host": True}}
     needed |= {"eagle3": head, "eagle3_one_model": head}
     modules = {"draft": MtpHead.random(model, max(SIZES["tiers"]))}
     needed |= dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), modules)
+    needed["save_hidden_states"] = {"output_directory": tmp_path, "eagle3_layers_to_capture": [0]}
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
         options = needed.get(name, {})
         with wrap(model, name, acceptance="rejection", **SIZES, **options) as spec:

@@ -23,7 +23,8 @@ NEW = 24
 @pytest.fixture(scope="module", params=["deepseek_v3", "glm4_moe"])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """A model in whose folder are random modules."""
-    model = model_of(request.param, num_nextn_predict_layers=MODULES)
+    model = model_of(request.param)
+    model.config.num_nextn_predict_layers = MODULES
     layers = len(model.get_decoder().layers)
     folder = tmp_path_factory.mktemp(request.param)
     write(folder, model, keys_of(MtpHead.random(model, MODULES), "deepseek", layers))
@@ -58,7 +59,8 @@ def drafts_of_transformers(
 def test_the_same_drafts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with mtp(target, None, tiers=(0, MODULES), max_batch=1, max_len=96) as spec:
         shared = 0
-        for length in (1, 2, 3, 20):
+        # Behind prompts shorter than MODULES its generator cannot set its caches back.
+        for length in (3, 4, 20):
             prompt = random_prompt(length, seed=length, vocab=100)
             wanted = drafts_of_transformers(target, prompt, monkeypatch)
             request = admitted(spec.engine, prompt, max_new_tokens=NEW)
