@@ -263,7 +263,7 @@ def test_fused_and_split_draft_the_same(specs: Callable[[str], Speculator]) -> N
     seen = []
     for name in ("one module", "one module, split"):
         one = specs(name)
-        request = one.engine.submit(random_prompt(40, seed=8), max_new_tokens=30)
+        request = admitted(one.engine, random_prompt(40, seed=8), max_new_tokens=30)
         drafts = []
         for draft_len in [3, 0, 1, 3, 3, 0]:
             one.set_tier(draft_len)
