@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.drafter import Drafter, attach, make_drafter
+from speccompile.drafter import Drafter
 from speccompile.errors import (
     CaptureError,
     CaptureMismatch,
@@ -21,12 +21,11 @@ from speccompile.errors import (
     PassError,
     UnsupportedModel,
 )
-from speccompile.executables import ExecutableMaker, steps_of_kind
+from speccompile.executables import ExecutableMaker
 from speccompile.graph_capture.attention import ROUTES
-from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.graph import Route, StepGraph
-from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore, capture_file
 from speccompile.graph_capture.support import ModelInfo, named_tensors
@@ -37,18 +36,16 @@ from speccompile.lowering.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.determinism import corners, everywhere, prove_deterministic
 from speccompile.lowering.kernels import STOCK, Kernels
-from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierName
+from speccompile.lowering.tier import Executables, Kind, Tier, TierName
 from speccompile.lowering.workers import release_workers
-from speccompile.passes.finished import FinishedStep, StepMaker
-from speccompile.passes.pipeline import Stage, Stages
+from speccompile.passes.pipeline import Stages
 from speccompile.pipelines import (
     BuildConfig,
-    model_pipeline,
-    plan_layout,
 )
 from speccompile.progress import task
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.outcomes import pack
+from speccompile.stages import BuiltStages, build_stages, reach_of
 from speccompile.storage import CacheFolder, Collected, Storage
 
 
@@ -88,85 +85,6 @@ class Build:
     def largest(self) -> Tier:
         """The tier of the largest draft length and most rows."""
         return self.executables.tiers[max(self.executables.tiers)]
-
-
-def build_stages(
-    model: PreTrainedModel,
-    info: ModelInfo,
-    config: BuildConfig,
-    *,
-    stored: bool = True,
-    routes: Sequence[Route] = ROUTES,
-    kind: Kind | None = None,
-    storage: Storage | None = None,
-    consumed: ConsumedWeights | None = None,
-) -> BuiltStages:
-    """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
-
-    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``consumed`` takes the weights that are
-    packed.
-    """
-    started = time.perf_counter()
-    storage = CacheFolder() if storage is None else storage
-    if consumed is not None:
-        # An attempt before this one may have taken them.
-        consumed.undo()
-    settle_rotary(model)
-    known = CaptureStore(model, info, storage).load() if stored else None
-    if known is not None and not known.fits(plan_layout(info, config, known.observed.kv)):
-        known = None
-    if known is None:
-        with task("capture the model"):
-            observed = observe(model, info, routes)
-            arena = Arena(plan_layout(info, config, observed.kv), info.device)
-            captured = capture(model, info, observed, arena.layout)
-    else:
-        observed = known.observed
-        arena = Arena(plan_layout(info, config, observed.kv), info.device)
-        captured = known.graph(arena.layout)
-    captured.logits_processors = config.logits_processors
-    drafter = None
-    if config.network is not None:
-        drafter = make_drafter(config.network, config, arena.layout, storage if stored else None)
-        attach(drafter, captured)
-    config = replace(config, route=observed.route)
-    probe = None
-    if consumed is not None:
-        # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
-        probe = Probe.of(model, info, arena, _reach(observed, arena))
-        consumed.release_unread()
-    packs = WeightPacks(config.weights, consumed)
-    if drafter is not None:
-        packs.followers.append(drafter.packs)
-    note = "exported" if known is None else "read from the store"
-    first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
-    with task("run the passes"):
-        _, model_stages = model_pipeline(config, packs).run(captured, first)
-        maker = StepMaker(model_stages, storage)
-        tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
-    from_store = known is not None or (drafter is not None and drafter.from_store)
-    return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe, drafter)
-
-
-@dataclass
-class BuiltStages:
-    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk, of
-    the drafter if there is one.
-
-    ``probe`` is what the capture check needs of a model whose weights were consumed.
-    """
-
-    config: BuildConfig
-    observed: Observation
-    arena: Arena
-    packs: WeightPacks
-    model: Stages
-    maker: StepMaker
-    tiers: dict[TierName, FinishedStep]
-    prefill: dict[PrefillName, FinishedStep]
-    from_store: bool
-    probe: Probe | None
-    drafter: Drafter | None
 
 
 def build(
@@ -319,7 +237,7 @@ def _checked(
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")
 
-    reach = _reach(stages.observed, stages.arena)
+    reach = reach_of(stages.observed, stages.arena)
     with (
         task("check the captured graph against the model"),
         clock.time("capture check"),
@@ -332,11 +250,6 @@ def _checked(
         with clock.time("capture check"):
             stages.drafter.check(config, stages.arena)
     return lowered, difference
-
-
-def _reach(observed: Observation, arena: Arena) -> int:
-    """How far back a token may look, for a text that is to be longer."""
-    return arena.layout.max_len if observed.counts else observed.reach
 
 
 def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: Iterable[Tier]) -> dict[str, bytes]:

@@ -24,11 +24,11 @@ from speccompile.errors import (
     RequestFailed,
 )
 from speccompile.lowering.tier import Tier
+from speccompile.plan import make_plan
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy
 from speccompile.runtime.request import Request
-from speccompile.wrap import make_plan
 
 VOCAB = 128
 PAD = 127

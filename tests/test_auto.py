@@ -20,7 +20,7 @@ from speccompile.modes.auto import Auto, Choice
 from speccompile.modes.mtp_weights import mtp_modules
 from speccompile.modes.ngram import NGram
 from speccompile.package import read_package
-from speccompile.wrap import make_plan
+from speccompile.plan import make_plan
 
 BOTH = ("mtp", "mtp_eagle_one_model", "ngram", "suffix")
 

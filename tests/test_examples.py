@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,7 @@ def registered_modes_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def the_largest_tier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long this machine takes for it."""
-    chosen = sys.modules["speccompile.wrap"]
-    monkeypatch.setattr(chosen, "default_policy", lambda draft_lens, **_: Fixed(draft_lens[-1]))
+    monkeypatch.setattr("speccompile.plan.default_policy", lambda draft_lens, **_: Fixed(draft_lens[-1]))
 
 
 def test_custom_drafter(capsys: pytest.CaptureFixture[str]) -> None:

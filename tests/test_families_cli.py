@@ -27,7 +27,6 @@ NAMES = ["llama", "bloom", "mamba2", "qwen3_next", "gemma4_assistant"]
 VERDICTS = [Verdict.EXACT, Verdict.EXACT, Verdict.REFUSED, Verdict.REFUSED, Verdict.NOT_MADE]
 
 survey_module = importlib.import_module("speccompile.families.survey")
-wrap_module = importlib.import_module("speccompile.wrap")
 command_module = importlib.import_module("speccompile.cli.families")
 
 
@@ -253,10 +252,10 @@ def raises(error: Exception) -> Any:
 
 
 def test_an_error_of_somebody_elses_is_broken_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrap_module, "inspect_model", raises(KeyError("head_dim")))
+    monkeypatch.setattr("speccompile.plan.inspect_model", raises(KeyError("head_dim")))
     row = surveyed()
     assert (row.verdict, row.error) == ("broken", "KeyError")
-    assert row.reason.startswith("KeyError: 'head_dim' (speccompile/wrap.py:")
+    assert row.reason.startswith("KeyError: 'head_dim' (speccompile/plan.py:")
 
 
 def test_a_refusal_after_wrap_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

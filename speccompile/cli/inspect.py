@@ -12,7 +12,6 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from speccompile import modes, wrap
-from speccompile.build import build_stages
 from speccompile.cli.generate import Backend, Mode, Model, Options, Tiers
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_options, parse_tiers, session
@@ -22,7 +21,8 @@ from speccompile.graph_capture.state import Layout
 from speccompile.lowering.called import kernels_called
 from speccompile.lowering.tier import Kind
 from speccompile.passes.pipeline import Stages
-from speccompile.wrap import make_plan
+from speccompile.plan import make_plan
+from speccompile.stages import build_stages
 
 
 @dataclass(frozen=True)

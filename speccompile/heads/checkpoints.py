@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import HeadKeys, InvalidHead, InvalidInput, told
 from speccompile.heads.config_files import read_config
-from speccompile.heads.eagle3 import Eagle3Config, Eagle3Head
+from speccompile.heads.eagle3 import Eagle3Head
+from speccompile.heads.eagle3_config import Eagle3Config
 from speccompile.sampling.draft_vocab import check_d2t, target_ids
 
 WANTED_FILES = ["config.json", "*.safetensors", "pytorch_model.bin"]

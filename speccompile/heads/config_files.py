@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead, told
 from speccompile.graph_capture.support import decoder_layers
-from speccompile.heads.eagle3 import Eagle3Config, default_taps
+from speccompile.heads.eagle3_config import Eagle3Config, default_taps
 
 #: Variants that are other networks, by the key that asks for them.
 REFUSED = {

@@ -4,20 +4,64 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import StoppingCriteriaList
 
 from speccompile.errors import InvalidInput
 from speccompile.hidden_states.records import RecordOrder
 from speccompile.hidden_states.writer import RecordWriter
-from speccompile.runtime.request import Request
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.inputs import check_options, read_count, read_prompt
+from speccompile.runtime.request import Params, Request
+from speccompile.runtime.target import Target
 from speccompile.storage import digest
 
 
-def check_collection(
+def save_texts(
+    engine: Engine,
+    target: Target,
+    writer: RecordWriter,
+    texts: Sequence[Sequence[int] | torch.Tensor],
+    *,
+    ids: Sequence[str | None] | None,
+    loss_masks: Sequence[Sequence[int]] | None,
+    max_new_tokens: int,
+    do_sample: bool | None,
+    seed: int | None,
+    progress: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """:meth:`~speccompile.speculator.Speculator.save_hidden_states`."""
+    check_options("save_hidden_states", options, "texts, ids, loss_masks, max_new_tokens, do_sample, seed, progress")
+    max_new_tokens = read_count("save_hidden_states", "max_new_tokens", max_new_tokens)
+    prompts = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(texts)]
+    names = _check(prompts, ids, loss_masks)
+    target.check()
+    eos = target.eos(None)
+    sampling = target.sampling("save_hidden_states", options, do_sample=do_sample, seed=seed, eos=eos)
+    if loss_masks is None:
+        loss_masks = [[int(max_new_tokens == 1)] * len(prompt) for prompt in prompts]
+
+    def submit(number: int, order: RecordOrder) -> Request:
+        own = None if sampling is None else sampling.of_row(number)
+        params = Params(max_new_tokens, tuple(eos), own, patient=True, record=order)
+        shown = torch.tensor([prompts[number]])
+        request = engine.new_request(prompts[number], params, shown, None, StoppingCriteriaList())
+        engine.enqueue([request])
+        return request
+
+    orders = [(index, RecordOrder(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
+    room = engine.arena.layout.max_batch + engine.options.max_waiting
+    _collect(writer, orders, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=progress)
+
+
+def _check(
     prompts: Sequence[Sequence[int]], ids: Sequence[str | None] | None, loss_masks: Sequence[Sequence[int]] | None
 ) -> list[str]:
     """Ids of the records: the given ones, else a digest of each text, so that it does not matter where it stands.
@@ -43,7 +87,7 @@ def check_collection(
     return made
 
 
-def collect(
+def _collect(
     writer: RecordWriter,
     orders: Sequence[tuple[int, RecordOrder]],
     submit: Callable[[int, RecordOrder], Request],

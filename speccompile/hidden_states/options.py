@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.state import N, S, StateSpec
 from speccompile.graph_capture.support import decoder_layers
-from speccompile.heads.eagle3 import default_taps
+from speccompile.heads.eagle3_config import default_taps
 from speccompile.passes.tap_hidden import Tap
 
 WHERE = "saving hidden states"

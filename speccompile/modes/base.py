@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import PreTrainedModel
 
+from speccompile.errors import InvalidOption
 from speccompile.graph_capture.draft_network import DraftNetwork
 from speccompile.graph_capture.state import K, N, StateSpec
 from speccompile.graph_capture.support import ModelInfo
@@ -67,6 +68,10 @@ class Mode(ABC):
         Raises:
             InvalidOption: with what would fit.
         """
+
+    def invalid(self, option: str, value: Any, reason: str) -> InvalidOption:
+        """What :meth:`check` raises."""
+        return InvalidOption(where=f"mode {self.name!r}", name=option, value=value, reason=reason)
 
     def loaded(self, model: PreTrainedModel) -> Mode:
         """The mode with what it has to load for the target ``model``, before any of its passes are asked for.

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedModel
 
-from speccompile.errors import InvalidOption
 from speccompile.graph_capture.draft_model import DraftModel
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
@@ -57,14 +56,12 @@ class DraftTarget(Mode):
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.draft, PreTrainedModel | str) or self.draft == "":
             reason = f"give a transformers model, a folder, a hub id or {SELF_INT8!r}"
-            raise InvalidOption(where=_WHERE, name="draft", value=self.draft, reason=reason)
+            raise self.invalid("draft", self.draft, reason)
         most = self.draft_max_len
         if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
-            reason = "it has to be an int of at least 2, or None"
-            raise InvalidOption(where=_WHERE, name="draft_max_len", value=most, reason=reason)
-
+            raise self.invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
         if not isinstance(self.fused, bool):
-            raise InvalidOption(where=_WHERE, name="fused", value=self.fused, reason="use True or False")
+            raise self.invalid("fused", self.fused, "use True or False")
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftModel:
         if self.draft == SELF_INT8:
@@ -75,7 +72,7 @@ class DraftTarget(Mode):
             reason = (
                 f"it is on {own.device} and the target on {info.device}; move it with draft.to({str(info.device)!r})"
             )
-            raise InvalidOption(where=_WHERE, name="draft", value=_shown(draft), reason=reason)
+            raise self.invalid("draft", _shown(draft), reason)
         check_same_vocabulary(draft, own, model, info)
         length = self._own_len(draft, max_len)
         check_rotary(draft, length)
@@ -107,9 +104,6 @@ class DraftTarget(Mode):
     def explain(self) -> str:
         who = "the target with weights rounded to int8" if self.draft == SELF_INT8 else _shown(self.draft)
         return f"{who} drafts, with KV of its own, {'inside' if self.fused else 'in front'} of the step"
-
-
-_WHERE = "mode 'draft_target'"
 
 
 def _shown(draft: Any) -> str:

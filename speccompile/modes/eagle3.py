@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from transformers import PreTrainedModel
 
-from speccompile.errors import InvalidHead, InvalidOption
+from speccompile.errors import InvalidHead
 from speccompile.graph_capture.support import ModelInfo, decoder_layers
 from speccompile.heads import Eagle3Head, default_taps, load_eagle3
 from speccompile.heads.config_files import check_target
 from speccompile.heads.network import Eagle3Network
-from speccompile.modes.base import Mode
-from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.eagle3 import DraftByHead, KeepHeadWarm
-from speccompile.passes.split import StoreDrafts
-from speccompile.passes.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.modes.head_mode import RecurrentHead, SplitHead
+from speccompile.passes.tap_hidden import Tap
 
 
 @dataclass(frozen=True)
-class Eagle3OneModel(Mode):
+class Eagle3OneModel(RecurrentHead):
     """Drafts with an EAGLE-3 head inside of the step.
 
     Args:
@@ -34,25 +31,14 @@ class Eagle3OneModel(Mode):
             the head was made for (``max_position_embeddings``).
     """
 
-    draft: Any = None
-    draft_max_len: int | None = None
-
     name: ClassVar[str] = "eagle3_one_model"
-    draft_probs: ClassVar[bool] = True
-    reads_hidden: ClassVar[bool] = True
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
-    goals: ClassVar[Facts] = facts("drafter_read")
 
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.draft, Eagle3Head | str | Path) or self.draft == "":
             reason = "give an Eagle3Head, the folder of a published one, or its hub id"
-            raise self._invalid("draft", type(self.draft).__name__ if self.draft is not None else None, reason)
-        most = self.draft_max_len
-        if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
-            raise self._invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
-
-    def _invalid(self, option: str, value: Any, reason: str) -> InvalidOption:
-        return InvalidOption(where=f"mode {self.name!r}", name=option, value=value, reason=reason)
+            raise self.invalid("draft", type(self.draft).__name__ if self.draft is not None else None, reason)
+        super().check(info)
 
     def loaded(self, model: PreTrainedModel) -> Eagle3OneModel:
         if not isinstance(self.draft, Eagle3Head):
@@ -74,15 +60,9 @@ class Eagle3OneModel(Mode):
         most = self.draft_max_len or self.draft.config.max_position_embeddings
         return Eagle3Network(self.draft, info, min(most, max_len))
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftByHead(draft_len)]
-
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [DraftByHead(draft_len, draws=True, probabilities=probabilities)]
-
-    def commit_passes(self) -> list[Pass]:
-        taps = tuple(Tap(layer) for layer in self.draft.config.taps)
-        return [MarkTaps(taps), LowerTaps(), KeepHeadWarm()]
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return tuple(Tap(layer) for layer in self.draft.config.taps)
 
     def explain(self) -> str:
         if not isinstance(self.draft, Eagle3Head):
@@ -97,30 +77,7 @@ class Eagle3OneModel(Mode):
 
 
 @dataclass(frozen=True)
-class Eagle3(Eagle3OneModel):
-    """The same with drafting in executables of its own, which run in front of the step. Keeping the head warm stays
-    part of the target's executables, where the hidden states are.
-
-    Args:
-        fused: True drafts inside of the step, as ``eagle3_one_model`` does.
-    """
-
-    fused: bool = False
+class Eagle3(SplitHead, Eagle3OneModel):
+    """The same in front of the step."""
 
     name: ClassVar[str] = "eagle3"
-    splits: ClassVar[bool] = True
-
-    @property
-    def split(self) -> bool:
-        return not self.fused
-
-    def check(self, info: ModelInfo) -> None:
-        super().check(info)
-        if not isinstance(self.fused, bool):
-            raise self._invalid("fused", self.fused, "use True or False")
-
-    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
-        return [DraftByHead(draft_len, draws, probabilities), StoreDrafts(probabilities)] if draft_len else []
-
-    def drafter_chunk_passes(self, width: int) -> list[Pass]:
-        return []

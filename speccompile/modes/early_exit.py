@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from torch import fx
 
-from speccompile.errors import InvalidOption
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import Mode
@@ -36,12 +35,8 @@ class EarlyExit(Mode):
     def check(self, info: ModelInfo) -> None:
         good = isinstance(self.exit_layer, int) and 1 <= self.exit_layer <= info.num_layers
         if not good or isinstance(self.exit_layer, bool):
-            raise InvalidOption(
-                where="mode 'early_exit'",
-                name="exit_layer",
-                value=self.exit_layer,
-                reason=f"it has to lie in 1 .. {info.num_layers}, the target's decoder layers",
-            )
+            reason = f"it has to lie in 1 .. {info.num_layers}, the target's decoder layers"
+            raise self.invalid("exit_layer", self.exit_layer, reason)
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [DraftEarlyExit(draft_len, exit_layer=self.exit_layer)]

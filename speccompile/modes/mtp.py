@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from transformers import PreTrainedModel
 
-from speccompile.errors import InvalidHead, InvalidOption
+from speccompile.errors import InvalidHead
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.heads.mtp import MtpHead
 from speccompile.heads.mtp_checkpoints import load_mtp
 from speccompile.heads.mtp_network import Chain, MtpNetwork
-from speccompile.modes.base import Mode
-from speccompile.passes.base import Facts, Pass, facts
+from speccompile.modes.head_mode import HeadMode
+from speccompile.passes.base import Pass
 from speccompile.passes.mtp import DraftByModules, KeepModulesWarm
 from speccompile.passes.tap_hidden import LowerTaps, MarkTaps, Tap
 
 
 @dataclass(frozen=True)
-class MtpMode(Mode):
+class MtpMode(HeadMode):
     """What all modes with MTP modules have in common.
 
     Args:
@@ -34,26 +34,18 @@ class MtpMode(Mode):
             ``max_len``.
     """
 
-    draft: Any = None
-    draft_max_len: int | None = None
-
-    draft_probs: ClassVar[bool] = True
-    reads_hidden: ClassVar[bool] = True
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "target"
-    goals: ClassVar[Facts] = facts("drafter_read")
-    #: The output of the target's last layer.
-    taps: ClassVar[tuple[Tap, ...]] = (Tap(-1),)
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The output of the target's last layer."""
+        return (Tap(-1),)
 
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.draft, MtpHead | str | Path | None) or self.draft == "":
             reason = "give an MtpHead, the folder of a checkpoint with MTP modules, its hub id, or None"
-            raise self._invalid("draft", type(self.draft).__name__, reason)
-        most = self.draft_max_len
-        if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
-            raise self._invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
-
-    def _invalid(self, option: str, value: Any, reason: str) -> InvalidOption:
-        return InvalidOption(where=f"mode {self.name!r}", name=option, value=value, reason=reason)
+            raise self.invalid("draft", type(self.draft).__name__, reason)
+        super().check(info)
 
     def loaded(self, model: PreTrainedModel) -> MtpMode:
         head = self.draft if isinstance(self.draft, MtpHead) else load_mtp(self.draft, model)
@@ -82,7 +74,7 @@ class Mtp(MtpMode):
     def check(self, info: ModelInfo) -> None:
         super().check(info)
         if self.chain not in get_args(Chain):
-            raise self._invalid("chain", self.chain, f"choose from {', '.join(get_args(Chain))}")
+            raise self.invalid("chain", self.chain, f"choose from {', '.join(get_args(Chain))}")
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
         return MtpNetwork(self.draft, info, self._max_len(max_len), self.chain)

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import torch
 
-from speccompile.errors import InvalidOption
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import ReadyMode
 from speccompile.passes.base import Pass
@@ -36,14 +35,9 @@ class NGram(ReadyMode):
         for name in ("max_ngram", "min_ngram"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidOption(where="mode 'ngram'", name=name, value=value, reason="it is no int >= 1")
+                raise self.invalid(name, value, "it is no int >= 1")
         if self.min_ngram > self.max_ngram:
-            raise InvalidOption(
-                where="mode 'ngram'",
-                name="min_ngram",
-                value=self.min_ngram,
-                reason=f"it is larger than max_ngram={self.max_ngram}",
-            )
+            raise self.invalid("min_ngram", self.min_ngram, f"it is larger than max_ngram={self.max_ngram}")
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int

@@ -103,7 +103,7 @@ class Suffix(ReadyMode):
 
     def check(self, info: ModelInfo) -> None:
         def refuse(name: str, reason: str) -> None:
-            raise InvalidOption(where="mode 'suffix'", name=name, value=getattr(self, name), reason=reason)
+            raise self.invalid(name, getattr(self, name), reason)
 
         if not isinstance(self.max_depth, int) or isinstance(self.max_depth, bool) or not 2 <= self.max_depth <= 128:
             refuse("max_depth", "it has to be an int in 2 .. 128")

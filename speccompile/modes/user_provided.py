@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from speccompile.errors import InvalidOption
 from speccompile.graph_capture.state import StateSpec
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.modes.base import HostDraft, Mode, proposal_state
@@ -48,21 +47,19 @@ class UserProvided(Mode):
         return self.draft if self.host else None
 
     def check(self, info: ModelInfo) -> None:
-        def refuse(name: str, value: Any, reason: str) -> InvalidOption:
-            return InvalidOption(where="mode 'user_provided'", name=name, value=value, reason=reason)
-
         if not isinstance(self.host, bool):
-            raise refuse("host", self.host, "use True or False")
+            raise self.invalid("host", self.host, "use True or False")
         if not callable(self.draft):
             wanted = "draft(tokens, draft_len)" if self.host else "draft(tokens, length, draft_len)"
-            raise refuse("draft", self.draft, f"give a callable {wanted}")
+            raise self.invalid("draft", self.draft, f"give a callable {wanted}")
         if self.host or not isinstance(self.draft, nn.Module):
             return
         kind = type(self.draft).__name__
         if self.draft.training:
-            raise refuse("draft", kind, "it is in training mode; call its eval()")
+            raise self.invalid("draft", kind, "it is in training mode; call its eval()")
         if elsewhere := {str(tensor.device) for _, tensor in self._weights() if tensor.device != info.device}:
-            raise refuse("draft", kind, f"it is on {', '.join(sorted(elsewhere))} and the target on {info.device}")
+            where = ", ".join(sorted(elsewhere))
+            raise self.invalid("draft", kind, f"it is on {where} and the target on {info.device}")
 
     def _weights(self) -> list[tuple[str, torch.Tensor]]:
         if not isinstance(self.draft, nn.Module):

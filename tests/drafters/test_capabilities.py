@@ -17,8 +17,9 @@ from speccompile.errors import InvalidOption
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
+from speccompile.plan import make_plan
 from speccompile.policies.parse import LEARNING, parse_policy
-from speccompile.wrap import make_plan, wrap
+from speccompile.wrap import wrap
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
 POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)

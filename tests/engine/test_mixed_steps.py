@@ -16,8 +16,8 @@ import speccompile
 from speccompile import Speculator
 from speccompile.passes.mixed import mixed_rows, with_prompt
 from speccompile.pipelines import MIXED_TOKENS
+from speccompile.plan import make_plan
 from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, STEPS, PrefillBudget
-from speccompile.wrap import make_plan
 
 MAX_LEN = 192
 TIERS = (0, 2, 7)

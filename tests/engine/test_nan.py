@@ -23,7 +23,7 @@ from test_listener import Recorder
 from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
-import speccompile.build as build_module
+import speccompile.stages as stages_module
 from speccompile.errors import UndecidedLogits
 from speccompile.graph_capture.observe import observe
 from speccompile.runtime.engine import Engine
@@ -43,7 +43,7 @@ class Poisoned(Bench):
         model = tiny_llama(seed=3, hidden=32 if kind == "eager attention" else 64)
         with pytest.MonkeyPatch.context() as patch:
             if kind == "eager attention":
-                patch.setattr(build_module, "observe", lambda model, info, routes: observe(model, info, ("eager",)))
+                patch.setattr(stages_module, "observe", lambda model, info, routes: observe(model, info, ("eager",)))
             mode = "ngram" if kind == "ngram" else "early_exit"
             super().__init__(model, mode, deterministic=kind == "deterministic", max_len=64)
         assert self.build.observed.route == ("eager" if kind == "eager attention" else "attention")

@@ -1,0 +1,102 @@
+"""The sizes and variants of an EAGLE-3 head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from speccompile.errors import InvalidHead
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """The sizes and variants of a head. H is its own hidden size, Ht the target's.
+
+    Args:
+        taps: the target's decoder layers whose outputs it reads, ascending; empty for the default three.
+        rope: transformers' ``rope_parameters``; the head's own, not the target's.
+        fc_norm: an RMSNorm for each tapped state, in front of ``fc`` (EAGLE-3.1). ``norm_before_fc``: one over all.
+        norm_before_residual: the residual is the hidden state behind ``hidden_norm``, not in front of it.
+        norm_output: the next draft step reads the hidden state behind the last norm, not in front of it.
+    """
+
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_hidden_layers: int = 1
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    taps: tuple[int, ...] = ()
+    bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    tie_word_embeddings: bool = False
+
+    @property
+    def tapped(self) -> int:
+        """How many hidden states it reads."""
+        return len(self.taps) or 3
+
+    @staticmethod
+    def for_target(model: PreTrainedModel, **fields: Any) -> Eagle3Config:
+        """A head of the target's own sizes and vocabulary, with these ``fields`` instead."""
+        config = model.config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        sizes: dict[str, Any] = dict(
+            hidden_size=config.hidden_size,
+            target_hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_attention_heads=heads,
+            num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            vocab_size=config.vocab_size,
+            draft_vocab_size=config.vocab_size,
+        )
+        return Eagle3Config(**(sizes | fields))
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """The layers that EAGLE-3 reads of a target of L layers: an early, a middle and a late one.
+
+    Raises:
+        InvalidHead: there are too few.
+    """
+    if num_layers <= 5:
+        reason = f"the usual three layers exist in targets of more than 5, and this one has {num_layers}"
+        raise InvalidHead(source="EAGLE-3", reason=f"{reason}; name them in eagle_aux_hidden_state_layer_ids")
+    return (1, num_layers // 2 - 1, num_layers - 4)
+
+
+def check_config(config: Eagle3Config) -> None:
+    """Raises InvalidHead: its values do not go together."""
+
+    def refuse(reason: str) -> None:
+        raise InvalidHead(source="EAGLE-3", reason=reason)
+
+    if config.fc_norm and config.norm_before_fc:
+        refuse("it has both fc_norm and norm_before_fc, of which a head has one")
+    if config.draft_vocab_size > config.vocab_size:
+        refuse(f"its draft vocabulary ({config.draft_vocab_size}) is larger than the target's ({config.vocab_size})")
+    if config.tie_word_embeddings and config.draft_vocab_size != config.vocab_size:
+        refuse("it ties lm_head and embedding, which are of different vocabularies")
+    if list(config.taps) != sorted(config.taps):
+        refuse(f"its layers {list(config.taps)} are not ascending")
+    if config.hidden_act not in ACT2FN:
+        refuse(f"transformers knows no activation {config.hidden_act!r}")
+    if config.num_hidden_layers < 1:
+        refuse("it has no layer")

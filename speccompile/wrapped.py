@@ -1,0 +1,232 @@
+"""A wrapped model from ``wrap`` to ``close``: its parts, and what there is to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from transformers import PreTrainedModel
+
+from speccompile.build import Build
+from speccompile.errors import Closed, InvalidOption
+from speccompile.explain import explain
+from speccompile.graph_capture.graph import Route
+from speccompile.hidden_states.saver import Saver
+from speccompile.hidden_states.writer import RecordWriter
+from speccompile.lowering.backends import Backend
+from speccompile.lowering.called import KernelCall, kernels_called
+from speccompile.lowering.tier import Kind, Tier
+from speccompile.modes.base import Mode
+from speccompile.passes.pipeline import Pipeline, Stages
+from speccompile.pipelines import prefill_pipeline, tier_pipeline
+from speccompile.plain import plain
+from speccompile.runtime.arena import Arena
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.metrics import prometheus_text
+from speccompile.runtime.options import EngineOptions
+from speccompile.runtime.outcomes import Outcomes
+from speccompile.runtime.policy import AnyPolicy, check_tier
+from speccompile.runtime.stats import Stats
+from speccompile.runtime.target import Target
+
+
+class Wrapped:
+    """A context manager that closes itself."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        build: Build,
+        policy: AnyPolicy,
+        options: EngineOptions,
+        given: Mapping[str, Any],
+        writer: RecordWriter | None = None,
+    ) -> None:
+        config = self._config = build.config
+        self._given = given
+        self._build: Build | None = build
+        self._target: Target | None = Target(
+            model,
+            build.weights,
+            build.packs,
+            build.info.vocab_size,
+            config.rule,
+            config.logits_processors,
+            () if build.drafter is None else build.drafter.weights.values(),
+        )
+        self._engine: Engine | None = Engine(
+            self._target,
+            arena=build.arena,
+            executables=build.executables,
+            make=build.make,
+            make_mixed=build.make_mixed,
+            policy=policy,
+            outcomes=Outcomes.of(build.arena, build.pack),
+            ready=config.mode.ready and not config.rule.fills_drafts,
+            options=options,
+            one_shape=config.one_shape,
+            reads_dead_places=config.reads_dead_places,
+            reach=None if config.network is None else config.network.max_len,
+            host_draft=config.mode.host_draft if config.max_draft_len else None,
+            saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
+        )
+
+    @property
+    def engine(self) -> Engine:
+        return self._open()[0]
+
+    @property
+    def tiers(self) -> Mapping[int, Tier]:
+        """By draft length, the greedy tier of most rows; those of fewer rows are in ``spec.engine.tiers``, and once a
+        request has needed them those with the sampling pipeline too. With logits processors of your own there are only
+        the latter."""
+        tiers = self.engine.tiers.items()
+        return {draft_len: tier for (draft_len, _, kind), tier in tiers if kind == self._config.kind}
+
+    @property
+    def prefill(self) -> Mapping[int, Tier]:
+        """Prefill executables by chunk width; those with the sampling pipeline are in ``spec.engine.prefill_tiers``,
+        once a request has needed them."""
+        return {width: tier for (width, kind), tier in self.engine.prefill_tiers.items() if kind == self._config.kind}
+
+    @property
+    def stages(self) -> Stages:
+        """Stages of the largest tier, by pass; those of another are ``spec.tiers[K].stages``."""
+        return self.tiers[max(self.tiers)].stages
+
+    @property
+    def arena(self) -> Arena:
+        return self.engine.arena
+
+    @property
+    def mode(self) -> Mode:
+        """What drafts; of ``mode="auto"``, what that chose."""
+        self._open()
+        return self._config.mode
+
+    @property
+    def backend(self) -> Backend:
+        """What lowers step graphs here; any stage can be lowered with it."""
+        self._open()
+        return self._config.backend
+
+    @property
+    def hidden_states(self) -> RecordWriter:
+        """What saves hidden states: its ``written`` are the ids of records on the disk, ``flush()`` writes those that
+        wait for a file to be full.
+
+        Raises:
+            InvalidOption: this wrap does not.
+        """
+        saver = self.engine.saver
+        if saver is None:
+            reason = "give a folder, or a SaveHiddenStates"
+            raise InvalidOption(where="wrap", name="save_hidden_states", value=None, reason=reason)
+        return saver.writer
+
+    @property
+    def stats(self) -> Stats:
+        return self.engine.stats
+
+    def prometheus(self) -> str:
+        """``stats`` in Prometheus' text format.
+
+        Raises:
+            InvalidOption: prometheus_client is not installed.
+        """
+        return prometheus_text(self.engine.stats)
+
+    @property
+    def policy(self) -> AnyPolicy:
+        return self.engine.policy
+
+    @property
+    def route(self) -> Route:
+        """How attention was captured: by the attention op (``"attention"``) or as the model's own (``"eager"``)."""
+        self._open()
+        assert self._build is not None
+        return self._build.observed.route
+
+    @property
+    def route_reason(self) -> str:
+        """Why not by the attention op; empty if by it."""
+        self._open()
+        assert self._build is not None
+        return self._build.observed.reason
+
+    @property
+    def build_seconds(self) -> dict[str, float]:
+        """Seconds of each part of the build."""
+        self._open()
+        assert self._build is not None
+        return dict(self._build.seconds)
+
+    def pipeline(
+        self, draft_len: int | None = None, *, prefill: int | None = None, kind: Kind | None = None
+    ) -> Pipeline:
+        """The passes of a tier (or of a prefill width), to run, bisect or change: ``spec.pipeline(3).without(...)``.
+
+        Its :meth:`~speccompile.passes.pipeline.Pipeline.run` takes ``spec.stages["outline"].graph``. ``kind`` None is
+        that of ``spec.tiers``.
+        """
+        engine, _ = self._open()
+        kind = self._config.kind if kind is None else kind
+        if draft_len is not None:
+            check_tier(draft_len, engine.draft_lens)
+        if prefill is not None:
+            return prefill_pipeline(self._config, prefill, kind)
+        draft_len = max(self._config.tiers) if draft_len is None else draft_len
+        return tier_pipeline(self._config, draft_len, self._config.max_batch, kind)
+
+    def kernels(self, draft_len: int | None = None, *, rows: int | None = None) -> tuple[KernelCall, ...]:
+        """The kernels that one step of a tier calls: attention, linears, choice, commit, drafting, what Inductor wrote,
+        and what is left of torch's own ops. Those of a body count for each call of it.
+
+        ``draft_len`` None is the largest tier, ``rows`` None the tier of most rows.
+        """
+        engine, _ = self._open()
+        draft_len = max(self._config.tiers) if draft_len is None else draft_len
+        draft_len = plain(draft_len)
+        check_tier(draft_len, engine.draft_lens)
+        tiers = [tier for tier in engine.tiers.values() if tier.draft_len == draft_len]
+        counts = {tier.key.rows: tier for tier in reversed(tiers) if tier.key.sampling == self._config.kind}
+        if rows is not None and rows not in counts:
+            raise InvalidOption(
+                where="kernels", name="rows", value=rows, reason=f"there are tiers of {sorted(counts)} rows"
+            )
+        graph = counts[max(counts) if rows is None else rows].graph
+        return kernels_called(graph, self.arena.device.type, self._config.backend.compiled_code(graph))
+
+    def explain(self) -> str:
+        """What was built and why, in plain words."""
+        engine, _ = self._open()
+        assert self._build is not None
+        return explain(self._config, self._build, engine)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all requests, write records that wait, and let go of arena, executables and model; the model itself
+        stays as it is.
+
+        Raises:
+            RecordsNotWritten: the disk does not take them.
+        """
+        engine, self._engine, self._build, self._target = self._engine, None, None, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> tuple[Engine, Target]:
+        if self._engine is None or self._target is None:
+            raise Closed()
+        return self._engine, self._target
