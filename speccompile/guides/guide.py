@@ -80,9 +80,14 @@ class Guide:
         if len(numbers) > np.iinfo(np.int16).max:
             raise InvalidGuide(what=text, reason=f"its automaton has {len(numbers)} states; make it simpler")
         rows = np.full((len(numbers), vocab_size), DEAD, dtype=np.int16)
+        number_of = np.full(1 + max(transitions.keys() | useful), DEAD, dtype=np.int16)
+        number_of[list(numbers)] = list(numbers.values())
         for state, index in numbers.items():
-            moves = {token: numbers[to] for token, to in transitions.get(state, {}).items() if to in useful}
-            rows[index, list(moves)] = list(moves.values())
+            moves = transitions.get(state, {})
+            tokens = np.fromiter(moves.keys(), dtype=np.int64, count=len(moves))
+            leads = np.fromiter(moves.values(), dtype=np.int64, count=len(moves))
+            known = leads < len(number_of)
+            rows[index, tokens[known]] = number_of[leads[known]]
         classes, moves_of_class = _classes(rows)
         ends = torch.tensor([state in final for state in numbers])
         return Guide(text, torch.from_numpy(classes), torch.from_numpy(moves_of_class), ends)

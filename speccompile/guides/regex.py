@@ -50,12 +50,14 @@ def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Gui
         raise InvalidGuide(what=text, reason=_reason(error)) from error
     ended, moves_of = index.get_final_states(), index.get_transitions()
     initial = moves_of.pop(index.get_initial_state())[start]
-    transitions, final = {}, set()
+    final = set()
     for state, moves in moves_of.items():
-        if moves.get(end) in ended:
+        if moves.pop(end, None) in ended:
             final.add(state)
-        transitions[state] = {token: to for token, to in moves.items() if token < size}
-    return Guide.of_transitions(text, initial, transitions, final, size)
+        # Neither is a token of the model's.
+        moves.pop(start, None)
+        moves.pop(eos, None)
+    return Guide.of_transitions(text, initial, moves_of, final, size)
 
 
 def byte_index(pattern: str, text: str) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +21,7 @@ _KNOWN = frozenset({"ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse",
 _UNICODE_BYTES = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Mapping[bytes, Sequence[int]]:
     """Token ids by what they stand for inside of a text; special tokens stand for nothing.
 
     Raises:
@@ -28,7 +30,20 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InvalidInput(name="tokenizer", reason="guides need a fast tokenizer (transformers' use_fast=True)")
-    state = json.loads(backend.to_str())
+    return _token_bytes(_Tokenizer(backend.to_str(), tokenizer.get_vocab()))
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """Known by all that it is, as text."""
+
+    state: str
+    vocabulary: dict[str, int] = field(compare=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _token_bytes(tokenizer: _Tokenizer) -> Mapping[bytes, Sequence[int]]:
+    state = json.loads(tokenizer.state)
     decoders = list(_decoders(state["decoder"]))
     kinds = {item["type"] for item in decoders}
     if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"} or not all(_is_known(item) for item in decoders):
@@ -36,7 +51,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
         raise InvalidInput(name="tokenizer", reason=reason)
     special = {item["id"] for item in state["added_tokens"] if item["special"]}
     result: dict[bytes, list[int]] = {}
-    for token, index in tokenizer.get_vocab().items():
+    for token, index in tokenizer.vocabulary.items():
         text = b"" if index in special else _stands_for(token, kinds)
         if text:
             result.setdefault(text, []).append(index)
