@@ -28,6 +28,7 @@ from speccompile.plan import make_plan
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import Policy
+from speccompile.runtime.prefill import STEPS
 from speccompile.runtime.request import Request
 
 VOCAB = 128
@@ -124,6 +125,13 @@ class Bench:
             assert engine.capacity().waiting == 0
         assert not self.build.arena["alive"].any()
         assert self.build.arena.fingerprint() == before
+
+
+def always_mixes(spec: Speculator) -> None:
+    """Prompts are read along with any tier, however the machine's speed moves meanwhile."""
+    for draft_len in spec.tiers:
+        for _ in range(STEPS):
+            spec.engine.prefill_budget.note_step(draft_len, 1e6)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from engines import always_mixes
 from tiny import admitted, cancel_all, tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -154,7 +155,7 @@ def run_everything(spec: Speculator) -> None:
             spec.set_tier(draft_len)
             engine.step()
             if rows < engine.arena.layout.max_batch:
-                engine.prefill_budget.note_step(1e6)
+                always_mixes(spec)
                 reading = engine.submit(unknown_prompt(60), max_new_tokens=2)
                 engine.step()
                 reading.cancel()

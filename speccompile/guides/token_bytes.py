@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ _KNOWN = frozenset({"ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse",
 _UNICODE_BYTES = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Mapping[bytes, Sequence[int]]:
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
     """Token ids by what they stand for inside of a text; special tokens stand for nothing.
 
     Raises:
@@ -42,7 +42,7 @@ class _Tokenizer:
 
 
 @functools.lru_cache(maxsize=4)
-def _token_bytes(tokenizer: _Tokenizer) -> Mapping[bytes, Sequence[int]]:
+def _token_bytes(tokenizer: _Tokenizer) -> dict[bytes, list[int]]:
     state = json.loads(tokenizer.state)
     decoders = list(_decoders(state["decoder"]))
     kinds = {item["type"] for item in decoders}

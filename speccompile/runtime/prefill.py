@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 # A decode step and the prompt chunks in front of it may take so many times a usual step: what a running request waits
@@ -12,11 +12,9 @@ LONGEST_WAIT = 2.0
 # Newest measurements that an estimate is made of.
 STEPS = 32
 CHUNKS = 5
-# Chunks of other widths after which the oldest measurement of an unused one is dropped: one slow run must not rule a
-# width out for good.
+# Runs of other kinds after which the oldest measurement of an unused one is dropped: one slow run must not rule a width
+# out for good.
 FORGOTTEN = 64
-# Stands for mixed steps where others are told by their width.
-MIXED = 0
 # The budget in tokens where chunks may not depend on time and none was given.
 FIXED_TOKENS = 64
 
@@ -38,6 +36,30 @@ def next_width(length: int, widths: Sequence[int]) -> int:
     return covering[0] if covering else fitting[-1] if fitting else widths[0]
 
 
+class Seldom:
+    """What something takes that may not run for a long time."""
+
+    def __init__(self) -> None:
+        self._measured: deque[float] = deque(maxlen=CHUNKS)
+        self._unused = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """None if it is not known."""
+        return statistics.median(self._measured) if self._measured else None
+
+    def note(self, seconds: float) -> None:
+        self._measured.append(seconds)
+        self._unused = 0
+
+    def pass_over(self) -> None:
+        """Something else ran."""
+        self._unused += 1
+        if self._measured and self._unused >= FORGOTTEN:
+            self._measured.popleft()
+            self._unused = 0
+
+
 class PrefillBudget:
     """What prefill may cost between two decode steps while somebody watches tokens come.
 
@@ -54,36 +76,49 @@ class PrefillBudget:
         self.fixed = fixed
         self._widths = tuple(widths)
         self._steps: deque[float] = deque(maxlen=STEPS)
-        # Of chunks by width, and of mixed steps.
-        self._chunks: dict[int, deque[float]] = {width: deque(maxlen=CHUNKS) for width in (*widths, MIXED)}
-        self._unused = dict.fromkeys(self._chunks, 0)
+        # By draft length.
+        self._tiers: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=CHUNKS))
+        self._mixed: defaultdict[int, Seldom] = defaultdict(Seldom)
+        self._chunks = {width: Seldom() for width in widths}
 
-    def note_step(self, seconds: float) -> None:
-        """A decode step took so long."""
+    def note_step(self, draft_len: int, seconds: float) -> None:
+        """A decode step of a tier took so long."""
         self._steps.append(seconds)
+        self._tiers[draft_len].append(seconds)
 
     def note_chunk(self, width: int, seconds: float) -> None:
         """A prompt chunk took so long."""
-        self._chunks[width].append(seconds)
-        self._unused[width] = 0
-        for other, measured in self._chunks.items():
-            self._unused[other] += other != width
-            if measured and self._unused[other] >= FORGOTTEN:
-                measured.popleft()
-                self._unused[other] = 0
+        self._note(self._chunks[width], seconds)
 
-    def note_mixed(self, seconds: float) -> None:
-        """A decode step that read a piece of a prompt along took so long."""
-        self.note_chunk(MIXED, seconds)
+    def note_mixed(self, draft_len: int, seconds: float) -> None:
+        """A decode step of a tier that read a piece of a prompt along took so long."""
+        self._note(self._mixed[draft_len], seconds)
+
+    def _note(self, ran: Seldom, seconds: float) -> None:
+        for measured in (*self._chunks.values(), *self._mixed.values()):
+            if measured is ran:
+                measured.note(seconds)
+            else:
+                measured.pass_over()
 
     @property
     def mixes(self) -> bool:
-        """Prompts are read along with decode steps: no budget was given, and it takes no longer than it may, or than a
-        step behind the smallest chunk, which reads less."""
-        measured, usual = self._chunks[MIXED], self.usual_step
-        longest = max(LONGEST_WAIT * usual, usual + self.seconds(self._widths[0]))
-        fits = not measured or not usual or statistics.median(measured) <= longest
-        return self.tokens is None and fits
+        """Prompts are read along with decode steps: no budget was given, and without drafts it takes no longer than it
+        may."""
+        return self.tokens is None and self._mixed_fits(0)
+
+    def mixed_draft_len(self, wanted: int, draft_lens: Sequence[int]) -> int:
+        """Where it mixes, the largest of ``draft_lens`` up to ``wanted`` with which a decode step that reads a piece of
+        a prompt along takes no longer than it may."""
+        return max(size for size in draft_lens if size == 0 or (size <= wanted and self._mixed_fits(size)))
+
+    def _mixed_fits(self, draft_len: int) -> bool:
+        """A step may take ``LONGEST_WAIT`` usual ones, or what one behind the smallest chunk takes, which reads less.
+        What is not known is tried without drafts, and with drafts where that tier's own step and a chunk fit."""
+        measured, usual, chunk = self._mixed[draft_len].seconds, self.usual_step, self.seconds(self._widths[0])
+        if measured is None and draft_len:
+            measured = statistics.median(self._tiers[draft_len] or [float("inf")]) + chunk
+        return not usual or measured is None or measured <= max(LONGEST_WAIT * usual, usual + chunk)
 
     @property
     def usual_step(self) -> float:
@@ -93,10 +128,10 @@ class PrefillBudget:
     def seconds(self, width: int) -> float:
         """What a chunk is expected to take. One that never ran: as long per token as the next smaller one, or nothing,
         so that the smallest is tried first."""
-        measured = [known for known in self._widths if known <= width and self._chunks[known]]
-        if not measured:
-            return 0.0 if width == self._widths[0] else float("inf")
-        return statistics.median(self._chunks[measured[-1]]) * width / measured[-1]
+        for known in reversed([known for known in self._widths if known <= width]):
+            if (measured := self._chunks[known].seconds) is not None:
+                return measured * width / known
+        return 0.0 if width == self._widths[0] else float("inf")
 
     def next_chunk(self, length: int, spent: Sequence[int] | None) -> int | None:
         """The next chunk of a prompt with ``length`` tokens to go, or None if it has to wait for the decode step.

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from speccompile.hidden_states.saver import Saver
 from speccompile.lowering.tier import Executables, Kind, Tier, TierName
@@ -140,17 +141,20 @@ class Stepper(Prompts):
             self.mixed_tiers = {**self.mixed_tiers, **self._make_mixed(kind)}
             self._mixed_kinds.add(kind)
 
-    def next_tier(self, *, mixed: bool = False) -> Tier:
+    def next_tier(self) -> Tier:
         """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; the
         smallest row count that holds all live rows; and the least kind that serves all of them."""
-        return self._tier_for(self._offers(), self.mixed_tiers if mixed else self.tiers)
+        return self.tiers[self._tier_name(self._draft_len_for(self._offers()))]
 
     def _offers(self) -> list[Row]:
         scores, reach = self.policies.learns, self._reach
         return offers(self._rows, self.arena, self.draft_lens[-1], ready=self.ready, scores=scores, reach=reach)
 
-    def _tier_for(self, offered: list[Row], tiers: Mapping[TierName, Tier]) -> Tier:
+    def _tier_name(self, draft_len: int) -> TierName:
         live = len(self._rows)
+        return draft_len, min(rows for rows in self.row_counts if rows >= live), self._kind_of_rows()
+
+    def _draft_len_for(self, offered: list[Row]) -> int:
         draft_len = self.policies.choose(offered, len(self._flights))
         # Behind its reach a network drafts for nobody.
         behind = self._reach is not None and not any(row.draft_len for row in offered)
@@ -159,7 +163,7 @@ class Stepper(Prompts):
         elif self.ready:
             proposed = max((row.draft_len for row in offered), default=0)
             draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
-        return tiers[draft_len, min(rows for rows in self.row_counts if rows >= live), self._kind_of_rows()]
+        return draft_len
 
     # --- a step --------------------------------------------------------------------------------------
 
@@ -211,12 +215,15 @@ class Stepper(Prompts):
         reader = self._prefilling
         if reader is not None and not self._reads_along(reader):
             reader = None
-        offered = self._offers()
-        self.tier = self._tier_for(offered, self.tiers if reader is None else self.mixed_tiers)
-        budget, started = self.prefill_budget, time.perf_counter()
+        offered, budget = self._offers(), self.prefill_budget
+        draft_len, tiers, note = self._draft_len_for(offered), self.tiers, budget.note_step
         if reader is not None:
             self._point_at(reader)
-        with self.clock.time(budget.note_step if reader is None else budget.note_mixed):
+            draft_len, tiers = budget.mixed_draft_len(draft_len, self.draft_lens), self.mixed_tiers
+            note = budget.note_mixed
+        self.tier = tiers[self._tier_name(draft_len)]
+        started = time.perf_counter()
+        with self.clock.time(partial(note, draft_len)):
             self.tier.run()
         places = self.tier.draft_len + 1
         records = {row: row.records.look(row.slot, places) for row in rows if row.params.wanted}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import breaking, greedy
+from engines import always_mixes, breaking, greedy
 from tiny import admitted, cancel_all, random_prompt
 from transformers import LlamaForCausalLM
 
@@ -17,7 +17,7 @@ from speccompile import Speculator
 from speccompile.passes.mixed import mixed_rows, with_prompt
 from speccompile.pipelines import MIXED_TOKENS
 from speccompile.plan import make_plan
-from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, STEPS, PrefillBudget
+from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT, STEPS, PrefillBudget
 
 MAX_LEN = 192
 TIERS = (0, 2, 7)
@@ -30,12 +30,6 @@ def wrap(model: LlamaForCausalLM, mode: str = "ngram", **options: Any) -> Specul
     spec = speccompile.wrap(model, mode, policy=policy, **(sizes | options))
     always_mixes(spec)
     return spec
-
-
-def always_mixes(spec: Speculator) -> None:
-    """However the machine's speed moves meanwhile."""
-    for _ in range(STEPS):
-        spec.engine.prefill_budget.note_step(1e6)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +189,7 @@ def test_prompts_go_in_chunks_where_they_cannot_be_read_along(model: LlamaForCau
         # The lm_head has to look at all of its prompt.
         assert ran(spec, prompt_logprobs=True) == {"prefill", "tier"}
         for _ in range(CHUNKS):
-            spec.engine.prefill_budget.note_mixed(1e9)
+            spec.engine.prefill_budget.note_mixed(0, 1e9)
         assert ran(spec) == {"prefill", "tier"}
     with wrap(model, "none", prefill_budget=8, prefix_reuse=False) as spec:
         assert ran(spec) == {"prefill", "tier"}
@@ -223,19 +217,19 @@ def test_nothing_is_allocated_once_the_tiers_are_there(spec: Speculator) -> None
 def test_a_step_that_took_too_long_is_tried_again_later() -> None:
     budget = PrefillBudget((4, 8), None, fixed=False)
     assert budget.mixes
-    budget.note_mixed(3.0)
+    budget.note_mixed(0, 3.0)
     assert budget.mixes, "what a usual step takes is not known yet"
-    budget.note_step(1.0)
+    budget.note_step(0, 1.0)
     assert not budget.mixes
     for _ in range(FORGOTTEN):
         assert not budget.mixes
         budget.note_chunk(4, 0.1)
     assert budget.mixes
-    budget.note_mixed(1.9)
+    budget.note_mixed(0, 1.9)
     assert budget.mixes
     # Longer than it may take, but so does what reads less.
     for _ in range(CHUNKS):
-        budget.note_mixed(2.5)
+        budget.note_mixed(0, 2.5)
         budget.note_chunk(4, 1.6)
     assert budget.mixes
     for _ in range(CHUNKS):
@@ -243,6 +237,33 @@ def test_a_step_that_took_too_long_is_tried_again_later() -> None:
     assert not budget.mixes
     assert not PrefillBudget((4, 8), 64, fixed=False).mixes
     assert not PrefillBudget((4, 8), None, fixed=True).mixes
+
+
+def test_no_more_is_drafted_beside_a_prompt_than_a_step_has_time_for() -> None:
+    budget, tiers = PrefillBudget((4, 8), None, fixed=False), (0, 1, 3, 7)
+    budget.note_chunk(4, 0.9)
+    for draft_len, seconds in ((0, 1.0), (1, 1.0), (1, 1.0), (3, 1.2), (7, 2.5)):
+        budget.note_step(draft_len, seconds)
+    assert [budget.mixed_draft_len(wanted, tiers) for wanted in tiers] == [0, 1, 1, 1]
+    budget.note_mixed(1, LONGEST_WAIT + 0.1)
+    assert budget.mixed_draft_len(7, tiers) == 0
+    budget.note_mixed(3, LONGEST_WAIT)
+    assert [budget.mixed_draft_len(wanted, tiers) for wanted in tiers] == [0, 0, 3, 3]
+    for _ in range(STEPS):
+        budget.note_step(7, 2.5)
+    assert budget.mixed_draft_len(7, tiers) == 7, "that is the usual step now"
+
+
+def test_a_step_beside_a_prompt_falls_back_to_a_smaller_tier(spec: Speculator, runs: list[str]) -> None:
+    engine = spec.engine
+    admitted(engine, random_prompt(6, seed=1), max_new_tokens=60)
+    engine.submit(random_prompt(60, seed=2), max_new_tokens=9)
+    for _ in range(CHUNKS):
+        engine.prefill_budget.note_mixed(7, 1e9)
+    runs.clear()
+    engine.step()
+    assert runs == ["mixed tier K=2, 1 row"]
+    engine.run()
 
 
 # --- what the graph computes -------------------------------------------------------------------------------------

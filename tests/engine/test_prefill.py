@@ -122,13 +122,13 @@ def test_a_measured_budget_follows_what_is_measured(
     running = admitted(engine, random_prompt(5, seed=1), max_new_tokens=60)
     for step_seconds, allowed in ((10.0, "T=128"), (1e-9, "T=4, inner")):
         for _ in range(STEPS):
-            engine.prefill_budget.note_step(step_seconds)
+            engine.prefill_budget.note_step(0, step_seconds)
         for width in spec.prefill:
             for _ in range(STEPS):
                 engine.prefill_budget.note_chunk(width, 0.01)
         for _ in range(STEPS):
             # Reading along is no way out.
-            engine.prefill_budget.note_mixed(1e6)
+            engine.prefill_budget.note_mixed(0, 1e6)
         late = engine.submit(random_prompt(128, seed=int(step_seconds)), max_new_tokens=1)
         runs.clear()
         engine.step()
@@ -139,8 +139,8 @@ def test_a_measured_budget_follows_what_is_measured(
         monkeypatch.setattr(engine.prefill_budget, name, lambda *measured: noted.append(measured))
     engine.submit(random_prompt(4, seed=11), max_new_tokens=1)
     engine.step()
-    (width, chunk_seconds), (step_seconds,) = noted
-    assert width == 4
+    (width, chunk_seconds), (draft_len, step_seconds) = noted
+    assert (width, draft_len) == (4, 0)
     assert min(chunk_seconds, step_seconds) > 1e-6
     engine.run()
     assert running.new_tokens == greedy(model, running.prompt, 60)

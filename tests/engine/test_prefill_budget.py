@@ -82,7 +82,7 @@ def steps(budget: PrefillBudget, length: int) -> list[list[int]]:
 def measured(step: float, chunks: dict[int, float], widths: Sequence[int] = WIDTHS) -> PrefillBudget:
     """A budget that has seen steps and chunks take so many seconds."""
     budget = PrefillBudget(widths, None, fixed=False)
-    budget.note_step(step)
+    budget.note_step(0, step)
     for width, seconds in chunks.items():
         budget.note_chunk(width, seconds)
     return budget
@@ -93,7 +93,7 @@ def test_nothing_bounds_a_prompt_that_nobody_waits_for(
     length: int, widths: tuple[int, ...], tokens: int | None
 ) -> None:
     budget = PrefillBudget(widths, tokens, fixed=False)
-    budget.note_step(1e-6)
+    budget.note_step(0, 1e-6)
     for width in widths:
         budget.note_chunk(width, 1.0)
     left, chunks = length, []
@@ -189,22 +189,22 @@ def test_before_anything_was_measured_the_smallest_chunk_goes_first() -> None:
     assert budget.seconds(8) == 0.0 and budget.seconds(32) == float("inf")
     assert budget.next_chunk(1000, []) == 8
     # A decode step alone does not tell what a wider chunk takes.
-    budget.note_step(1.0)
+    budget.note_step(0, 1.0)
     assert budget.next_chunk(1000, []) == 8
 
 
 def test_one_slow_measurement_changes_nothing_and_old_ones_are_forgotten() -> None:
     budget = measured(0.1, {8: 0.05})
     for _ in range(STEPS - 2):
-        budget.note_step(0.1)
+        budget.note_step(0, 0.1)
     for _ in range(4):
         budget.note_chunk(8, 0.05)
-    budget.note_step(30.0)
+    budget.note_step(0, 30.0)
     budget.note_chunk(8, 30.0)
     assert budget.usual_step == 0.1
     assert budget.seconds(8) == 0.05
     for _ in range(STEPS):
-        budget.note_step(0.7)
+        budget.note_step(0, 0.7)
         budget.note_chunk(8, 0.3)
     assert budget.usual_step == 0.7
     assert budget.seconds(8) == 0.3
@@ -227,7 +227,7 @@ def test_fixed_chunks_depend_on_the_prompt_alone(
     assert busy.tokens == most
     left, chunks = length, []
     while left > 0:
-        busy.note_step(rng.random())
+        busy.note_step(0, rng.random())
         busy.note_chunk(rng.choice(widths), rng.random())
         spent = None if rng.random() < 0.2 else [rng.choice(widths) for _ in range(rng.randint(0, 2))]
         width = busy.next_chunk(left, spent)

@@ -10,6 +10,7 @@ import published
 import pytest
 import torch
 from eagle3_specs import MAX_LEN, TAPS, drafted, drafted_in_front, eagle3, plain_of, states_of
+from engines import always_mixes
 from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -151,8 +152,7 @@ def test_a_known_beginning(model: LlamaForCausalLM, head: Eagle3Head) -> None:
 
 def test_a_prompt_beside_a_step(model: LlamaForCausalLM, head: Eagle3Head) -> None:
     with eagle3(model, head, max_batch=2) as spec:
-        for _ in range(40):
-            spec.engine.prefill_budget.note_step(1e6)
+        always_mixes(spec)
         running = admitted(spec.engine, random_prompt(5), max_new_tokens=80)
         for length in (1, 2, 9, 30):
             spec.set_tier(3)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from eagle3_specs import drafted, drafted_in_front
+from engines import always_mixes
 from mtp_specs import MODULES, mtp
 from plain_mtp import SeedWorker, draft_by_chain, left_by_target, read_by_first
 from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
@@ -134,8 +135,7 @@ def test_a_prompt_beside_a_step(
     specs: Callable[[str], Speculator], model: LlamaForCausalLM, head: MtpHead, draft_len: int
 ) -> None:
     spec = specs("chain of modules")
-    for _ in range(40):
-        spec.engine.prefill_budget.note_step(1e6)
+    always_mixes(spec)
     running = admitted(spec.engine, random_prompt(5), max_new_tokens=90)
     spec.set_tier(draft_len)
     for length in (1, 2, 9, 30):
