@@ -51,7 +51,7 @@ def make_plan(
     model: PreTrainedModel,
     mode: str | Sequence[str] | None,
     *,
-    tiers: Sequence[int] = DEFAULT_TIERS,
+    tiers: Sequence[int] | None = None,
     max_batch: int = 1,
     max_len: int = 2048,
     backend: str = "auto",
@@ -69,7 +69,7 @@ def make_plan(
     **mode_options: Any,
 ) -> Plan:
     """Check the arguments of :func:`wrap`, which are explained there."""
-    draft_lens = _check_tiers(tiers)
+    draft_lens = _check_tiers(DEFAULT_TIERS if tiers is None else tiers)
     _check_whole("max_batch", max_batch, 1)
     _check_whole("max_len", max_len, 2)
     if not (deterministic is None or isinstance(deterministic, bool)):
@@ -83,8 +83,7 @@ def make_plan(
     check_flag("wrap", "consume", consume)
     rule = choose_rule(acceptance)
     asked = modes.create(mode, mode_options)
-    default = default_policy(draft_lens, text_invariant=rule.text_invariant)
-    chosen_policy = parse_policy(default if policy is None else policy, draft_lens)
+    chosen_policy = _choose_policy(policy, draft_lens, rule)
     info = inspect_model(model)
     check_rotary(model, max_len)
     rule.check(info)
@@ -149,10 +148,18 @@ def make_plan(
         chosen_mode = chosen_mode.loaded(model)
         network = chosen_mode.network(model, info, max_len)
     if network is not None:
+        if tiers is None and network.most_drafts is not None:
+            draft_lens = tuple(sorted({min(size, network.most_drafts) for size in draft_lens}))
+            chosen_policy = _choose_policy(policy, draft_lens, rule)
+            config = replace(config, tiers=draft_lens)
         _check_network(network, config, consume)
     saved = None if saves is None else saved_rows(model, saves)
     config = replace(config, mode=chosen_mode, logits_processors=processors, network=network, saved=saved)
     return Plan(info, config, chosen_policy, engine, consume, saves)
+
+
+def _choose_policy(given: str | AnyPolicy | None, tiers: tuple[int, ...], rule: Rule) -> AnyPolicy:
+    return parse_policy(default_policy(tiers, text_invariant=rule.text_invariant) if given is None else given, tiers)
 
 
 def _choose_saves(given: Any, mode: Mode) -> SaveHiddenStates | None:

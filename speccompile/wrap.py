@@ -19,7 +19,7 @@ from speccompile.lowering.cpu.consume import consuming
 from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.lowering.inductor import bring
 from speccompile.package import check_fits, given_options, read_package
-from speccompile.plan import DEFAULT_TIERS, make_plan
+from speccompile.plan import make_plan
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import AnyPolicy
 from speccompile.sampling.user import Processor
@@ -31,7 +31,7 @@ def wrap(
     model: PreTrainedModel,
     mode: str | Sequence[str] | None = "ngram",
     *,
-    tiers: Sequence[int] = DEFAULT_TIERS,
+    tiers: Sequence[int] | None = None,
     max_batch: int = 1,
     max_len: int = 2048,
     backend: str = "auto",
@@ -57,7 +57,7 @@ def wrap(
             "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
             ``auto`` chooses by what is given (``head=``, ``draft=``) and by what the model's checkpoint has;
             ``explain()`` says why.
-        tiers: draft lengths to build, 0 among them.
+        tiers: draft lengths to build, 0 among them. None is (0, 1, 3, 7), or as far as the drafter goes.
         max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
             the smallest of 1, 2, 4, ... rows that holds those alive.
         max_len: most tokens of a sequence, prompt included.

@@ -6,11 +6,12 @@ import itertools
 import random
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from dice import Dice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_llama
@@ -38,18 +39,6 @@ MODES: dict[str, tuple[str, dict[str, int]]] = {
 # The same examples in every run: a near-tie in random weights would otherwise fail a run in some thousands.
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=20)
 FEW = settings(deadline=None, derandomize=True, max_examples=5)
-
-
-@dataclass
-class Dice:
-    """A policy that asks for any tier at any step, and remembers which."""
-
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-    asked: list[int] = field(default_factory=list)
-
-    def choose(self, live_rows: int) -> int:
-        self.asked.append(self.rng.choice(TIERS))
-        return self.asked[-1]
 
 
 @dataclass(frozen=True)
@@ -176,7 +165,7 @@ def test_eos_ids_that_occur(
 ) -> None:
     eos = occurring_eos(model, case, seed)
     spec = eager(mode)
-    spec.engine.policy = Dice(random.Random(seed))
+    spec.engine.policy = Dice(TIERS, seed)
     assert_same(model, hugging_face(model, case, eos), ours(spec, case, eos), case)
 
 
@@ -187,7 +176,7 @@ def test_policy_that_swaps_at_random(
     model: LlamaForCausalLM, eager: Callable[[str], Speculator], mode: str, case: Case, seed: int
 ) -> None:
     spec = eager(mode)
-    dice = spec.engine.policy = Dice(random.Random(seed))
+    dice = spec.engine.policy = Dice(TIERS, seed)
     spec.stats.reset()
     assert_same(model, hugging_face(model, case, []), ours(spec, case, []), case)
     assert len(dice.asked) == spec.stats.steps
@@ -265,7 +254,7 @@ def test_inductor(
     spec = inductor(mode)
     for policy, ends in itertools.product((7, None), ([], eos)):
         if policy is None:
-            spec.engine.policy = Dice(random.Random(seed))
+            spec.engine.policy = Dice(TIERS, seed)
         else:
             spec.set_tier(policy)
         assert_same(model, hugging_face(model, case, ends), ours(spec, case, ends), case)

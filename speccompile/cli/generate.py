@@ -25,7 +25,9 @@ def command(
     prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
     mode: Mode = "ngram",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 128,
-    tiers: Tiers = "0,1,3,7",
+    tiers: Annotated[
+        str | None, typer.Option(help="Draft lengths; 0,1,3,7, or as far as the drafter goes, if left out.")
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(help="fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
     ] = None,
@@ -39,7 +41,7 @@ def command(
     """Decode one prompt speculatively and stream the text."""
     with session():
         options = parse_options(option or [])
-        draft_lens = parse_tiers(tiers)
+        draft_lens = None if tiers is None else parse_tiers(tiers)
         # Before the model is loaded, since that takes a while.
         modes.create(mode, options)
         target, tokenizer = load(model)

@@ -22,16 +22,6 @@ def random_drafter(**config: Any) -> LlamaForCausalLM:
     return tiny_llama(seed=5, layers=1, hidden=32, heads=2, kv_heads=1, **config)
 
 
-class Dice:
-    """Another tier at every step."""
-
-    def __init__(self, seed: int, tiers: tuple[int, ...] = TIERS) -> None:
-        self._rng, self._tiers = random.Random(seed), tiers
-
-    def choose(self, live_rows: int) -> int:
-        return self._rng.choice(self._tiers)
-
-
 def ragged(seed: int, rows: int) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(128) for _ in range(rng.choice([1, 2, 5, 17, 33, 66]))] for _ in range(rows)]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafters import MAX_LEN, PENALTIES, TIERS, Dice, drafter_kv, ragged, random_drafter, together
+from dice import Dice
+from drafters import MAX_LEN, PENALTIES, TIERS, drafter_kv, ragged, random_drafter, together
 from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -56,7 +57,7 @@ def test_the_text_is_that_of_plain_decoding(
     spec: Speculator, plain: Speculator, rows: int, options: dict[str, Any]
 ) -> None:
     prompts = ragged(rows, rows)
-    spec.engine.policy = Dice(rows)
+    spec.engine.policy = Dice(TIERS, rows)
     assert together(spec, prompts, 24, **options) == together(plain, prompts, 24, **options)
 
 
@@ -101,7 +102,7 @@ def test_kv_behind_accepted_drafts_is_that_of_a_fresh_prompt(spec: Speculator) -
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, **PENALTIES}], ids=["greedy", "sampled"])
 def test_fused_and_split_draft_the_same(by_another: Speculator, split: Speculator, options: dict[str, Any]) -> None:
     """Step by step, at any tier: the drafter's KV at the drafts' places was computed from the drafts."""
-    prompt, dice = random_prompt(37, seed=8), Dice(4)
+    prompt, dice = random_prompt(37, seed=8), Dice(TIERS, 4)
     requests = [spec.engine.submit(prompt, max_new_tokens=40, seed=2, **options) for spec in (by_another, split)]
     while not all(request.finished for request in requests):
         draft_len, done, kept = dice.choose(1), len(requests[0].new_tokens), []

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafters import PENALTIES, Dice, ragged, together
+from dice import Dice
+from drafters import PENALTIES, TIERS, ragged, together
 from tiny import greedy, random_prompt, tiny_llama
 from torch import nn
 from transformers import LlamaForCausalLM
@@ -79,7 +80,7 @@ def test_the_text_is_that_of_plain_decoding(model: LlamaForCausalLM, kind: str, 
     }
     with wrapped(model, drafts[kind], host=kind == "host") as spec:
         for seed, (prompts, wanted) in enumerate(zip(batches, expected, strict=True)):
-            spec.engine.policy = Dice(seed)
+            spec.engine.policy = Dice(TIERS, seed)
             assert together(spec, prompts, 24, **options) == wanted
         assert spec.stats.draft_tokens > spec.stats.accepted_tokens
         assert kind != "host" or spec.stats.accepted_tokens > 0

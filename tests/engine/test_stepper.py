@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from dice import Dice
 from engines import MAX_BATCH, MAX_LEN, Breaks, greedy
 from tiny import admitted, cancel_all, random_prompt
 from transformers import LlamaForCausalLM
@@ -38,16 +38,6 @@ def spec(shared: Speculator) -> Iterator[Speculator]:
     shared.stats.reset()
     yield shared
     cancel_all(shared.engine)
-
-
-@dataclass
-class Dice:
-    """A policy that asks for any tier at any step."""
-
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def choose(self, live_rows: int) -> int:
-        return self.rng.choice(TIERS)
 
 
 # --- slots -------------------------------------------------------------------------------------------------------
@@ -95,7 +85,7 @@ def test_random_comings_and_goings(spec: Speculator, model: LlamaForCausalLM, ru
     """Requests join whenever a slot is free, among rows at other places of their texts, while tiers and row counts
     change: each text is its own, and each step runs the smallest executable that holds its rows."""
     rng, engine = random.Random(0), spec.engine
-    engine.policy = Dice()
+    engine.policy = Dice(TIERS)
     to_come = [(random_prompt(rng.randint(1, 60), seed), rng.randint(1, 40)) for seed in range(25)]
     requests: list[Request] = []
     live: list[int] = []

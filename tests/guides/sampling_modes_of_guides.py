@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,13 +24,3 @@ class Random(ReadyMode):
 
     def explain(self) -> str:
         return "drafts that have nothing to do with the text"
-
-
-class Dice:
-    """Another tier at every step."""
-
-    def __init__(self, seed: int, draft_lens: Sequence[int]) -> None:
-        self._rng, self._draft_lens = random.Random(seed), draft_lens
-
-    def choose(self, live_rows: int) -> int:
-        return self._rng.choice(self._draft_lens)

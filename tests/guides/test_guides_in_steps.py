@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from sampling_modes_of_guides import Dice, Random
+from dice import Dice
+from sampling_modes_of_guides import Random
 from tiny import tiny_llama
 from tokenizers_for_guides import EOS, common
 from transformers import LlamaForCausalLM
@@ -144,7 +145,7 @@ def test_the_same_texts_at_every_tier_and_in_every_neighbourhood(
         if "guide" in request:
             assert_follows(text, request["guide"])
     spec = specs[mode]
-    for policy in (*spec.engine.draft_lens, Dice(seed, spec.engine.draft_lens)):
+    for policy in (*spec.engine.draft_lens, Dice(spec.engine.draft_lens, seed)):
         if isinstance(policy, int):
             spec.set_tier(policy)
         else:

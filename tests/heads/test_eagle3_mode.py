@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import published
 import pytest
 import torch
+from dice import Dice
 from eagle3_specs import MAX_LEN, TAPS, drafted, drafted_in_front, eagle3, plain_of, states_of
 from engines import always_mixes
+from head_texts import assert_greedy_texts
 from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -190,27 +191,9 @@ def test_own_longest_text(model: LlamaForCausalLM) -> None:
 # --- texts ---------------------------------------------------------------------------------------
 
 
-class Dice:
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def choose(self, live_rows: int) -> int:
-        return self._rng.choice([0, 1, 3])
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_greedy_text(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
-    spec.engine.policy = Dice(rows)
-    rng = random.Random(rows)
-    requests = []
-    for row in range(rows):
-        prompt = random_prompt(rng.choice([1, 2, 7, 33, 64, 90]), seed=10 * rows + row)
-        requests.append(spec.engine.submit(prompt, max_new_tokens=rng.randint(5, 30)))
-        for _ in range(rng.randint(0, 3)):
-            spec.engine.step()
-    spec.engine.run()
-    for request in requests:
-        assert request.new_tokens == greedy(model, request.prompt, request.params.max_new_tokens)
+    assert_greedy_texts(spec, model, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -222,7 +205,7 @@ def test_sampled_text(spec: Speculator, model: LlamaForCausalLM, rows: int) -> N
     ]
     with wrap(model, "none", tiers=(0,), max_batch=4, max_len=MAX_LEN, backend="eager") as plain:
         expected = [plain.engine.submit(**request).result().token_ids for request in asked]
-    spec.engine.policy = Dice(rows)
+    spec.engine.policy = Dice([0, 1, 3], rows)
     together = [spec.engine.submit(**request) for request in asked]
     assert [request.result().token_ids for request in together] == expected
 
@@ -319,7 +302,7 @@ def test_split_runs_executables_of_its_own(split: Speculator) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_split_text(split: Speculator, model: LlamaForCausalLM, rows: int) -> None:
-    split.engine.policy = Dice(rows)
+    split.engine.policy = Dice([0, 1, 3], rows)
     prompts = [random_prompt(3 + 20 * row, seed=row) for row in range(rows)]
     requests = [split.engine.submit(prompt, max_new_tokens=20) for prompt in prompts]
     for request in requests:

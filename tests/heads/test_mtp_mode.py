@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from dice import Dice
 from eagle3_specs import drafted, drafted_in_front
 from engines import always_mixes
+from head_texts import assert_greedy_texts
 from mtp_specs import MODULES, mtp
 from plain_mtp import SeedWorker, draft_by_chain, left_by_target, read_by_first
 from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
@@ -17,8 +18,9 @@ from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
-from speccompile.errors import InvalidHead, InvalidOption, InvalidTiers
+from speccompile.errors import InvalidHead, InvalidOption, InvalidTiers, UnknownTier
 from speccompile.heads import MtpHead, MtpVariant
+from speccompile.plan import make_plan
 
 #: A mode and its options.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -196,27 +198,9 @@ def test_twenty_steps_without_drafts_change_nothing(specs: Callable[[str], Specu
 # --- texts ---------------------------------------------------------------------------------------
 
 
-class Dice:
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def choose(self, live_rows: int) -> int:
-        return self._rng.choice([0, 1, 3])
-
-
 @pytest.mark.parametrize("rows", [1, 4])
 def test_greedy_text(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
-    spec.engine.policy = Dice(rows)
-    rng = random.Random(rows)
-    requests = []
-    for row in range(rows):
-        prompt = random_prompt(rng.choice([1, 2, 7, 33, 64, 90]), seed=10 * rows + row)
-        requests.append(spec.engine.submit(prompt, max_new_tokens=rng.randint(5, 30)))
-        for _ in range(rng.randint(0, 3)):
-            spec.engine.step()
-    spec.engine.run()
-    for request in requests:
-        assert request.new_tokens == greedy(model, request.prompt, request.params.max_new_tokens)
+    assert_greedy_texts(spec, model, rows)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +219,7 @@ def expected(model: LlamaForCausalLM, asked: list[dict[str, Any]]) -> list[list[
 
 
 def test_sampled_text(spec: Speculator, asked: list[dict[str, Any]], expected: list[list[int]]) -> None:
-    spec.engine.policy = Dice(4)
+    spec.engine.policy = Dice([0, 1, 3], 4)
     together = [spec.engine.submit(**request) for request in asked]
     assert [request.result().token_ids for request in together] == expected
 
@@ -283,6 +267,15 @@ def test_own_longest_text(model: LlamaForCausalLM, head: MtpHead) -> None:
 
 
 # --- what is refused ------------------------------------------------------------------------------
+
+
+def test_tiers_that_are_left_out_go_as_far_as_there_are_modules(model: LlamaForCausalLM, head: MtpHead) -> None:
+    assert make_plan(model, "mtp", draft=head, backend="eager").config.tiers == (0, 1, 3)
+    plan = make_plan(model, "mtp", draft=head.first(), backend="eager", policy="fixed:1")
+    assert plan.config.tiers == (0, 1)
+    assert make_plan(model, "mtp_eagle", draft=head, backend="eager").config.tiers == (0, 1, 3, 7)
+    with pytest.raises(UnknownTier, match="7"):
+        make_plan(model, "mtp", draft=head, backend="eager", policy="fixed:7")
 
 
 def test_what_is_refused(model: LlamaForCausalLM, head: MtpHead) -> None:

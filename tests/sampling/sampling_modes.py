@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,13 +26,3 @@ class Random(ReadyMode):
 
     def explain(self) -> str:
         return "drafts that have nothing to do with the text"
-
-
-class Dice:
-    """Another tier at every step."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def choose(self, live_rows: int) -> int:
-        return self._rng.choice([0, 1, 3])
