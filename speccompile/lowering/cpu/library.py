@@ -25,7 +25,6 @@ SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
 # What torch's own headers are warned of is not ours, and fills megabytes.
 FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-w", "-g0")
-COMPILERS = 2
 
 
 def lacking() -> str | None:
@@ -86,7 +85,7 @@ def vector_name() -> str:
 def _key(compiler: str, isa: VecISA) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     parts = [torch.__version__, version, str(isa), *FLAGS]
-    parts += [path.name + path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in (".cpp", ".h")]
+    parts += [path.name + path.read_text() for path in sorted(SOURCES.rglob("*.*"))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -112,12 +111,20 @@ def _build(isa: VecISA, target: Path) -> None:
             made: str = builder.get_target_file_path()
             return made
 
-        # Two at a time: a third one would take the core on which the model is captured meanwhile.
-        with ThreadPoolExecutor(COMPILERS) as compilers:
-            compiled = compilers.map(lambda path: build(path.stem, [str(path)], objects=True), _largest_first())
+        units = _units(Path(folder))
+        with ThreadPoolExecutor(len(units)) as compilers:
+            compiled = compilers.map(lambda path: build(path.stem, [str(path)], objects=True), units)
             library = build(target.stem, list(compiled), objects=False)
         os.replace(library, target)
 
 
-def _largest_first() -> list[Path]:
-    return sorted(SOURCES.glob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)
+def _units(folder: Path) -> list[Path]:
+    """One file for each folder of sources, which includes all of them: torch's headers take the compiler longer than what
+    is ours. They are compiled beside one another; more would take the cores on which the model is captured meanwhile.
+    """
+    units = []
+    for sources in sorted(SOURCES.iterdir()):
+        unit = folder / f"{sources.name}.cpp"
+        unit.write_text("".join(f'#include "{path}"\n' for path in sorted(sources.glob("*.cpp"))))
+        units.append(unit)
+    return units

@@ -17,11 +17,10 @@ constexpr int64_t kLargest = 256;
 constexpr int64_t kBlocks = 3;
 constexpr int64_t kChains = 4;
 constexpr int64_t kLinks = 16;
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 float greatest_in(const float* from, int64_t count) {
   int64_t i = 0;
-  float greatest = kNone;
+  float greatest = kForbidden;
   if (count >= kLanes) {
     Vec lanes = Vec::loadu(from);
     for (i = kLanes; i + kLanes <= count; i += kLanes) {
@@ -56,24 +55,24 @@ void greatest_of(const float* scores, int64_t vocab, int64_t count, float* out) 
     found.assign(scores, scores + vocab);
   } else {
     // At least `count` scores reach the bar: one in each of so many blocks.
-    float bar = kNone;
+    float bar = kForbidden;
     if (count <= blocks) {
       sorted = maxima;
       std::nth_element(sorted.begin(), sorted.begin() + count - 1, sorted.end(), std::greater<float>());
       bar = sorted[count - 1];
     }
     for (int64_t block = 0; block < blocks; ++block) {
-      if (maxima[block] < bar || maxima[block] == kNone) {
+      if (maxima[block] < bar || maxima[block] == kForbidden) {
         continue;
       }
       const float* const end = scores + std::min((block + 1) * size, vocab);
       for (const float* score = scores + block * size; score < end; ++score) {
-        if (*score >= bar && *score != kNone) {
+        if (*score >= bar && *score != kForbidden) {
           found.push_back(*score);
         }
       }
     }
-    found.resize(std::max<int64_t>(found.size(), count), kNone);
+    found.resize(std::max<int64_t>(found.size(), count), kForbidden);
   }
   if (static_cast<int64_t>(found.size()) > count) {
     std::nth_element(found.begin(), found.begin() + count - 1, found.end(), before);
@@ -106,13 +105,13 @@ float greatest_share(const float* scores, int64_t vocab) {
 
 void cut_below(float* scores, int64_t vocab, float threshold) {
   int64_t i = 0;
-  const Vec bar(threshold), none(kNone);
+  const Vec bar(threshold), none(kForbidden);
   for (; i + kLanes <= vocab; i += kLanes) {
     const Vec score = Vec::loadu(scores + i);
     Vec::blendv(score, none, score < bar).store(scores + i);
   }
   for (; i < vocab; ++i) {
-    scores[i] = scores[i] < threshold ? kNone : scores[i];
+    scores[i] = scores[i] < threshold ? kForbidden : scores[i];
   }
 }
 

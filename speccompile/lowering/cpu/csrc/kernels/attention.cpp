@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kBlock = 128;
 // Queries that are multiplied with a block at once: enough to make up for transposing its keys.
 constexpr int64_t kQueries = 48;
-constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
 int64_t padded(int64_t size) {
   return (size + kColumns - 1) / kColumns * kColumns;
@@ -99,26 +98,26 @@ int64_t first_seen(const Attention& problem, int64_t position) {
 void hide(const Attention& problem, float* scores, int64_t position, int64_t start, int64_t count) {
   const int64_t first = std::clamp<int64_t>(first_seen(problem, position) - start, 0, count);
   const int64_t last = std::clamp<int64_t>(position + 1 - start, 0, count);
-  std::fill(scores, scores + first, kHidden);
-  std::fill(scores + last, scores + count, kHidden);
+  std::fill(scores, scores + first, kForbidden);
+  std::fill(scores + last, scores + count, kForbidden);
 }
 
 // Scores become weights.
 void softmax(const Attention& problem, float* scores, int64_t count, float& top, float& total) {
-  Vec greatest(kHidden);
+  Vec greatest(kForbidden);
   for (int64_t i = 0; i < count; i += kLanes) {
     Vec score = Vec::loadu(scores + i);
     if (problem.softcap != 0) {
       const Vec cap(problem.softcap);
       // What is hidden stays so: capped, it would be a number.
-      score = Vec::blendv((score / cap).tanh() * cap, score, score == Vec(kHidden));
+      score = Vec::blendv((score / cap).tanh() * cap, score, score == Vec(kForbidden));
       score.store(scores + i);
     }
     greatest = at::vec::maximum(greatest, score);
   }
   top = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, greatest);
   total = 0.0f;
-  if (top == kHidden) {
+  if (top == kForbidden) {
     return;
   }
   Vec sum(0.0f);
@@ -202,7 +201,7 @@ void begin(const Attention& p, const Queries& piece, int64_t queries, Part state
   const int64_t group = p.heads / p.groups;
   std::fill_n(state.values, queries * state.columns, 0.0f);
   for (int64_t query = 0; query < queries; ++query) {
-    state.tops[query] = p.sinks ? p.sinks[piece.group * group + query % group] : kHidden;
+    state.tops[query] = p.sinks ? p.sinks[piece.group * group + query % group] : kForbidden;
     state.totals[query] = p.sinks ? 1.0f : 0.0f;
   }
 }

@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 namespace speccompile {
 
 using Vec = at::vec::Vectorized<float>;
 
 constexpr int64_t kLanes = Vec::size();
+// The score of what is forbidden or hidden.
+constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 // Columns of a packed weight's block, and of a tile: two AVX-512 registers, four of AVX2.
 constexpr int64_t kColumns = 32;
 constexpr int kVecs = kColumns / kLanes;

@@ -10,10 +10,10 @@
 #include <tuple>
 #include <vector>
 
-#include "attention.h"
-#include "choose.h"
-#include "int8.h"
-#include "linear.h"
+#include "../kernels/attention.h"
+#include "../kernels/choose.h"
+#include "../kernels/int8.h"
+#include "../kernels/linear.h"
 
 namespace speccompile {
 namespace {

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int64_t kChunk = 64;
 constexpr int kChunkVecs = kChunk / kLanes;
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 // Four times what two Gumbels can differ by, each of them right to 4 ulp.
 constexpr float kDoubt = 6e-5f;
@@ -61,7 +60,7 @@ Vec may_matter(const Vec& value, float bar) {
 
 // The lanes of a place so far.
 struct Lanes {
-  Vec top{kNone}, second{kNone}, chosen{0.0f}, spoiled{0.0f};
+  Vec top{kForbidden}, second{kForbidden}, chosen{0.0f}, spoiled{0.0f};
 
   void see(const Vec& value, const Vec& ids) {
     spoiled = spoiled | (value != value);
@@ -74,7 +73,7 @@ struct Lanes {
   // What is not above it changes nothing: neither what is best nor, with noise, whether another one is close to that.
   float bar(bool noisy) const {
     const float best = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, top);
-    return noisy && best > kNone ? best - 1.0f - 0x1p-20f * std::abs(best) : best;
+    return noisy && best > kForbidden ? best - 1.0f - 0x1p-20f * std::abs(best) : best;
   }
 
   Best best() const {
@@ -110,7 +109,7 @@ Best best_typed(const T* scores, int64_t first, int64_t last, std::optional<uint
   }
   const Vec lane_ids = Vec::loadu(steps);
   Lanes lanes;
-  float bar = kNone;
+  float bar = kForbidden;
   for (int64_t at = first; at < last; at += kChunk) {
     Vec values[kChunkVecs];
     if (at + kChunk <= last) {
@@ -118,7 +117,7 @@ Best best_typed(const T* scores, int64_t first, int64_t last, std::optional<uint
     } else {
       float rest[kChunk];
       for (int64_t i = 0; i < kChunk; ++i) {
-        rest[i] = at + i < last ? static_cast<float>(scores[at + i]) : kNone;
+        rest[i] = at + i < last ? static_cast<float>(scores[at + i]) : kForbidden;
       }
       Loader<float>::load<kChunkVecs>(rest, values);
     }
@@ -180,7 +179,7 @@ Best join(const Best& best, const Best& later) {
 }
 
 bool is_close(const Best& best) {
-  return best.second > kNone && best.top - best.second <= kDoubt + 4 * 0x1p-23f * std::abs(best.top);
+  return best.second > kForbidden && best.top - best.second <= kDoubt + 4 * 0x1p-23f * std::abs(best.top);
 }
 
 }  // namespace speccompile

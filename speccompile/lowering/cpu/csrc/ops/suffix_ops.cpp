@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "suffix.h"
+#include "../kernels/suffix.h"
 
 namespace speccompile {
 namespace {
