@@ -119,8 +119,8 @@ def _build(isa: VecISA, target: Path) -> None:
 
 
 def _units(folder: Path) -> list[Path]:
-    """One file for each folder of sources, which includes all of them: torch's headers take the compiler longer than what
-    is ours. They are compiled beside one another; more would take the cores on which the model is captured meanwhile.
+    """One file for each folder of sources, which includes all of them: torch's headers take the compiler longer than
+    what is ours. They are compiled beside one another; more would take the cores on which the model is captured.
     """
     units = []
     for sources in sorted(SOURCES.iterdir()):
