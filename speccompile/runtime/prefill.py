@@ -45,8 +45,9 @@ class Seldom:
 
     @property
     def seconds(self) -> float | None:
-        """None if it is not known."""
-        return statistics.median(self._measured) if self._measured else None
+        """The least of what was measured lately: few runs tell little of how slow the machine may be meanwhile. None if
+        it is not known."""
+        return min(self._measured, default=None)
 
     def note(self, seconds: float) -> None:
         self._measured.append(seconds)

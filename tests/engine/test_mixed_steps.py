@@ -254,16 +254,17 @@ def test_no_more_is_drafted_beside_a_prompt_than_a_step_has_time_for() -> None:
     assert budget.mixed_draft_len(7, tiers) == 7, "that is the usual step now"
 
 
-def test_a_step_beside_a_prompt_falls_back_to_a_smaller_tier(spec: Speculator, runs: list[str]) -> None:
-    engine = spec.engine
-    admitted(engine, random_prompt(6, seed=1), max_new_tokens=60)
-    engine.submit(random_prompt(60, seed=2), max_new_tokens=9)
-    for _ in range(CHUNKS):
-        engine.prefill_budget.note_mixed(7, 1e9)
-    runs.clear()
-    engine.step()
-    assert runs == ["mixed tier K=2, 1 row"]
-    engine.run()
+def test_a_step_beside_a_prompt_falls_back_to_a_smaller_tier(model: LlamaForCausalLM, runs: list[str]) -> None:
+    with wrap(model, "early_exit") as spec:
+        engine = spec.engine
+        admitted(engine, random_prompt(6, seed=1), max_new_tokens=60)
+        engine.submit(random_prompt(60, seed=2), max_new_tokens=9)
+        for tier in ("K=7", "K=2"):
+            runs.clear()
+            engine.step()
+            assert runs == [f"mixed tier {tier}, 1 row"]
+            for _ in range(CHUNKS):
+                engine.prefill_budget.note_mixed(7, 1e9)
 
 
 # --- what the graph computes -------------------------------------------------------------------------------------
