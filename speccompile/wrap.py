@@ -164,7 +164,7 @@ def _wrap(
     planned = {name: value for name, value in options.items() if name != "sampling"}
     plan = make_plan(model, **planned)
     # In front of the build: what is wrong with the folder is told at once.
-    writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves))
+    writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
     try:
         with consuming(model, plan.consume) as consumed:
             built = build(model, plan.info, plan.config, storage, consumed)

@@ -83,7 +83,7 @@ class About:
 
     Args:
         model: class of the target.
-        weights: a digest of some of its weights' values.
+        weights: a digest of some of its weights' values, and to what they were rounded.
         layers: captured ones, -1 being the final norm.
         dtype: of the hidden states.
     """
@@ -94,9 +94,13 @@ class About:
     dtype: str
 
 
-def about(model: PreTrainedModel, options: SaveHiddenStates) -> About:
+def about(model: PreTrainedModel, options: SaveHiddenStates, weights: str = "same") -> About:
+    """Args:
+    weights: as ``wrap`` takes it: rounded ones are another model's.
+    """
     dtype = str(model.dtype).removeprefix("torch.")
-    return About(type(model).__name__, _digest(model), options.layers(model), dtype)
+    rounded = "" if weights == "same" else f" {weights}"
+    return About(type(model).__name__, f"{_digest(model)}{rounded}", options.layers(model), dtype)
 
 
 def _digest(model: PreTrainedModel) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,20 +39,20 @@ class RecordWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.folder / f".{self._prefix}.lock")
             self._lock.acquire(timeout=0)
-            for partial in self.folder.glob(f".{self._prefix}_*.partial"):
-                partial.unlink()
         except Timeout:
             reason = f"a process writes there, under file_prefix={self._prefix!r}; give another one"
             raise self._invalid(reason) from None
         except OSError as error:
             raise self._invalid(f"it cannot be written ({told(error)})") from error
-        there = SavedHiddenStates(self.folder)
-        if there.about not in (None, about):
-            raise self._invalid(f"it has records of {there.about}, and these would be of {about}; give another folder")
+        try:
+            self._number, there = self._look_around()
+        except BaseException:
+            # Who keeps the traceback would keep the lock.
+            self._lock.release()
+            raise
         # Replaced as a whole, and by the thread that writes alone.
         self._written = frozenset(there)
-        self._number = max(map(_number, self.folder.glob(f"{self._prefix}_*.safetensors")), default=0)
-        self._next_id = max((int(id) for id in there if id.isdecimal()), default=-1) + 1
+        self._next_id = _last_number(rf"{re.escape(self._prefix)}-(\d+)", there, none=-1) + 1
         # Ids of records that are there or will be, so that no two requests make the same one.
         self._taken = set(there)
         self._mutex = threading.RLock()
@@ -59,6 +60,22 @@ class RecordWriter:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speccompile-records")
         self._writing: Future[None] | None = None
         self._failure: OSError | None = None
+
+    def _look_around(self) -> tuple[int, SavedHiddenStates]:
+        """Number of the last file of this prefix, and all records of the folder. Takes away what was not finished."""
+        name = rf"{re.escape(self._prefix)}_(\d+)\.safetensors"
+        try:
+            names = os.listdir(self.folder)
+            for found in names:
+                if re.fullmatch(rf"\.{name}\.partial", found):
+                    (self.folder / found).unlink()
+        except OSError as error:
+            raise self._invalid(f"it cannot be written ({told(error)})") from error
+        there = SavedHiddenStates(self.folder)
+        if there.about not in (None, self._about):
+            reason = f"it has records of {there.about}, and these would be of {self._about}; give another folder"
+            raise self._invalid(reason)
+        return _last_number(name, names, none=0), there
 
     def _invalid(self, reason: str) -> InvalidOption:
         return InvalidOption(where=WHERE, name="output_directory", value=str(self.folder), reason=reason)
@@ -69,7 +86,8 @@ class RecordWriter:
         return self._written
 
     def order(self, id: str | None = None) -> str:
-        """Reserve the id of a record that will be added, or be given up; None takes the next number.
+        """Reserve the id of a record that will be added, or be given up; None takes the prefix and the next number,
+        which no other process gives.
 
         Raises:
             InvalidOption: there is one of that id, or will be.
@@ -77,8 +95,9 @@ class RecordWriter:
         """
         with self._mutex:
             self._raise_failure()
-            if id is None:
-                id, self._next_id = str(self._next_id), self._next_id + 1
+            while id is None:
+                made, self._next_id = f"{self._prefix}-{self._next_id}", self._next_id + 1
+                id = None if made in self._taken else made
             if id in self._taken:
                 reason = f"there is a record of that id in {self.folder}, or one on its way"
                 raise InvalidOption(where=WHERE, name="record", value=id, reason=reason)
@@ -151,9 +170,9 @@ class RecordWriter:
         self._written |= {record.id for record in records}
 
 
-def _number(path: Path) -> int:
-    found = re.search(r"_(\d+)\.safetensors$", path.name)
-    return int(found[1]) if found else 0
+def _last_number(pattern: str, names: Iterable[str], *, none: int) -> int:
+    """The greatest of what the group of ``pattern`` has in ``names``, or ``none``."""
+    return max((int(found[1]) for name in names if (found := re.fullmatch(pattern, name))), default=none)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -105,7 +105,7 @@ class Engine(Turns):
             output_logits, output_scores: ``Result.logits`` and ``Result.scores``, of each new token and the whole
                 vocabulary; need ``wrap(scores=True)``.
             record: where hidden states are saved, whether its own are, when it has ended by itself; a text is the id of
-                its record, which is a number otherwise.
+                its record, which is a number behind the files' prefix otherwise.
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,40 @@ def test_one_process_a_prefix(tmp_path: Path) -> None:
     writer(tmp_path).close()
 
 
+def test_prefixes_that_begin_alike(tmp_path: Path) -> None:
+    """None takes away what another one is writing."""
+    longer = writer(tmp_path, prefix="data_b")
+    being_written, left = tmp_path / ".data_b_000001.safetensors.partial", tmp_path / ".data_000007.safetensors.partial"
+    being_written.touch()
+    left.touch()
+    writer(tmp_path).close()
+    assert being_written.exists() and not left.exists()
+    longer.close()
+
+
+def test_any_prefix_goes_on_counting(tmp_path: Path) -> None:
+    """What stands for other letters in patterns of names, too: nothing that is there is written over."""
+    for start in (0, 3):
+        to = writer(tmp_path, prefix="run[1]")
+        fill(to, range(start, start + 3))
+        to.close()
+    assert assert_whole(tmp_path) == {str(number) for number in range(6)}
+
+
+def test_a_writer_that_is_refused_leaves_the_folder_free(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    fill(to, range(3))
+    to.close()
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptRecords) as told:
+        writer(tmp_path)
+    path.unlink()
+    # The traceback, which an interactive session keeps, knows the writer.
+    assert told.tb is not None
+    writer(tmp_path).close()
+
+
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     to = writer(tmp_path)
     fill(to, range(3))
@@ -175,19 +210,29 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 
 def test_an_id_is_taken_once(tmp_path: Path) -> None:
     to = writer(tmp_path, interval=1)
-    assert [to.order(), to.order(), to.order("mine")] == ["0", "1", "mine"]
+    assert [to.order(), to.order(), to.order("mine")] == ["data-0", "data-1", "mine"]
     with pytest.raises(InvalidOption, match="'mine'"):
         to.order("mine")
     to.give_up("mine")
     assert to.order("mine") == "mine"
-    to.add(record(1))
+    to.add(replace(record(1), id="data-1"))
     to.close()
     again = writer(tmp_path)
     with pytest.raises(InvalidOption):
-        again.order("1")
-    # The one that was given up with the process is free, and numbers go on.
-    assert [again.order("mine"), again.order()] == ["mine", "2"]
+        again.order("data-1")
+    # The one that was given up with the process is free, and numbers go on, past what somebody else took.
+    assert [again.order("mine"), again.order("data-2"), again.order()] == ["mine", "data-2", "data-3"]
     again.close()
+
+
+def test_numbers_of_two_processes_differ(tmp_path: Path) -> None:
+    both = [writer(tmp_path), writer(tmp_path, prefix="more")]
+    for to in both:
+        for number in range(4):
+            to.add(replace(record(number), id=to.order()))
+    for to in both:
+        to.close()
+    assert len(SavedHiddenStates(tmp_path)) == 8
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

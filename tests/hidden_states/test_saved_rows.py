@@ -167,7 +167,7 @@ def test_who_is_saved(scripted: Speculator) -> None:
     writer.flush()
     new = writer.written - before
     assert new > {"cancelled", "failed"} and len(new) == 4
-    assert all(id.isdecimal() for id in new - {"cancelled", "failed"})
+    assert all(id.startswith("data-") for id in new - {"cancelled", "failed"})
     for wrong in ("", 7, None):
         with pytest.raises(InvalidOption, match="record="):
             engine.submit(prompt, record=wrong)  # type: ignore[arg-type]
