@@ -54,6 +54,11 @@ def checkpoint(folder: Path, names: list[str], *, index: bool) -> str:
     return str(folder)
 
 
+def test_it_is_no_part_of_a_composition() -> None:
+    with pytest.raises(InvalidOption, match="'auto' is no drafter but chooses one"):
+        modes.create(["Auto", "ngram"], {})
+
+
 # --- what was given ------------------------------------------------------------------------------
 
 

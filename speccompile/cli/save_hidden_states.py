@@ -12,6 +12,7 @@ from speccompile.cli.generate import Backend, Model
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_layers, session
 from speccompile.cli.texts import read_texts
+from speccompile.errors import InvalidInput
 from speccompile.hidden_states import SaveHiddenStates
 
 
@@ -40,6 +41,9 @@ def command(
 ) -> None:
     """Save the hidden states of texts. Killed, it goes on where it stopped when it is started again."""
     with session():
+        if max_new_tokens >= max_len:
+            reason = f"of {max_len} tokens (--max-len) it leaves none to a text"
+            raise InvalidInput(name="--max-new-tokens", reason=reason)
         saves = SaveHiddenStates(output, interval, prefix, None if layers is None else parse_layers(layers))
         # Before the model is loaded, since that takes a while.
         modes.create(mode, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,8 @@ def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> lis
     """
     texts = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not by splitlines(), which takes more characters than the newline for one: they may be in a text.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
     for number, line in enumerate(lines, start=1):
@@ -52,24 +52,31 @@ def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> lis
 def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> Text:
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object")
-    name = None if "id" not in fields else str(fields["id"])
+    name = None if fields.get("id") is None else str(fields["id"])
     for key in ("conversations", "messages"):
         if key in fields:
             ids, mask = _conversation(fields[key], tokenizer)
             return Text(ids, mask, name)
     for key in ("text", "prompt"):
         if key in fields:
-            ids = encode(tokenizer, fields[key], chat=False)[0].tolist()
+            ids = encode(tokenizer, _string(fields[key], key), chat=False)[0].tolist()
             return Text(ids, [1] * len(ids), name)
     if "turns" in fields:
-        ids = encode(tokenizer, fields["turns"][0])[0].tolist()
+        turns = fields["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("'turns' has to be a list of texts")
+        ids = encode(tokenizer, _string(turns[0], "turns"))[0].tolist()
         return Text(ids, [1] * len(ids), name)
     raise ValueError("it has none of 'conversations', 'messages', 'text', 'prompt' and 'turns'")
 
 
-def _conversation(
-    messages: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[int]]:
+def _string(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"what {key!r} has is no text")
+    return value
+
+
+def _conversation(messages: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Ids of all of it, and 1 at what the assistant says and at the end of that."""
 
     def encoded(count: int, *, answer: bool = False) -> list[int]:
@@ -79,8 +86,10 @@ def _conversation(
 
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError("the tokenizer has no chat template; give 'text'")
-    wrong = [message for message in messages if not {"role", "content"} <= message.keys()]
-    if wrong or not messages:
+    known = isinstance(messages, list) and all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
+    )
+    if not (known and messages):
         raise ValueError("a conversation is a list of objects with 'role' and 'content'")
     ids = encoded(len(messages))
     mask = [0] * len(ids)

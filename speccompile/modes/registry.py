@@ -102,6 +102,8 @@ def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
 
     if len(names) < 2:
         refuse("two drafters or more are composed; give one as text")
+    if any(str(name).lower() == Auto.name for name in names):
+        refuse(f"{Auto.name!r} is no drafter but chooses one; give it alone, as text")
     types = [_type(name, {}) for name in names]
     if len(set(types)) < len(types):
         refuse("a drafter occurs twice")

@@ -49,6 +49,13 @@ def test_what_an_assistant_says_is_learned(tmp_path: Path) -> None:
     assert (cut.ids, cut.mask) == (talk.ids[:5], talk.mask[:5])
 
 
+def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
+    path, text = tmp_path / "texts.jsonl", "a\u2028b\x85c"
+    path.write_text(json.dumps({"id": None, "text": text}, ensure_ascii=False), encoding="utf-8")
+    (found,) = read_texts(path, tiny_tokenizer(), 100)
+    assert found.ids == tiny_tokenizer()(text)["input_ids"] and found.name is None
+
+
 @pytest.mark.parametrize(
     ("item", "told"),
     [
@@ -56,6 +63,11 @@ def test_what_an_assistant_says_is_learned(tmp_path: Path) -> None:
         ({"id": 1}, "none of"),
         ({"messages": [{"role": "user"}]}, "'role' and 'content'"),
         ({"messages": []}, "'role' and 'content'"),
+        ({"messages": ["hi"]}, "'role' and 'content'"),
+        ({"messages": 4}, "'role' and 'content'"),
+        ({"turns": []}, "a list of texts"),
+        ({"turns": [4]}, "'turns' has is no text"),
+        ({"prompt": ["a"]}, "'prompt' has is no text"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, item: Any, told: str) -> None:
@@ -92,6 +104,10 @@ def test_the_command(tmp_path: Path) -> None:
     (other,) = saved.keys() - {"one"}
     # Its beginning: the token behind it has to have a place.
     assert len(saved[other].input_ids) == 63
-    for wrong, told in ((["--layers", "a"], "1,14,26"), (["--layers", "9"], "0 .. 1")):
+    for wrong, told in (
+        (["--layers", "a"], "1,14,26"),
+        (["--layers", "9"], "0 .. 1"),
+        (["--max-new-tokens", "64"], "leaves none"),
+    ):
         found = CliRunner().invoke(app, [*arguments, *wrong])
         assert found.exit_code == 2 and told in found.output
