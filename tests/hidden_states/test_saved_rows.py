@@ -341,6 +341,11 @@ def test_the_usual_layers() -> None:
     assert SaveHiddenStates("folder", eagle3_layers_to_capture={4, -1, 0}).layers(tiny_llama(layers=8)) == (0, 4, -1)
 
 
+def test_rounded_weights_are_another_model_s(model: LlamaForCausalLM) -> None:
+    options = SaveHiddenStates("folder", eagle3_layers_to_capture=LAYERS)
+    assert about(model, options) == about(model, options, "same") != about(model, options, "int8")
+
+
 def test_where_nothing_is_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"tiers": (0,), "max_len": 32, "backend": "eager"}
     with wrap(model, "none", **sizes) as spec:
