@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import modes, wrap
-from speccompile.errors import DuplicateMode, InvalidOption, UnknownOption
+from speccompile.errors import DuplicateMode, InvalidHead, InvalidOption, UnknownOption
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes.auto import Auto, Choice
 from speccompile.modes.mtp_weights import mtp_modules
@@ -124,6 +124,15 @@ def test_modules_in_the_checkpoint(model: LlamaForCausalLM, tmp_path: Path, fami
 def test_no_checkpoint_is_there(model: LlamaForCausalLM, place: str) -> None:
     model.config.name_or_path = place
     assert mtp_modules(model) == 0
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe no such thing"])
+def test_a_damaged_checkpoint_is_named(model: LlamaForCausalLM, tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    model.config.name_or_path = str(tmp_path)
+    with pytest.raises(InvalidHead, match=f"{name} is damaged"):
+        mtp_modules(model)
 
 
 def test_modules_are_taken_where_a_mode_reads_them(model: LlamaForCausalLM, tmp_path: Path) -> None:

@@ -10,16 +10,21 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
+from speccompile.errors import InvalidHead, told
 from speccompile.heads.mtp_layouts import layout_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def mtp_modules(model: PreTrainedModel) -> int:
-    """How many modules there are; 0 where there are none, or no safetensors files of the model on this machine."""
+    """How many modules there are; 0 where there are none, or no safetensors files of the model on this machine.
+
+    Raises:
+        InvalidHead: those files are damaged.
+    """
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     names = _names(model)
     layout = layout_of(names, layers)
@@ -31,11 +36,16 @@ def mtp_modules(model: PreTrainedModel) -> int:
 def _names(model: PreTrainedModel) -> list[str]:
     """Of the checkpoint's tensors."""
     source = model.config.name_or_path or ""
-    if index := _file(source, INDEX):
-        return list(json.loads(index.read_text())["weight_map"])
-    if weights := _file(source, WEIGHTS):
-        with safe_open(weights, "pt") as file:
-            return list(file.keys())
+    index, weights = _file(source, INDEX), _file(source, WEIGHTS)
+    try:
+        if index is not None:
+            return list(json.loads(index.read_text())["weight_map"])
+        if weights is not None:
+            with safe_open(weights, "pt") as file:
+                return list(file.keys())
+    except (ValueError, KeyError, SafetensorError) as error:
+        reason = f"{index or weights} is damaged ({told(error)}); name a mode, and the model's files are not looked at"
+        raise InvalidHead(source="that the model's checkpoint may have", reason=reason) from error
     return []
 
 
