@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from speccompile.paths import cache_dir
+
+FOLDERS = ("captures", "compiled", "steps")
+#: How long a file stays that nobody reads.
+KEPT_SECONDS = 60 * 24 * 3600
 
 
 class Storage(Protocol):
@@ -32,25 +38,42 @@ class CacheFolder:
         return cache_dir() / name
 
     def read(self, name: str) -> bytes | None:
-        if not self.path(name).exists():
+        path = self.path(name)
+        try:
+            checksum, _, data = path.read_bytes().partition(b"\n")
+        except OSError:
             return None
-        checksum, _, data = self.path(name).read_bytes().partition(b"\n")
-        return data if checksum == digest(data).encode() else None
+        if checksum != digest(data).encode():
+            return None
+        # That it was read is what keeps it, where it can be deleted at all.
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
 
     def write(self, name: str, data: bytes) -> None:
         """Store ``data``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
         path = self.path(name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(digest(data).encode() + b"\n" + data)
-            os.replace(file.name, path)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                whole = Path(folder, path.name)
+                whole.write_bytes(digest(data).encode() + b"\n" + data)
+                os.replace(whole, path)
         except OSError as error:
             warnings.warn(
                 f"{path.parent} cannot be written ({error.strerror}); the next wrap makes again what was to be stored "
                 "there. Set SPECCOMPILE_CACHE to a folder that can be",
                 stacklevel=2,
             )
+
+    def drop_unread(self) -> None:
+        """Delete what was not read for long: every version of a model, an option or this package leaves files."""
+        oldest = time.time() - KEPT_SECONDS
+        for path in (path for folder in FOLDERS for path in self.path(folder).glob("*.*")):
+            # Another process may be at it, and a folder that cannot be written keeps what it has.
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import AnyPolicy
 from speccompile.sampling.user import Processor
 from speccompile.speculator import Speculator
-from speccompile.storage import Brought, Storage
+from speccompile.storage import Brought, CacheFolder, Storage
 
 
 def wrap(
@@ -166,6 +166,7 @@ def _wrap(
     # In front of the build: what is wrong with the folder is told at once.
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
     try:
+        CacheFolder().drop_unread()
         with consuming(model, plan.consume) as consumed:
             built = build(model, plan.info, plan.config, storage, consumed)
             spec = Speculator(model, built, plan.policy, plan.engine, options, writer)

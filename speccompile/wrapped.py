@@ -181,7 +181,8 @@ class Wrapped:
 
     def kernels(self, draft_len: int | None = None, *, rows: int | None = None) -> tuple[KernelCall, ...]:
         """The kernels that one step of a tier calls: attention, linears, choice, commit, drafting, what Inductor wrote,
-        and what is left of torch's own ops. Those of a body count for each call of it.
+        and what is left of torch's own ops. Those of a body count for each call of it, and a split drafter is listed
+        in front of the step.
 
         ``draft_len`` None is the largest tier, ``rows`` None the tier of most rows.
         """
@@ -195,8 +196,12 @@ class Wrapped:
             raise InvalidOption(
                 where="kernels", name="rows", value=rows, reason=f"there are tiers of {sorted(counts)} rows"
             )
-        graph = counts[max(counts) if rows is None else rows].graph
-        return kernels_called(graph, self.arena.device.type, self._config.backend.compiled_code(graph))
+        tier = counts[max(counts) if rows is None else rows]
+        drafter = None if tier.drafter is None else tier.drafter.graph
+        code = self._config.backend.compiled_code(tier.graph)
+        if drafter is not None:
+            code |= self._config.backend.compiled_code(drafter)
+        return kernels_called(tier.graph, self.arena.device.type, code, drafter)
 
     def explain(self) -> str:
         """What was built and why, in plain words."""

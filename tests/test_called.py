@@ -10,7 +10,7 @@ from tiny import tiny_llama
 import speccompile
 from speccompile.errors import InvalidOption, UnknownTier
 from speccompile.lowering import called
-from speccompile.lowering.called import KernelCall, kernels_called
+from speccompile.lowering.called import DRAFTER, KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA
 from speccompile.speculator import Speculator
 
@@ -37,6 +37,22 @@ def test_op_by_op() -> None:
         # A view starts no kernel, and neither does arithmetic on sizes.
         assert not [call for call in calls if "view" in call.name or "slice" in call.name or "sym_size" in call.name]
         assert names(spec.kernels(0), "step", "stock") != names(calls, "step", "stock")
+
+
+def test_a_split_drafters_are_listed_in_front() -> None:
+    draft = tiny_llama(seed=1, layers=1)
+    with speccompile.wrap(
+        tiny_llama(), "draft_target", draft=draft, fused=False, tiers=(0, 3), max_len=32, backend="eager"
+    ) as spec:
+        calls = spec.kernels(3)
+        assert calls[0].caller == DRAFTER
+        (body,) = names(calls, DRAFTER, "body")
+        # K forwards draft, and one reads what the target is going to read.
+        assert names(calls, DRAFTER, "body") == {body: 4}
+        assert names(calls, body, "plain") == {"speccompile.attention": 1}
+        (own,) = names(calls, "step", "body")
+        assert own != body and names(calls, own, "plain") == {"speccompile.attention": 1}
+        assert names(spec.kernels(0), DRAFTER, "body") == {body: 1}
 
 
 def test_compiled_for_the_cpu() -> None:

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
 from speccompile import build as build_module
+from speccompile import stages as stages_module
 from speccompile.errors import CaptureMismatch, UnsupportedModel
 from speccompile.families.tiny import causal_lm_families, tiny_model
 from speccompile.graph_capture.graph import StepGraph
@@ -53,13 +54,13 @@ def text_of(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    capture = build_module.capture
+    capture = stages_module.capture
 
     def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
         calls.append(1)
         return capture(*args, **kwargs)
 
-    monkeypatch.setattr(build_module, "capture", counted)
+    monkeypatch.setattr(stages_module, "capture", counted)
     return calls
 
 
@@ -120,7 +121,7 @@ def test_a_stored_capture_that_is_wrong_is_replaced(model: LlamaForCausalLM, mon
 
 
 def test_a_wrong_fresh_capture_is_an_error(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    capture = build_module.capture
+    capture = stages_module.capture
 
     def tampered(*args, **kwargs):  # type: ignore[no-untyped-def]
         graph = capture(*args, **kwargs)
@@ -128,7 +129,7 @@ def test_a_wrong_fresh_capture_is_an_error(model: LlamaForCausalLM, monkeypatch:
         node.target = torch.ops.aten.sin.default
         return graph
 
-    monkeypatch.setattr(build_module, "capture", tampered)
+    monkeypatch.setattr(stages_module, "capture", tampered)
     with pytest.raises(CaptureMismatch):
         wrap(model)
 
@@ -205,7 +206,7 @@ def test_a_capture_of_the_models_own_attention_serves_every_arena_size(monkeypat
 def tampered(routes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Makes captures by these routes wrong in the layer given; returns the routes captured, as they come."""
     seen: list[str] = []
-    capture = build_module.capture
+    capture = stages_module.capture
 
     def wrong(model: Any, info: Any, observed: Any, layout: Any) -> StepGraph:
         graph = capture(model, info, observed, layout)
@@ -216,7 +217,7 @@ def tampered(routes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[st
             graph.ports[port.name] = replace(port, value=port.value * 1.5)
         return graph
 
-    monkeypatch.setattr(build_module, "capture", wrong)
+    monkeypatch.setattr(stages_module, "capture", wrong)
     return seen
 
 
@@ -249,14 +250,14 @@ def test_where_the_model_has_no_other_route_the_mismatch_is_told(
 ) -> None:
     model = tiny_llama()
     seen = tampered({"attention": 1}, monkeypatch)
-    observe = build_module.observe
+    observe = stages_module.observe
 
     def one_route(model: Any, info: Any, routes: Any) -> Any:
         if "attention" not in routes:
             raise UnsupportedModel(model=info.name, reason="not by that route")
         return observe(model, info, routes)
 
-    monkeypatch.setattr(build_module, "observe", one_route)
+    monkeypatch.setattr(stages_module, "observe", one_route)
     with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.1 "):
         wrap(model)
     assert seen == ["attention"] and not list(own_cache.rglob("*.json"))

@@ -27,10 +27,12 @@ from speccompile.stages import build_stages
 
 @dataclass(frozen=True)
 class View:
-    """What there is to look at. ``tiers`` are by draft length and row count; ``backend`` is None where nothing was
-    lowered, and then there is no ``code`` of compiled bodies either."""
+    """What there is to look at. ``tiers`` are by draft length and row count, and so are the ``drafters`` that a split
+    mode runs in front of them; ``backend`` is None where nothing was lowered, and then there is no ``code`` of compiled
+    bodies either."""
 
     tiers: Mapping[tuple[int, int], Stages]
+    drafters: Mapping[tuple[int, int], Stages]
     prefill: Mapping[int, Stages]
     layout: Layout
     drafter_state: frozenset[str]
@@ -85,14 +87,20 @@ def _built(
     kind: Kind,
 ) -> View:
     with wrap(model, mode, tiers=tiers, backend=backend, sampling=kind == "sampled", **sizes, **options) as spec:  # type: ignore[arg-type]
+        tiers_of_kind = {name[:2]: built for name, built in spec.engine.tiers.items() if name[2] == kind}
+        drafters = {name: built.drafter.stages for name, built in tiers_of_kind.items() if built.drafter is not None}
+        code = spec.backend.compiled_code(spec.stages["outline"].graph)
+        for drafter in drafters.values():
+            code |= spec.backend.compiled_code(drafter.last.graph)
         return View(
-            {name[:2]: built.stages for name, built in spec.engine.tiers.items() if name[2] == kind},
+            {name: built.stages for name, built in tiers_of_kind.items()},
+            drafters,
             {name[0]: built.stages for name, built in spec.engine.prefill_tiers.items() if name[1] == kind},
             spec.arena.layout,
             frozenset(item.name for item in spec.mode.state()),
             spec.backend.name,
             spec.explain(),
-            spec.backend.compiled_code(spec.stages["outline"].graph),
+            code,
         )
 
 
@@ -110,22 +118,25 @@ def _captured(
     config = replace(plan.config, kernels=plan.config.kernels.settled())
     stages = build_stages(model, plan.info, config, kind=kind)
     drafter = frozenset(item.name for item in plan.config.mode.state())
-    tiers_of_kind = {name[:2]: its.stages for name, its in stages.tiers.items() if name[2] == kind}
+    steps = {name[:2]: its for name, its in stages.tiers.items() if name[2] == kind}
+    tiers_of_kind = {name: its.stages for name, its in steps.items()}
+    drafters = {name: its.drafter.stages for name, its in steps.items() if its.drafter is not None}
     prefill_of_kind = {name[0]: its.stages for name, its in stages.prefill.items() if name[1] == kind}
-    return View(tiers_of_kind, prefill_of_kind, stages.arena.layout, drafter, None)
+    return View(tiers_of_kind, drafters, prefill_of_kind, stages.arena.layout, drafter, None)
 
 
 def _show(view: View, draft_len: int, rows: int) -> None:
     stages = view.tiers[draft_len, rows]
     graph = stages.last.graph
+    drafter = view.drafters.get((draft_len, rows))
+    calls = kernels_called(graph, graph.device.type, view.code, None if drafter is None else drafter.last.graph)
     console = Console()
     if view.explanation:
         console.print(view.explanation, markup=False, highlight=False, soft_wrap=True)
     tables = (
+        *([] if drafter is None else [stages_table(drafter, f"Stages of the drafter of tier K={draft_len}")]),
         stages_table(stages, f"Stages of tier K={draft_len}"),
-        kernels_table(
-            kernels_called(graph, graph.device.type, view.code), f"Kernels of tier K={draft_len}", view.backend
-        ),
+        kernels_table(calls, f"Kernels of tier K={draft_len}", view.backend),
         tiers_table(view.tiers, view.prefill, view.backend),
         buffers_table(view.layout, view.drafter_state),
     )

@@ -20,13 +20,13 @@ from speccompile.lowering.ops.on_cuda import cuda_kernel
 #: and torch's own, ``stock``. ``body``: a function of the step, whose calls are listed beside.
 KernelKind = Literal["triton", "c++", "plain", "inductor", "stock", "body"]
 
-STEP = "step"
+STEP, DRAFTER = "step", "drafter"
 _NAMESPACE = "speccompile"
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """``calls`` times ``name`` in one run of ``caller``, which is the step or one of its bodies."""
+    """``calls`` times ``name`` in one run of ``caller``: the step, a split drafter, or a body of these."""
 
     caller: str
     name: str
@@ -34,23 +34,29 @@ class KernelCall:
     calls: int
 
 
-def kernels_called(graph: StepGraph, device_type: str, code: Mapping[str, str]) -> tuple[KernelCall, ...]:
+def kernels_called(
+    graph: StepGraph, device_type: str, code: Mapping[str, str], drafter: StepGraph | None = None
+) -> tuple[KernelCall, ...]:
     """What one run of a finished step calls, most frequent first, the step before its bodies.
 
     Args:
         device_type: of the device that is to run it; there need not be one.
         code: of each compiled body, the Python that calls its kernels (``Backend.compiled_code``). Other bodies run op
             by op.
+        drafter: what a split one runs in front of the step, listed in front of it.
     """
-    callers: dict[str, Counter[tuple[str, KernelKind]]] = {STEP: Counter()}
-    for node in graph.graph.nodes:
-        if node.op == "call_module":
-            name = str(node.target)
-            callers[STEP][name, "body"] += 1
-            if name not in callers:
-                callers[name] = _called_by_body(graph, node, device_type, code.get(name))
-        elif node.op == "call_function":
-            callers[STEP].update(_called(node.target, *_fakes(node), device_type, graph))
+    steps = {STEP: graph} if drafter is None else {DRAFTER: drafter, STEP: graph}
+    callers: dict[str, Counter[tuple[str, KernelKind]]] = {}
+    for caller, step in steps.items():
+        found = callers[caller] = Counter()
+        for node in step.graph.nodes:
+            if node.op == "call_module":
+                name = str(node.target)
+                found[name, "body"] += 1
+                if name not in callers:
+                    callers[name] = _called_by_body(step, node, device_type, code.get(name))
+            elif node.op == "call_function":
+                found.update(_called(node.target, *_fakes(node), device_type, step))
     return tuple(
         KernelCall(caller, name, kind, calls)
         for caller, counts in callers.items()

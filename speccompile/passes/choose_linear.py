@@ -103,9 +103,15 @@ class PackLinears(Pass):
 
 def _is_linear(user: fx.Node, weight: fx.Node) -> bool:
     if user.target is aten.linear.default:
-        return user.args[1] is weight and user.args[0] is not weight
-    # A GPT-2 linear: bias + x @ w.
-    return user.target is aten.addmm.default and user.args[2] is weight and len(user.args) == 3 and not user.kwargs
+        fits = user.args[1] is weight and user.args[0] is not weight
+    else:
+        # A GPT-2 linear: bias + x @ w.
+        fits = user.target is aten.addmm.default and user.args[2] is weight and len(user.args) == 3 and not user.kwargs
+    if not fits:
+        return False
+    # What is broadcast, or added row by row, is no bias to the ops.
+    _, bias = _operands(user)
+    return bias is None or bias.meta["val"].shape == user.meta["val"].shape[-1:]
 
 
 def _can_pack(user: fx.Node, weight: fx.Node) -> bool:

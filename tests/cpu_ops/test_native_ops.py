@@ -51,6 +51,21 @@ def test_packed_linear_is_a_linear(
 
 
 @dtypes
+def test_a_bias_may_lie_in_any_way(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(3, 64).to(dtype), torch.randn(40, 64).to(dtype)
+    for bias in (torch.randn(80).to(dtype)[::2], torch.randn(1).to(dtype).expand(40)):
+        for op, packed in ((ops.packed_linear, (pack(weight),)), (ops.int8_linear, pack_int8(weight))):
+            assert torch.equal(op(x, *packed, bias, 40), op(x, *packed, bias.contiguous(), 40))
+
+
+def test_a_bias_of_another_dtype_is_refused() -> None:
+    """As torch's own linear refuses it."""
+    x, weight = torch.randn(3, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    with pytest.raises(RuntimeError, match="different dtypes"):
+        ops.packed_linear(x, pack(weight), torch.randn(40), 40)
+
+
+@dtypes
 @settings(max_examples=30)
 @given(features, depths, st.data())
 def test_a_row_has_the_same_bits_in_any_company(

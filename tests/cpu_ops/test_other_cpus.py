@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from speccompile.lowering.cpu import library
@@ -56,6 +57,23 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     reason = library.load_cpu_ops.__wrapped__()
     assert reason is not None and reason.startswith("the C++ compiler failed")
     assert not list(tmp_path.rglob("*.so")) and not list(tmp_path.rglob("*.o"))
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_library_that_was_cut_off_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loaded = []
+
+    def load(path: str) -> None:
+        if Path(path).read_bytes() != b"whole":
+            raise OSError("file too short")
+        loaded.append(path)
+
+    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    target = library._library()
+    target.write_bytes(b"")
+    assert library.load_cpu_ops.__wrapped__() is None and loaded == [str(target)]
 
 
 @pytest.mark.usefixtures("anew")

@@ -62,6 +62,25 @@ def test_a_weight_that_is_read_otherwise_too_stays_as_it_is() -> None:
     assert torch.equal(spec.generate(PROMPTS, max_new_tokens=20), greedy(model, new=20))
 
 
+def test_what_is_added_row_by_row_is_no_bias() -> None:
+    class Added(torch.nn.Module):
+        def __init__(self, weight: torch.Tensor) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.flatten(0, 1)
+            return torch.addmm(rows, rows, self.weight).unflatten(0, x.shape[:2])
+
+    model = tiny_llama()
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = Added(attention.q_proj.weight.detach().t().clone())
+    spec = wrapped(model)
+    counts = spec.stages["choose_linear"].graph.op_counts()
+    assert counts["aten.addmm.default"] == 1 and counts["speccompile.packed_linear.default"] == 14
+    assert torch.equal(spec.generate(PROMPTS, max_new_tokens=20), greedy(model, new=20))
+
+
 def test_weights_changed_in_place_are_followed() -> None:
     model = tiny_llama()
     spec = wrapped(model)

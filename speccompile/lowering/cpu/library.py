@@ -69,12 +69,23 @@ def load_cpu_ops() -> str | None:
     try:
         with task("compile the CPU ops"):
             library = cpu_ops().result()
+            if not _loads(library):
+                # A machine that goes down may leave an empty file behind.
+                library.unlink()
+                torch.ops.load_library(str(_library()))
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
         return f"the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
-    torch.ops.load_library(str(library))
     return None
+
+
+def _loads(library: Path) -> bool:
+    try:
+        torch.ops.load_library(str(library))
+    except OSError:
+        return False
+    return True
 
 
 def vector_name() -> str:

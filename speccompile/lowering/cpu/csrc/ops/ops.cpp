@@ -85,12 +85,19 @@ std::vector<Tensor> packed_linears(
     STD_TORCH_CHECK(
         weight.size(1) == depth && weight.size(2) == kColumns, "speccompile::packed_linear: the sizes do not fit");
   }
+  std::vector<Tensor> added;
+  for (size_t i = 0; i < biases.size(); ++i) {
+    STD_TORCH_CHECK(
+        biases[i].scalar_type() == packed[i].scalar_type(),
+        "speccompile::packed_linear: weight and bias have different dtypes");
+    added.push_back(torch::stable::contiguous(biases[i]));
+  }
   const Tensor input = torch::stable::contiguous(as_float(x));
   const std::vector<Tensor> outputs = new_outputs(x, features);
   const auto* from = static_cast<const float*>(input.data_ptr());
   over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
     linear_blocks(
-        type_of(packed[i]), from, rows, depth, packed[i].data_ptr(), biases.empty() ? nullptr : biases[i].data_ptr(),
+        type_of(packed[i]), from, rows, depth, packed[i].data_ptr(), added.empty() ? nullptr : added[i].data_ptr(),
         static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
   });
   return as_dtype(outputs, x.scalar_type());
