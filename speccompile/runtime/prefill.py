@@ -9,6 +9,9 @@ from collections.abc import Sequence
 # A decode step and the prompt chunks in front of it may take so many times a usual step: what a running request waits
 # for its next token, at most. The promise is 3; a chunk behind a long text costs more than the measured one.
 LONGEST_WAIT = 2.0
+# The same for one that drafts and reads a piece of a prompt along: it could go without drafts, and what it takes varies
+# more.
+LONGEST_WAIT_WITH_DRAFTS = 1.5
 # Newest measurements that an estimate is made of.
 STEPS = 32
 CHUNKS = 5
@@ -114,12 +117,15 @@ class PrefillBudget:
         return max(size for size in draft_lens if size == 0 or (size <= wanted and self._mixed_fits(size)))
 
     def _mixed_fits(self, draft_len: int) -> bool:
-        """A step may take ``LONGEST_WAIT`` usual ones, or what one behind the smallest chunk takes, which reads less.
-        What is not known is tried without drafts, and with drafts where that tier's own step and a chunk fit."""
-        measured, usual, chunk = self._mixed[draft_len].seconds, self.usual_step, self.seconds(self._widths[0])
-        if measured is None and draft_len:
-            measured = statistics.median(self._tiers[draft_len] or [float("inf")]) + chunk
-        return not usual or measured is None or measured <= max(LONGEST_WAIT * usual, usual + chunk)
+        """Without drafts a step may also take what one behind the smallest chunk takes, which reads less. What is not
+        known is tried without drafts, and with drafts where that tier's own step fits."""
+        measured, usual = self._mixed[draft_len].seconds, self.usual_step
+        longest = max(LONGEST_WAIT * usual, usual + self.seconds(self._widths[0]))
+        if draft_len:
+            longest = LONGEST_WAIT_WITH_DRAFTS * usual
+            if measured is None:
+                measured = statistics.median(self._tiers[draft_len] or [float("inf")])
+        return not usual or measured is None or measured <= longest
 
     @property
     def usual_step(self) -> float:

@@ -17,7 +17,7 @@ from speccompile import Speculator
 from speccompile.passes.mixed import mixed_rows, with_prompt
 from speccompile.pipelines import MIXED_TOKENS
 from speccompile.plan import make_plan
-from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT, STEPS, PrefillBudget
+from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT_WITH_DRAFTS, STEPS, PrefillBudget
 
 MAX_LEN = 192
 TIERS = (0, 2, 7)
@@ -242,12 +242,12 @@ def test_a_step_that_took_too_long_is_tried_again_later() -> None:
 def test_no_more_is_drafted_beside_a_prompt_than_a_step_has_time_for() -> None:
     budget, tiers = PrefillBudget((4, 8), None, fixed=False), (0, 1, 3, 7)
     budget.note_chunk(4, 0.9)
-    for draft_len, seconds in ((0, 1.0), (1, 1.0), (1, 1.0), (3, 1.2), (7, 2.5)):
+    for draft_len, seconds in ((0, 1.0), (1, 1.0), (1, 1.0), (3, 1.7), (7, 2.5)):
         budget.note_step(draft_len, seconds)
     assert [budget.mixed_draft_len(wanted, tiers) for wanted in tiers] == [0, 1, 1, 1]
-    budget.note_mixed(1, LONGEST_WAIT + 0.1)
+    budget.note_mixed(1, LONGEST_WAIT_WITH_DRAFTS + 0.1)
     assert budget.mixed_draft_len(7, tiers) == 0
-    budget.note_mixed(3, LONGEST_WAIT)
+    budget.note_mixed(3, LONGEST_WAIT_WITH_DRAFTS)
     assert [budget.mixed_draft_len(wanted, tiers) for wanted in tiers] == [0, 0, 3, 3]
     for _ in range(STEPS):
         budget.note_step(7, 2.5)
