@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import build as build_module
+from speccompile import stages as stages_module
 from speccompile import package
 from speccompile.acceptance import Exact, Typical
 from speccompile.errors import CannotSave, Closed, CorruptPackage, ForeignPackage, LoweringError, ModelInTraining
@@ -62,7 +63,7 @@ def test_a_package_is_all_that_a_load_needs(
     ran: list[str] = []
     order = Pipeline.order
     monkeypatch.setattr(Pipeline, "order", lambda self, *args: ran.append(self.tier) or order(self, *args))
-    monkeypatch.setattr(build_module, "capture", lambda *args: pytest.fail("captured again"))
+    monkeypatch.setattr(stages_module, "capture", lambda *args: pytest.fail("captured again"))
     checked: list[int] = []
     check = build_module.check_capture
     monkeypatch.setattr(build_module, "check_capture", lambda *args: checked.append(1) or check(*args))

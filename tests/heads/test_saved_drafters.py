@@ -13,7 +13,7 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile import build as build_module
+from speccompile import stages as stages_module
 from speccompile.errors import CannotSave, SpecCompileError
 from speccompile.graph_capture import draft_model
 from speccompile.heads import Eagle3Head
@@ -61,7 +61,7 @@ def test_a_package_comes_back_with_its_drafter(
         spec.save(path)
     order = Pipeline.order
     monkeypatch.setattr(Pipeline, "order", lambda self, *args: ran.append(self.tier) or order(self, *args))
-    for module in (build_module, draft_model):
+    for module in (stages_module, draft_model):
         monkeypatch.setattr(module, "capture", lambda *args: pytest.fail("captured again"))
     monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path / "another")
     with speccompile.load(path, target) as spec:
