@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import build as build_module
-from speccompile import stages as stages_module
 from speccompile import package
+from speccompile import stages as stages_module
 from speccompile.acceptance import Exact, Typical
 from speccompile.errors import CannotSave, Closed, CorruptPackage, ForeignPackage, LoweringError, ModelInTraining
 from speccompile.families.tiny import causal_lm_families, tiny_model

@@ -27,6 +27,7 @@ from speccompile.errors import InvalidOption
 from speccompile.families.family import Family, causal_lm_families, find_families
 from speccompile.families.survey import Row, Verdict, survey
 from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.cpu.library import cpu_ops, lacking
 from speccompile.progress import Listener, listener
 
 # Wide enough for a reason beside the names, where no terminal says how wide it is.
@@ -86,6 +87,9 @@ def _write(path: Path | None, rows: Sequence[Row]) -> None:
 def _captures_apart() -> Iterator[None]:
     """Captures of tiny models are of no use to anybody later."""
     before = os.environ.get("SPECCOMPILE_CACHE")
+    if lacking() is None:
+        # These are of use later, and must not be built where a folder is about to go.
+        cpu_ops()
     with tempfile.TemporaryDirectory(prefix="speccompile-families-") as folder:
         os.environ["SPECCOMPILE_CACHE"] = folder
         try:

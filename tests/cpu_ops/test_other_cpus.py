@@ -71,7 +71,7 @@ def test_a_library_that_was_cut_off_is_built_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
     monkeypatch.setattr(torch.ops, "load_library", load)
-    target = library._library()
+    target = library._library(library.cache_dir() / "cpu-ops")
     target.write_bytes(b"")
     assert library.load_cpu_ops.__wrapped__() is None and loaded == [str(target)]
 

@@ -43,11 +43,13 @@ def cpu_ops() -> Future[Path]:
     """The library of the C++ ops for this CPU (or what ``ATEN_CPU_CAPABILITY`` says), built beside other work."""
     probes = instruction_sets()
     found: Future[Path] = Future()
+    # The one of now: the variable that names it may change before the thread looks.
+    folder = cache_dir() / "cpu-ops"
 
     def find() -> None:
         probes.join()
         try:
-            found.set_result(_library())
+            found.set_result(_library(folder))
         except BaseException as error:
             found.set_exception(error)
 
@@ -72,7 +74,7 @@ def load_cpu_ops() -> str | None:
             if not _loads(library):
                 # A machine that goes down may leave an empty file behind.
                 library.unlink()
-                torch.ops.load_library(str(_library()))
+                torch.ops.load_library(str(_library(library.parent)))
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
@@ -100,9 +102,9 @@ def _key(compiler: str, isa: VecISA) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _library() -> Path:
+def _library(folder: Path) -> Path:
     isa = pick_vec_isa()
-    target = cache_dir() / "cpu-ops" / f"{_key(get_cpp_compiler(), isa)}.so"
+    target = folder / f"{_key(get_cpp_compiler(), isa)}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not target.exists():
