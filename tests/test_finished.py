@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,11 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import BatchEncoding, LlamaForCausalLM
 
 import speccompile
-from speccompile.acceptance.typical import likely_enough
 from speccompile.errors import PassError
 from speccompile.modes.ngram import NGram
 from speccompile.passes import finished
-from speccompile.passes.finished import NotDescribed, described
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.printing import to_python
-from speccompile.passes.verify_inputs import VerifyInputs
 from speccompile.storage import CacheFolder, digest
 
 MODEL = "the captured model"
@@ -227,19 +223,6 @@ def test_code_from_outside_is_run_every_time(
             wrap(model, **options).close()
             counts.append(len(ran))
         assert counts[0] == counts[1] > 1
-
-
-def test_what_describes_a_pass() -> None:
-    same = [NGram(3, 1).propose, NGram(3, 1).propose]
-    assert described(same[0]) == described(same[1]) != described(NGram(2, 1).propose)
-    assert described(VerifyInputs(3, 4)) != described(VerifyInputs(3, 5))
-    keeps = [functools.partial(likely_enough, threshold=value) for value in (0.3, 0.3, 0.4)]
-    assert described(keeps[0]) == described(keeps[1]) != described(keeps[2])
-    assert json.loads(json.dumps(described(keeps))) == described(keeps)
-    assert described(1) != described(1.0) != described("1.0") and described(True) != described(1)
-    for foreign in (OwnMode(), OwnMode().propose, lambda: None, torch.zeros(1), object(), {1: object()}):
-        with pytest.raises(NotDescribed):
-            described(foreign)
 
 
 def test_names_are_of_the_cache_folder(own_cache: Path) -> None:

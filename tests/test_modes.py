@@ -103,7 +103,8 @@ def test_a_registered_mode_decodes() -> None:
     speccompile.register_mode("echo", Echo)
     model = tiny_llama()
     ids = torch.randint(128, (2, 9), generator=torch.Generator().manual_seed(0))
-    with speccompile.wrap(model, "echo", tiers=(0, 3), max_batch=2, max_len=64, backend="eager", times=2) as spec:
+    sizes: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 64, "backend": "eager", "policy": "fixed:3"}
+    with speccompile.wrap(model, "echo", **sizes, times=2) as spec:
         assert torch.equal(spec.generate(ids, max_new_tokens=30), greedy(model, ids, 30))
         # It offers two drafts, so two of the tier's three places are ever proposed.
         assert spec.stats.proposed_at[0] >= spec.stats.proposed_at[1] > 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from speccompile.graph_capture.fakes import faking, kind, of_kind
 
 
 def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
@@ -35,14 +37,24 @@ class Body:
     mutates: frozenset[int]
     layers: tuple[int, ...]
     key: str
-    _fakes: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
-    def fake(self, inputs: Sequence[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
-        """The fake result for fake ``inputs``; runs the body once per combination of shapes."""
-        shapes = tuple((tuple(x.shape), x.dtype, x.device) for x in inputs)
-        if shapes not in self._fakes:
-            with mode:
-                self._fakes[shapes] = self.module(*inputs)
-        # A tensor of its own for every call: tracing tells its inputs apart by identity.
-        with mode:
-            return torch.empty_like(self._fakes[shapes])
+    def fake(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The fake result for fake ``inputs``."""
+        with faking():
+            return _result(_Call(self.key, tuple(map(kind, inputs)), self.module))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A body is all that its key says."""
+
+    key: str
+    kinds: tuple[Hashable, ...]
+    module: fx.GraphModule = field(compare=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _result(call: _Call) -> torch.Tensor:
+    """What the body returns, which is run once per combination of shapes in a process."""
+    with faking():
+        return cast(torch.Tensor, call.module(*map(of_kind, call.kinds)))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from speccompile.graph_capture.body import Body
+from speccompile.graph_capture.fakes import fake, faking, kind
 from speccompile.graph_capture.logs import without_log
 from speccompile.graph_capture.state import Layout, StateTensor
+from speccompile.graph_capture.tracing import Tracer
 from speccompile.sampling.user import UserProcessor
 
 # What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
@@ -89,21 +89,13 @@ class Anchors:
         )
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What a function does to its tensors, as a graph that returns a flat tuple, and the structure of its result."""
-
-    graph: fx.Graph
-    structure: pytree.TreeSpec
-
-
 @dataclass
 class StepGraph:
     """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
 
     ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`); ``logits_processors`` are
     the user's own, for whatever pass processes logits; ``drafter`` is a mode's own network, outlined, for whatever pass
-    copies it, and its bodies are among ``bodies``. ``traces`` are those of :meth:`insert`, for all steps of a wrap.
+    copies it, and its bodies are among ``bodies``. ``tracer`` is that of :meth:`insert`, for all steps of a wrap.
 
     Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
     verifier, which recomputes ``node.meta["val"]`` after every pass.
@@ -118,8 +110,7 @@ class StepGraph:
     facts: set[str] = field(default_factory=set)
     values: dict[str, fx.Node] = field(default_factory=dict)
     bodies: dict[str, Body] = field(default_factory=dict)
-    fake_mode: FakeTensorMode = field(default_factory=FakeTensorMode)
-    traces: dict[Hashable, Trace] = field(default_factory=dict, repr=False)
+    tracer: Tracer = field(default_factory=Tracer, repr=False)
     route: Route = "attention"
     logits_processors: tuple[UserProcessor, ...] = ()
     drafter: StepGraph | None = field(default=None, repr=False)
@@ -145,8 +136,7 @@ class StepGraph:
             facts=set(self.facts),
             values={name: node_map[node] for name, node in self.values.items()},
             bodies=dict(self.bodies),
-            fake_mode=self.fake_mode,
-            traces=self.traces,
+            tracer=self.tracer,
             logits_processors=self.logits_processors,
             drafter=self.drafter,
         )
@@ -204,12 +194,8 @@ class StepGraph:
         if node.name != port.name:
             raise ValueError(f"the name {port.name!r} is taken by a node that is no placeholder")
         self.ports[port.name] = port
-        node.meta["val"] = self.fake(port.shape, port.dtype)
+        node.meta["val"] = fake(port.shape, port.dtype, self.device)
         return node
-
-    def fake(self, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
-        with self.fake_mode:
-            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def insert(
         self, function: Callable[..., Any], *nodes: fx.Node, before: fx.Node | None = None, **constants: Any
@@ -220,7 +206,7 @@ class StepGraph:
         ``before`` defaults to the end of the graph. One that was traced on such tensors, with these constants, is not
         traced again.
         """
-        traced = self._traced(function, nodes, constants)
+        traced = self.tracer.trace(function, nodes, constants)
         node_map = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
         with self.graph.inserting_before(before or self.output):
             for node in traced.graph.nodes:
@@ -231,41 +217,6 @@ class StepGraph:
                     node_map[node] = new
         outputs: Any = traced.graph.output_node().args[0]
         return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], traced.structure)
-
-    def _traced(self, function: Callable[..., Any], nodes: Sequence[fx.Node], constants: Mapping[str, Any]) -> Trace:
-        values = [node.meta["val"] for node in nodes]
-        key = (function, tuple(constants.items()), tuple(map(_kind, values)), tuple(map(nodes.index, nodes)))
-        try:
-            known = self.traces.get(key)
-        except TypeError:
-            # A constant has no hash, so nobody could tell it from another one.
-            return self._trace(function, nodes, constants)
-        if known is None:
-            known = self.traces[key] = self._trace(function, nodes, constants)
-        return known
-
-    def _trace(self, function: Callable[..., Any], nodes: Sequence[fx.Node], constants: Mapping[str, Any]) -> Trace:
-        def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            result = function(*tensors, **constants)
-            flat_result, structure[0] = pytree.tree_flatten(result)
-            return flat_result
-
-        structure: list[Any] = [None]
-        with self.fake_mode, torch.no_grad():
-            # Two copies of one trace share their fakes, by which alone a tracer tells its inputs apart.
-            fakes = {node: node.meta["val"] for node in nodes}
-            owners = {id(value): node for node, value in fakes.items()}
-            own = {
-                node: value.detach() if isinstance(value, torch.Tensor) and owners[id(value)] is not node else value
-                for node, value in fakes.items()
-            }
-            traced = make_fx(flat)(*[own[node] for node in nodes])
-        for node in traced.graph.find_nodes(op="get_attr"):
-            raise ValueError(
-                f"{function.__name__} makes the tensor constant {node.target!r} while it is traced; "
-                "use torch.arange / torch.full, or a state tensor"
-            )
-        return Trace(traced.graph, structure[0])
 
     def splice(self, output: fx.Node, replace: Mapping[fx.Node, fx.Node], before: fx.Node) -> fx.Node:
         """Copy the part of the graph that computes ``output`` from ``replace``'s keys, reading its values instead.
@@ -330,7 +281,7 @@ class StepGraph:
 
     def propagate(self) -> None:
         """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
-        with without_log("torch._subclasses.fake_tensor"):
+        with without_log("torch._subclasses.fake_tensor"), faking():
             self._propagate()
 
     def _propagate(self) -> None:
@@ -342,7 +293,7 @@ class StepGraph:
             if node.op == "placeholder":
                 port = self.ports[node.name]
                 same = old is not None and (tuple(old.shape), old.dtype) == (port.shape, port.dtype)
-                value = old if same else self.fake(port.shape, port.dtype)
+                value = old if same else fake(port.shape, port.dtype, self.device)
             elif _is_current(node) and fresh.isdisjoint(node.all_input_nodes):
                 continue
             else:
@@ -356,16 +307,9 @@ class StepGraph:
         args = fx.map_arg(node.args, lambda item: item.meta["val"])
         kwargs = fx.map_arg(node.kwargs, lambda item: item.meta["val"])
         if node.op == "call_module":
-            return self.bodies[str(node.target)].fake(cast(Any, args), self.fake_mode)
-        with self.fake_mode, torch.no_grad():
+            return self.bodies[str(node.target)].fake(cast(Any, args))
+        with faking():
             return cast(Any, node.target)(*args, **kwargs)
-
-
-def _kind(value: Any) -> Hashable:
-    """All that a trace may depend on of a fake."""
-    if not isinstance(value, torch.Tensor):
-        return type(value), value
-    return value.shape, value.dtype, value.stride(), value.storage_offset(), value.device
 
 
 def _alike(new: Any, old: Any) -> bool:
@@ -374,7 +318,7 @@ def _alike(new: Any, old: Any) -> bool:
         return type(new) is type(old) and len(new) == len(old) and all(map(_alike, new, old))
     if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
         return type(new) is type(old) is int and new == old
-    return _kind(new) == _kind(old)
+    return kind(new) == kind(old)
 
 
 def _is_current(node: fx.Node) -> bool:

@@ -68,10 +68,8 @@ def prefix_names(graph: StepGraph, prefix: str, layout: Layout) -> None:
 
 
 def prefix_bodies(graph: StepGraph, prefix: str) -> None:
-    """Put ``prefix`` in front of the names of all bodies, and let go of what their shapes were computed with."""
-    graph.bodies = {
-        f"{prefix}{name}": replace(body, name=f"{prefix}{name}", _fakes={}) for name, body in graph.bodies.items()
-    }
+    """Put ``prefix`` in front of the names of all bodies."""
+    graph.bodies = {f"{prefix}{name}": replace(body, name=f"{prefix}{name}") for name, body in graph.bodies.items()}
     for node in graph.graph.nodes:
         if node.op == "call_module":
             target: Any = node.target

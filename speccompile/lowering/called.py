@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from speccompile.graph_capture.fakes import faking
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.ops.on_cuda import cuda_kernel
 
@@ -76,7 +77,7 @@ def _called_by_body(
 ) -> Counter[tuple[str, KernelKind]]:
     body = graph.bodies[str(call.target)]
     runner = _Runner(body.module, device_type, graph)
-    with graph.fake_mode, torch.no_grad():
+    with faking():
         runner.run(*_fakes(call)[0])
     if code is None:
         return runner.found
@@ -113,7 +114,7 @@ def _called(
         return
     from speccompile.lowering.triton.launch import launches_of
 
-    with graph.fake_mode, torch.no_grad():
+    with faking():
         for launch in launches_of(lambda: kernel(*args, **kwargs)):
             yield f"{name}: {launch.kernel.__name__}", "triton"
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from speccompile.graph_capture.draft_model import DraftModel
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
-from speccompile.modes.base import Mode
 from speccompile.modes.draft_models import check_same_vocabulary, load_draft
+from speccompile.modes.network_mode import SplitMode
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.drafter import DraftByNetwork, ReadAlong
 from speccompile.passes.drafts import NoDrafts
@@ -25,7 +25,7 @@ SELF_INT8 = "self:int8"
 
 
 @dataclass(frozen=True)
-class DraftTarget(Mode):
+class DraftTarget(SplitMode):
     """Drafts with a language model of its own.
 
     Args:
@@ -36,32 +36,20 @@ class DraftTarget(Mode):
         fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
     """
 
-    draft: Any = None
-    draft_max_len: int | None = None
     fused: bool = True
 
     name: ClassVar[str] = "draft_target"
-    draft_probs: ClassVar[bool] = True
-    splits: ClassVar[bool] = True
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
 
     @property
     def goals(self) -> Facts:  # type: ignore[override]
         return facts("drafter_read") if self.fused else facts()
 
-    @property
-    def split(self) -> bool:
-        return not self.fused
-
     def check(self, info: ModelInfo) -> None:
+        super().check(info)
         if not isinstance(self.draft, PreTrainedModel | str) or self.draft == "":
             reason = f"give a transformers model, a folder, a hub id or {SELF_INT8!r}"
             raise self.invalid("draft", self.draft, reason)
-        most = self.draft_max_len
-        if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
-            raise self.invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
-        if not isinstance(self.fused, bool):
-            raise self.invalid("fused", self.fused, "use True or False")
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftModel:
         if self.draft == SELF_INT8:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from speccompile.graph_capture.support import ModelInfo
-from speccompile.modes.base import Mode
+from speccompile.modes.network_mode import NetworkMode, SplitMode
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.eagle3 import DraftByHead, KeepHeadWarm
 from speccompile.passes.split import StoreDrafts
@@ -15,25 +14,11 @@ from speccompile.passes.tap_hidden import LowerTaps, MarkTaps, Tap
 
 
 @dataclass(frozen=True)
-class HeadMode(Mode):
-    """Drafts from hidden states of the target.
+class HeadMode(NetworkMode):
+    """Drafts from hidden states of the target."""
 
-    Args:
-        draft: the head, or where it is.
-        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts.
-    """
-
-    draft: Any = None
-    draft_max_len: int | None = None
-
-    draft_probs: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = True
     goals: ClassVar[Facts] = facts("drafter_read")
-
-    def check(self, info: ModelInfo) -> None:
-        most = self.draft_max_len
-        if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
-            raise self.invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
 
 
 class RecurrentHead(HeadMode):
@@ -55,26 +40,9 @@ class RecurrentHead(HeadMode):
 
 
 @dataclass(frozen=True)
-class SplitHead(RecurrentHead):
-    """The same with drafting in executables of its own, which run in front of the step. Keeping the head warm stays
-    part of the target's executables, where the hidden states are.
-
-    Args:
-        fused: True drafts inside of the step.
-    """
-
-    fused: bool = False
-
-    splits: ClassVar[bool] = True
-
-    @property
-    def split(self) -> bool:
-        return not self.fused
-
-    def check(self, info: ModelInfo) -> None:
-        super().check(info)
-        if not isinstance(self.fused, bool):
-            raise self.invalid("fused", self.fused, "use True or False")
+class SplitHead(RecurrentHead, SplitMode):
+    """The same, drafting in front of the step. Keeping the head warm stays part of the target's executables, where the
+    hidden states are."""
 
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
         return [DraftByHead(draft_len, draws, probabilities), StoreDrafts(probabilities)] if draft_len else []

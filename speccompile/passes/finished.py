@@ -6,20 +6,18 @@ step's name, so one that is found is the one that they would make; their stages 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 import transformers
 
+from speccompile.described import NotDescribed, described
 from speccompile.errors import PassError
 from speccompile.graph_capture.graph import Port, StepGraph
 from speccompile.passes.pipeline import Pipeline, Stages
@@ -163,41 +161,3 @@ def sources() -> str:
         whole.update(f"{path.relative_to(PACKAGE)}\n".encode())
         whole.update(path.read_bytes())
     return whole.hexdigest()
-
-
-class NotDescribed(Exception):
-    """A value that :func:`described` has no form for."""
-
-
-def described(value: Any) -> Any:
-    """JSON that is equal for values that behave alike, in this process and in any other.
-
-    Raises:
-        NotDescribed: there is no such form, or code from outside of this package is part of it, which reads whatever
-            it likes.
-    """
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        return [described(item) for item in value]
-    if isinstance(value, Mapping):
-        return [[described(key), described(item)] for key, item in value.items()]
-    if isinstance(value, functools.partial):
-        return [described(value.func), described(value.args), described(value.keywords)]
-    if isinstance(value, MethodType):
-        return [described(value.__self__), described(value.__func__)]
-    if isinstance(value, FunctionType):
-        if value.__closure__ is not None:
-            raise NotDescribed(value)
-        return _named(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        held = [described(getattr(value, item.name)) for item in dataclasses.fields(value)]
-        return [_named(type(value)), held]
-    raise NotDescribed(value)
-
-
-def _named(code: type | FunctionType) -> str:
-    own = inspect.getmodule(code)
-    if own is None or own.__name__.partition(".")[0] != __name__.partition(".")[0]:
-        raise NotDescribed(code)
-    return f"{own.__name__}.{code.__qualname__}"

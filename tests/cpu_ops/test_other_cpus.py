@@ -77,6 +77,18 @@ def test_a_library_that_was_cut_off_is_built_again(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("anew")
+def test_one_that_does_not_load_when_it_is_new_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(path: str) -> None:
+        raise OSError("undefined symbol: x")
+
+    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    told = "the library of the C++ ops does not load: undefined symbol: x"
+    assert library.load_cpu_ops.__wrapped__() == told
+
+
+@pytest.mark.usefixtures("anew")
 def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "file")

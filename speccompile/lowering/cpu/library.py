@@ -71,10 +71,11 @@ def load_cpu_ops() -> str | None:
     try:
         with task("compile the CPU ops"):
             library = cpu_ops().result()
-            if not _loads(library):
+            if _load_error(library) is not None:
                 # A machine that goes down may leave an empty file behind.
                 library.unlink()
-                torch.ops.load_library(str(_library(library.parent)))
+                if (problem := _load_error(_library(library.parent))) is not None:
+                    return f"the library of the C++ ops does not load: {problem}"
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
@@ -82,12 +83,12 @@ def load_cpu_ops() -> str | None:
     return None
 
 
-def _loads(library: Path) -> bool:
+def _load_error(library: Path) -> str | None:
     try:
         torch.ops.load_library(str(library))
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def vector_name() -> str:

@@ -1,0 +1,49 @@
+"""Fakes: tensors with a shape, a dtype and a device, and no values."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+# One for all graphs, so that what was traced for one serves the others; a mode is for one thread at a time.
+_MODE = FakeTensorMode()
+_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def faking() -> Iterator[None]:
+    """In here torch's ops take fakes and make fakes. One thread at a time."""
+    with _LOCK, _MODE, torch.no_grad():
+        yield
+
+
+@functools.lru_cache(maxsize=4096)
+def fake(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same one for all that ask for such a one."""
+    with faking():
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+def kind(value: Any) -> Hashable:
+    """All that ops may see of a fake, or of a size."""
+    if not isinstance(value, torch.Tensor):
+        return type(value), value
+    return value.shape, value.dtype, value.stride(), value.storage_offset(), value.device
+
+
+def of_kind(known: Any) -> Any:
+    """A new fake, or a size, of that :func:`kind`."""
+    if len(known) == 2:
+        return known[1]
+    shape, dtype, stride, offset, device = known
+    with faking():
+        if not offset:
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, stride, offset)
