@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from speccompile.graph_capture.fakes import faking, kind, of_kind
+from speccompile.graph_capture.fakes import fake, faking
 
 
 def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
@@ -25,8 +23,8 @@ def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
 class Body:
     """One group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
 
-    ``dims[i]`` are the sizes of input i; those that vary are named, ``"B"``, ``"T"``, ``"N"``, ``"S"``, or are
-    products with a name, such as ``"4*B"`` (see :func:`size_of`);
+    ``dims[i]`` are the sizes of input i, ``result`` those of what it returns; those that vary are named, ``"B"``,
+    ``"T"``, ``"N"``, ``"S"``, or are products with a name, such as ``"4*B"`` (see :func:`size_of`);
     ``mutates`` are the inputs written in place; ``layers`` the decoder layers that call it.
     """
 
@@ -34,27 +32,49 @@ class Body:
     module: fx.GraphModule
     dims: tuple[tuple[int | str, ...], ...]
     dtypes: tuple[torch.dtype, ...]
+    result: tuple[int | str, ...] | None
+    result_dtype: torch.dtype
+    captured: Mapping[str, int]
     mutates: frozenset[int]
     layers: tuple[int, ...]
     key: str
 
     def fake(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The fake result for fake ``inputs``."""
+        """The fake result for fake ``inputs``.
+
+        Raises:
+            RuntimeError: they are not what the body takes.
+        """
+        sizes = self._sizes(inputs)
+        shape = None if self.result is None else tuple(size_of(dim, sizes) for dim in self.result)
+        if shape is not None and self.key in _RUN:
+            return fake(shape, self.result_dtype, inputs[0].device)
         with faking():
-            return _result(_Call(self.key, tuple(map(kind, inputs)), self.module))
+            found: torch.Tensor = self.module(*inputs)
+        if shape is not None and (tuple(found.shape), found.dtype) != (shape, self.result_dtype):
+            raise RuntimeError(
+                f"{self.name} returns {found.dtype}{list(found.shape)}, and was to return "
+                f"{self.result_dtype}{list(shape)}"
+            )
+        # Once at sizes other than those it was captured with: one of these might have been left in it.
+        if any(sizes.get(name) != size for name, size in self.captured.items()):
+            _RUN.add(self.key)
+        return found
+
+    def _sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+        """What the named sizes are for ``inputs``."""
+        shapes = [tuple(item.shape) for item in inputs]
+        pairs = [pair for dims, shape in zip(self.dims, shapes, strict=True) for pair in zip(dims, shape, strict=False)]
+        sizes = {dim: size for dim, size in pairs if isinstance(dim, str) and "*" not in dim}
+        wanted = [tuple(size_of(dim, sizes) for dim in dims) for dims in self.dims]
+        for index, (shape, fits) in enumerate(zip(shapes, wanted, strict=True)):
+            if shape != fits or inputs[index].dtype != self.dtypes[index]:
+                raise RuntimeError(
+                    f"input {index} of {self.name} is {inputs[index].dtype}{list(shape)}, and it takes "
+                    f"{self.dtypes[index]}{list(fits)}"
+                )
+        return sizes
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A body is all that its key says."""
-
-    key: str
-    kinds: tuple[Hashable, ...]
-    module: fx.GraphModule = field(compare=False)
-
-
-@functools.lru_cache(maxsize=1024)
-def _result(call: _Call) -> torch.Tensor:
-    """What the body returns, which is run once per combination of shapes in a process."""
-    with faking():
-        return cast(torch.Tensor, call.module(*map(of_kind, call.kinds)))
+# Keys of bodies that were run on fakes in this process. A body is all that its key says.
+_RUN: set[str] = set()

@@ -104,12 +104,15 @@ class _Region:
             base = re.sub(r"_\d+$", "", node.name)
             node_map[node] = inner.create_node(node.op, node.target, args, kwargs, base)
         inner.output(node_map[self.live_out])
-        dims = _dims(self.inputs, graph)
+        dims, result = _dims(self.inputs, graph), self.live_out.meta["val"]
         return Body(
             name=name,
             module=fx.GraphModule(torch.nn.Module(), inner, class_name=name),
             dims=dims,
             dtypes=tuple(node.meta["val"].dtype for node in self.inputs),
+            result=tuple(_product(size, graph.sizes) for size in result.shape) if result.is_contiguous() else None,
+            result_dtype=result.dtype,
+            captured=dict(graph.sizes),
             mutates=frozenset(self._mutated(graph)),
             layers=layers,
             key=key,

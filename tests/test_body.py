@@ -1,0 +1,109 @@
+"""What a body says of its shapes, and that it is not believed blindly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import fx
+
+from speccompile.graph_capture import body as body_module
+from speccompile.graph_capture.body import Body, size_of
+from speccompile.graph_capture.fakes import fake
+
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def none_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "_RUN", set())
+
+
+def body_of(build: Callable[[fx.Graph, fx.Node, fx.Node], fx.Node], key: str = "a", **fields: object) -> Body:
+    """Of (hidden ``[B, T, 3]``, weight ``[3, 3]``), captured at B = 5 and T = 7."""
+    graph = fx.Graph()
+    hidden, weight = graph.placeholder("hidden"), graph.placeholder("weight")
+    graph.output(build(graph, hidden, weight))
+    given = {
+        "name": "decoder_layer",
+        "module": fx.GraphModule(torch.nn.Module(), graph),
+        "dims": (("B", "T", 3), (3, 3)),
+        "dtypes": (torch.float32, torch.float32),
+        "result": ("B", "T", 3),
+        "result_dtype": torch.float32,
+        "captured": {"B": 5, "T": 7},
+        "mutates": frozenset(),
+        "layers": (0,),
+        "key": key,
+    }
+    return Body(**given | fields)  # type: ignore[arg-type]
+
+
+def product(graph: fx.Graph, hidden: fx.Node, weight: fx.Node) -> fx.Node:
+    return graph.call_function(aten.matmul.default, (hidden, weight))
+
+
+def with_size_left(graph: fx.Graph, hidden: fx.Node, weight: fx.Node) -> fx.Node:
+    """The width of the capture is still in there."""
+    flat = graph.call_function(aten.view.default, (hidden, [-1, 21]))
+    return product(graph, graph.call_function(aten.view.default, (flat, [-1, 7, 3])), weight)
+
+
+def inputs(rows: int, width: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [fake((rows, width, 3), dtype, CPU), fake((3, 3), torch.float32, CPU)]
+
+
+def test_sizes_of_products() -> None:
+    assert [size_of(dim, {"B": 3, "T": 2}) for dim in (4, "B", "4*B", "B*T")] == [4, 3, 12, 6]
+
+
+def test_its_result_has_the_sizes_of_its_inputs() -> None:
+    body = body_of(product)
+    for rows, width in ((5, 7), (1, 1), (2, 4)):
+        result = body.fake(inputs(rows, width))
+        assert (tuple(result.shape), result.dtype) == ((rows, width, 3), torch.float32)
+    halves = body_of(product, key="b", result=("2*B", 3), result_dtype=torch.float16)
+    with pytest.raises(RuntimeError, match=r"returns .*float32\[2, 4, 3\], and was to return .*float16\[4, 3\]"):
+        halves.fake(inputs(2, 4))
+
+
+def test_one_laid_out_in_another_order_is_run_every_time() -> None:
+    def across(graph: fx.Graph, hidden: fx.Node, weight: fx.Node) -> fx.Node:
+        return graph.call_function(aten.transpose.int, (product(graph, hidden, weight), 0, 1))
+
+    body = body_of(across, result=None)
+    for rows, width in ((2, 4), (3, 2)):
+        assert body.fake(inputs(rows, width)).stride() == (3, 3 * width, 1)
+
+
+def test_a_size_that_the_capture_left_is_found() -> None:
+    body = body_of(with_size_left)
+    assert body.fake(inputs(5, 7)).shape == (5, 7, 3)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            body.fake(inputs(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            [fake((2, 4, 5), torch.float32, CPU), fake((3, 3), torch.float32, CPU)],
+            r"input 0 .*\[2, 4, 5\].*\[2, 4, 3\]",
+        ),
+        ([fake((2, 4), torch.float32, CPU), fake((3, 3), torch.float32, CPU)], r"input 0 .*\[2, 4\].*\[2, 4, 3\]"),
+        (inputs(2, 4, torch.float16), r"input 0 .*float16.*float32"),
+        ([*inputs(2, 4)[:1], fake((3, 4), torch.float32, CPU)], r"input 1 .*\[3, 4\].*\[3, 3\]"),
+    ],
+)
+def test_inputs_that_it_does_not_take(wrong: list[torch.Tensor], told: str) -> None:
+    with pytest.raises(RuntimeError, match=told):
+        body_of(product).fake(wrong)
+
+
+def test_inputs_that_disagree() -> None:
+    body = body_of(product, dims=(("B", "T", 3), ("B", 3)))
+    with pytest.raises(RuntimeError, match="input 0 of decoder_layer"):
+        body.fake(inputs(2, 4))
