@@ -19,6 +19,7 @@ from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_o
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
+from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.graph import Port, StepGraph
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.observe import Observation, Place, extra_inputs, takes
@@ -133,11 +134,11 @@ def _export(
     both = {0: dynamic, 1: dynamic}
     shapes = (both, both, {0: dynamic}, [both] * len(observed.kv), [both] * len(observed.kv))
     place = Place(model)
-    with captured_by(model, observed.route), fixed_rotary(model), place.followed(), torch.no_grad():
+    with captured_by(model, observed.route), fixed_rotary(model), place.followed():
         try:
             # torch prints the unfinished graph to stderr before it raises.
             with contextlib.redirect_stderr(io.StringIO()):
-                program = torch.export.export(Step(model, observed), inputs, dynamic_shapes=shapes, strict=False)
+                program = exported(Step(model, observed), inputs, shapes)
         except SpecCompileError:
             raise
         except GuardOnDataDependentSymNode as error:

@@ -24,6 +24,7 @@ from speccompile.graph_capture.capture import (
 )
 from speccompile.graph_capture.check import TOLERANCE
 from speccompile.graph_capture.draft_network import DraftNetwork, Run
+from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.graph import Port, Route, StepGraph
 from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.support import ModelInfo
@@ -169,8 +170,7 @@ class HeadNetwork(DraftNetwork):
         both = {0: dynamic, 1: dynamic}
         shapes = (both, both, {0: dynamic}, both, [both] * len(self.kv), [both] * len(self.kv))
         try:
-            with torch.no_grad():
-                program = torch.export.export(_Step(head), arguments, dynamic_shapes=shapes, strict=False)
+            program = exported(_Step(head), arguments, shapes)
         except Exception as error:
             raise CaptureError(f"the head {info.name} cannot be exported: {told(error)}") from error
         graph = program.graph_module.graph

@@ -1,0 +1,29 @@
+"""torch.export, as captures use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import config
+
+
+def exported(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    """``module`` traced in this interpreter, without autograd. Raises whatever export does."""
+    with torch.no_grad(), _without_stack_traces():
+        return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=False)
+
+
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Each node's takes a tenth of an export's time, and nobody reads them: captures tell places by module."""
+    # torch 2.11 neither has the flag nor reads it.
+    before = getattr(config, "do_not_emit_stack_traces", False)
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
