@@ -86,6 +86,7 @@ def main(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
     draft_len: Annotated[int, typer.Option(min=1, help="K.")] = 7,
     draft_vocab: Annotated[int | None, typer.Option(help="Tokens that the head knows; all, if not given.")] = None,
+    draft_weights: Annotated[str, typer.Option(help="Of the head: same or int8.")] = "same",
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 40,
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     quick: Annotated[bool, typer.Option(help="Two of each, to see that it runs.")] = False,
@@ -98,7 +99,10 @@ def main(
         target, _ = load(model)
         head = random_head(target, draft_vocab)
         options: dict[str, Any] = {"tiers": (0, draft_len), "max_len": MAX_LEN, "backend": backend}
-        with wrap(target, "none", **options) as plain, wrap(target, "eagle3_one_model", draft=head, **options) as spec:
+        with (
+            wrap(target, "none", **options) as plain,
+            wrap(target, "eagle3_one_model", draft=head, draft_weights=draft_weights, **options) as spec,
+        ):
             with task("step by step"), torch.no_grad():
                 report = compare(plain, spec, repeats)
             kernels = spec.explain().partition("kernels")[2].partition("\n")[0].strip()
@@ -110,6 +114,7 @@ def main(
         console.print(f"kernels: {kernels}")
         if json_file is not None:
             settings = {"model": model, "draft_len": draft_len, "draft_vocab": draft_vocab, "repeats": repeats}
+            settings["draft_weights"] = draft_weights
             settings["kernels"] = kernels
             json_file.write_text(json.dumps({"machine": describe(), "settings": settings, **report}, indent=1) + "\n")
 

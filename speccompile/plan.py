@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile import modes
@@ -152,7 +153,7 @@ def make_plan(
             draft_lens = tuple(sorted({min(size, network.most_drafts) for size in draft_lens}))
             chosen_policy = _choose_policy(policy, draft_lens, rule)
             config = replace(config, tiers=draft_lens)
-        _check_network(network, config, consume)
+        _check_network(network, replace(config, mode=chosen_mode), model, consume)
     saved = None if saves is None else saved_rows(model, saves)
     config = replace(config, mode=chosen_mode, logits_processors=processors, network=network, saved=saved)
     return Plan(info, config, chosen_policy, engine, consume, saves)
@@ -206,7 +207,7 @@ def _check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
         raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
 
 
-def _check_network(network: DraftNetwork, config: BuildConfig, consume: bool) -> None:
+def _check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, consume: bool) -> None:
     most = network.most_drafts
     if most is not None and config.max_draft_len > most:
         reason = f"mode {config.mode.name!r} drafts at most {most} tokens with {network.info.name}"
@@ -216,13 +217,17 @@ def _check_network(network: DraftNetwork, config: BuildConfig, consume: bool) ->
     reason = ""
     if not config.kernels.native:
         reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
-    elif config.weights == network.weights:
+    elif config.weights == network.weights and network.module is model:
         reason = f"the target's own weights are {config.weights} already"
-    elif consume:
+    elif consume and _share_weights(network.module, model):
         reason = "consume=True takes the weights that it would round"
     if reason:
-        where = f"mode {config.mode.name!r}"
-        raise InvalidOption(where=where, name="draft", value=f"self:{network.weights}", reason=reason)
+        option = config.mode.rounded_by
+        raise config.mode.invalid(option, getattr(config.mode, option), reason)
+
+
+def _share_weights(one: nn.Module, other: nn.Module) -> bool:
+    return not {id(weight) for weight in one.parameters()}.isdisjoint(map(id, other.parameters()))
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

@@ -28,7 +28,8 @@ from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.graph import Port, Route, StepGraph
 from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.lowering.cpu.packing import WeightForm, WeightPacks
+from speccompile.lowering.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.runtime.arena import Arena
 from speccompile.storage import Storage
 
@@ -135,11 +136,16 @@ class HeadNetwork(DraftNetwork):
         head: in eval mode, on the target's device.
         info: ``vocab_size`` is the head's own, ``num_layers`` how many layers it has.
         max_len: most tokens of a text that it drafts for.
+        weights: the form of its linears' weights.
     """
 
-    def __init__(self, head: DraftHead, info: ModelInfo, max_len: int) -> None:
-        super().__init__(info, max_len)
+    def __init__(self, head: DraftHead, info: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
+        super().__init__(info, max_len, weights)
         self.head = head
+
+    @property
+    def module(self) -> nn.Module:
+        return self.head
 
     @property
     def kv(self) -> Mapping[int, KVShape]:
@@ -204,7 +210,8 @@ class HeadNetwork(DraftNetwork):
     ) -> float:
         """Random inputs in pieces, one row running behind the other, over the head's own forward."""
         probe = _Probe(self, graph, arena)
-        with torch.no_grad():
+        check_kernels(packs)
+        with torch.no_grad(), inputs_unrounded(packs):
             expected = probe.own()
             allowed = TOLERANCE[self.info.dtype] * max(float(piece.abs().max()) for piece in expected)
             difference = probe.difference(lowered, expected)

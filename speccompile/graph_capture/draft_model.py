@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.graph_capture.capture import capture
@@ -33,6 +34,10 @@ class DraftModel(DraftNetwork):
     def observed(self) -> Observation:
         settle_rotary(self.model)
         return observe(self.model, self.info)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
 
     @property
     def kv(self) -> Mapping[int, KVShape]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.state import KVShape, Layout, kv_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
@@ -43,6 +45,11 @@ class DraftNetwork(ABC):
     def most_drafts(self) -> int | None:
         """The largest draft length that it is for; None is any."""
         return None
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """It as it was given."""
 
     @property
     @abstractmethod

@@ -12,6 +12,7 @@ from speccompile.graph_capture.state import Layout, N, StateSpec, kv_state, reso
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.heads.mtp import MtpHead
 from speccompile.heads.network import NEWEST
+from speccompile.lowering.cpu.packing import WeightForm
 
 #: What a module reads of the text: ``module`` what the one in front left, at every row, as the paper and transformers
 #: have it; ``target`` the target's own hidden states, as TensorRT-LLM's ``MTPWorker``. At draft tokens there are only
@@ -27,13 +28,21 @@ class MtpNetwork(HeadNetwork):
     head: the modules; target: what they draft for.
     max_len: most tokens of a text that they draft for.
     chain: None where one module is used again for every draft token.
+    weights: the form of their linears' weights.
     """
 
     head: MtpHead
 
-    def __init__(self, head: MtpHead, target: ModelInfo, max_len: int, chain: Chain | None = None) -> None:
+    def __init__(
+        self,
+        head: MtpHead,
+        target: ModelInfo,
+        max_len: int,
+        chain: Chain | None = None,
+        weights: WeightForm = "same",
+    ) -> None:
         info = replace(target, name=type(head).__name__, num_layers=len(head.layers))
-        super().__init__(head, info, max_len)
+        super().__init__(head, info, max_len, weights)
         self.chain = chain
 
     @property

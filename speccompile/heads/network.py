@@ -8,6 +8,7 @@ from speccompile.graph_capture.draft_head import HeadNetwork
 from speccompile.graph_capture.state import Layout, N, StateSpec, kv_state, resolve_layout
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.heads.eagle3 import Eagle3Head
+from speccompile.lowering.cpu.packing import WeightForm
 
 #: What the head's layers left at a text's newest row, from which drafting starts.
 NEWEST = "newest"
@@ -18,11 +19,11 @@ class Eagle3Network(HeadNetwork):
 
     head: Eagle3Head
 
-    def __init__(self, head: Eagle3Head, target: ModelInfo, max_len: int) -> None:
+    def __init__(self, head: Eagle3Head, target: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
         config = head.config
         # Tokens that it reads are the target's.
         info = replace(target, name="Eagle3Head", num_layers=len(head.layers), hidden_size=config.hidden_size)
-        super().__init__(head, info, max_len)
+        super().__init__(head, info, max_len, weights)
 
     def layout(self, target: Layout) -> Layout:
         # Row i of the head reads the token at i + 1.

@@ -45,6 +45,8 @@ class Mode(ABC):
     #: Whose checkpoint has the weights that it drafts with, besides the target's layers.
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "nowhere"
     #: What must hold in a finished step, besides what every step has to have.
+    #: The option that has a network's weights rounded.
+    rounded_by: ClassVar[str] = "draft_weights"
     goals: ClassVar[Facts] = facts()
 
     @property

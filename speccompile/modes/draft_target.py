@@ -45,6 +45,10 @@ class DraftTarget(SplitMode):
     def goals(self) -> Facts:  # type: ignore[override]
         return facts("drafter_read") if self.fused else facts()
 
+    @property
+    def rounded_by(self) -> str:  # type: ignore[override]
+        return "draft" if self.draft == SELF_INT8 else "draft_weights"
+
     def check(self, info: ModelInfo) -> None:
         super().check(info)
         if not isinstance(self.draft, PreTrainedModel | str) or self.draft == "":
@@ -64,7 +68,7 @@ class DraftTarget(SplitMode):
         check_same_vocabulary(draft, own, model, info)
         length = self._own_len(draft, max_len)
         check_rotary(draft, length)
-        return DraftModel(draft, own, length)
+        return DraftModel(draft, own, length, self.draft_weights)
 
     def _own_len(self, draft: PreTrainedModel, max_len: int) -> int:
         made_for = getattr(draft.config.get_text_config(decoder=True), "max_position_embeddings", None)

@@ -58,7 +58,7 @@ class Eagle3OneModel(RecurrentHead):
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> Eagle3Network:
         most = self.draft_max_len or self.draft.config.max_position_embeddings
-        return Eagle3Network(self.draft, info, min(most, max_len))
+        return Eagle3Network(self.draft, info, min(most, max_len), self.draft_weights)
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -77,7 +77,7 @@ class Mtp(MtpMode):
             raise self.invalid("chain", self.chain, f"choose from {', '.join(get_args(Chain))}")
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
-        return MtpNetwork(self.draft, info, self._max_len(max_len), self.chain)
+        return MtpNetwork(self.draft, info, self._max_len(max_len), self.chain, self.draft_weights)
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [DraftByModules(draft_len, chain=self.chain)]

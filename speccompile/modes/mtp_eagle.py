@@ -29,7 +29,7 @@ class MtpEagleOneModel(MtpMode, RecurrentHead):
         return replace(self, draft=mode.draft.first())
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
-        return MtpNetwork(self.draft, info, self._max_len(max_len))
+        return MtpNetwork(self.draft, info, self._max_len(max_len), weights=self.draft_weights)
 
     def explain(self) -> str:
         if not isinstance(self.draft, MtpHead):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from speccompile.graph_capture.support import ModelInfo
+from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.modes.base import Mode
 
 
@@ -16,10 +17,13 @@ class NetworkMode(Mode):
     Args:
         draft: the network, or where it is.
         draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts.
+        draft_weights: ``"int8"`` rounds the weights of its linears, on a CPU, where our C++ ops are: drafts take less
+            time and may be worse, and the text stays what it is.
     """
 
     draft: Any = None
     draft_max_len: int | None = None
+    draft_weights: WeightForm = "same"
 
     draft_probs: ClassVar[bool] = True
 
@@ -27,6 +31,8 @@ class NetworkMode(Mode):
         most = self.draft_max_len
         if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
             raise self.invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
+        if self.draft_weights not in get_args(WeightForm):
+            raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(get_args(WeightForm))}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ from tiny import random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
-from speccompile.errors import InvalidOption
+from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
+from speccompile.heads import Eagle3Head, MtpHead
+from speccompile.lowering.cpu import packing
+from speccompile.lowering.cpu import rounded as rounded_module
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,112 @@ def test_kv_behind_accepted_drafts_is_a_fresh_prompts_in_every_bit(make: Any, fu
         assert torch.equal(own[fresh.slot, : len(text) - 1], before), name
 
 
+# --- draft_weights="int8" ------------------------------------------------------------------------
+
+
+def draft_of(mode: str, model: LlamaForCausalLM) -> Any:
+    if mode == "draft_target":
+        return tiny_llama()
+    return MtpHead.random(model, 3) if mode.startswith("mtp") else Eagle3Head.random(model, taps=(0, 1, 1))
+
+
+def rounded(model: LlamaForCausalLM, mode: str, draft: Any, **options: Any) -> Speculator:
+    sizes = {"tiers": (0, 3), "max_batch": 2, "max_len": 60, "backend": "eager", "prefix_reuse": False}
+    return wrap(model, mode, draft=draft, **{"draft_weights": "int8"} | sizes | options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("draft_target", {}),
+        ("draft_target", {"weights": "int8"}),
+        ("eagle3", {}),
+        ("eagle3_one_model", {"consume": True}),
+        ("mtp", {}),
+        ("mtp", {"chain": "target"}),
+        ("mtp_eagle", {"fused": True}),
+    ],
+)
+def test_a_rounded_drafter_changes_no_text(mode: str, options: dict[str, Any]) -> None:
+    model = tiny_llama()
+    same = options.get("weights") != "int8"
+    expected = greedy(model) if same else None
+    spec = rounded(model, mode, draft_of(mode, model), **options)
+    tier = spec.tiers[3]
+    names = tier.argument_names + (() if tier.drafter is None else tier.drafter.argument_names)
+    own = [name for name in names if name.startswith("drafter_") and name.endswith("_int8")]
+    assert len(own) > 5 and not any(name.startswith("drafter_") and name.endswith("_packed") for name in names)
+    assert same or any(name.endswith("_int8") and not name.startswith("drafter_") for name in names)
+    texts = []
+    for draft_len in (3, 0):
+        spec.set_tier(draft_len)
+        texts.append(spec.generate(PROMPTS, max_new_tokens=NEW))
+        assert spec.stats.draft_tokens > 0
+    assert torch.equal(*texts) and (expected is None or torch.equal(texts[0], expected))
+
+
+def test_a_rounded_head_drafts_nearly_what_it_drafts_unrounded(model: LlamaForCausalLM) -> None:
+    head = draft_of("eagle3", model)
+    left = []
+    for form in ("same", "int8"):
+        spec = rounded(model, "eagle3_one_model", head, draft_weights=form)
+        spec.set_tier(0)
+        request = spec.engine.submit(PROMPTS[0].tolist(), max_new_tokens=NEW)
+        while len(request.new_tokens) < 5:
+            spec.engine.step()
+        left.append(spec.arena["drafter_newest"][request.slot].clone())
+    assert 0 < float((left[0] - left[1]).norm() / left[0].norm()) < 0.05
+
+
+def test_packs_of_a_head_are_checked(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = packing.pack_int8
+    monkeypatch.setattr(packing, "pack_int8", lambda weight: pack(weight.flip(0)))
+    with pytest.raises(LoweringError, match="is not what its int8 pack holds"):
+        rounded(model, "eagle3_one_model", draft_of("eagle3", model))
+
+
+def test_weights_of_a_head_that_is_misread_are_found(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As strictly as without rounding: a thousandth more is no rounding."""
+    right = rounded_module._unrounded_linear
+    monkeypatch.setattr(rounded_module._UnroundedOps, "__torch_dispatch__", slightly_more(right))
+    with pytest.raises(CaptureMismatch):
+        rounded(model, "eagle3_one_model", draft_of("eagle3", model))
+
+
+def slightly_more(right: Any) -> Any:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.speccompile.int8_linear.default:
+            return 1.001 * right(*args)
+        if func is torch.ops.speccompile.int8_linears.default:
+            x, packed, scales, biases, features = args
+            given = biases or [None] * len(packed)
+            return [1.001 * right(x, *each) for each in zip(packed, scales, given, features, strict=True)]
+        return func(*args, **(kwargs or {}))
+
+    return dispatch
+
+
+@pytest.mark.parametrize("value", ["int4", 8, None])
+def test_other_forms_of_a_drafters_weights(model: LlamaForCausalLM, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"draft_weights=.* is not valid: choose from same, int8"):
+        wrap(model, "draft_target", draft=model, draft_weights=value, backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "says"),
+    [
+        ("mtp", {"consume": True}, "consume=True takes the weights"),
+        ("draft_target", {"consume": True}, "consume=True takes the weights"),
+        ("draft_target", {"weights": "int8"}, "weights are int8 already"),
+    ],
+)
+def test_what_shares_weights_does_not_go_with_rounding(mode: str, options: dict[str, Any], says: str) -> None:
+    model = tiny_llama()
+    draft = model if mode == "draft_target" else draft_of(mode, model)
+    with pytest.raises(InvalidOption, match=f"draft_weights='int8' is not valid: .*{says}"):
+        rounded(model, mode, draft, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [({"weights": "int8"}, "weights are int8 already"), ({"consume": True}, "consume=True takes the weights")],
@@ -108,3 +217,5 @@ def test_rounding_needs_our_ops(model: LlamaForCausalLM, monkeypatch: pytest.Mon
     monkeypatch.undo()
     with pytest.raises(InvalidOption, match=r"draft='self:int8' is not valid: it needs the C\+\+ ops"):
         drafting(model, "self:int8")
+    with pytest.raises(InvalidOption, match=r"draft_weights='int8' is not valid: it needs the C\+\+ ops"):
+        rounded(model, "eagle3", draft_of("eagle3", model))
