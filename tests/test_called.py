@@ -8,6 +8,7 @@ import pytest
 from tiny import tiny_llama
 
 import speccompile
+from speccompile.acceptance import Relaxed
 from speccompile.errors import InvalidOption, UnknownTier
 from speccompile.lowering import called
 from speccompile.lowering.called import DRAFTER, KernelCall, kernels_called
@@ -79,6 +80,14 @@ def test_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step["speccompile.accept_commit_: accept_commit_rows"] == 1
     assert step["speccompile.match_ngram: match_partial"] == step["speccompile.match_ngram: match_combine"] == 1
     assert not [call for call in calls if call.kind in ("plain", "c++")]
+
+
+def test_relaxed_acceptance_is_an_op_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
+    with wrapped(acceptance=Relaxed(1, 2), policy="fixed:3") as spec:
+        calls = kernels_called(spec.tiers[3].graph, "cuda", {})
+    assert names(calls, "step", "triton")["speccompile.near_first: near_places"] == 1
+    assert not [call for call in calls if "topk" in call.name or "sort" in call.name]
 
 
 CODE = """

@@ -11,12 +11,15 @@ from typing import Any, ClassVar
 
 import torch
 
+import speccompile.lowering.ops  # noqa: F401  defines the ops
 from speccompile.acceptance.base import Rule
 from speccompile.acceptance.keep import keep_passes, number_problem
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.tier import Kind
 from speccompile.passes.base import Pass
+
+near_first = torch.ops.speccompile.near_first
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ def near_enough(
 ) -> torch.Tensor:
     """Which drafts pass, ``[B, K]``."""
     thinks = thinking(text, length, begin=begin, end=end)
-    return first(scores, drafts) | (near_first(scores, drafts, top_k, delta) & thinks[:, None])
+    # Below 0 nothing is near.
+    allowed = torch.full_like(length, -1.0, dtype=torch.float32).masked_fill(thinks, delta)
+    return first(scores, drafts) | near_first(scores, drafts, allowed, top_k)
 
 
 def near_enough_in_trtllm(
@@ -137,19 +142,10 @@ def near_enough_in_trtllm(
     """Which drafts pass, ``[B, K]``."""
     thinks = thinking(text, length, begin=begin, end=end, end_from=prompt_length[slots])
     allowed = torch.zeros_like(length, dtype=torch.float32).masked_fill(thinks, delta)
-    return first(scores, drafts) | near_first(scores, drafts, top_k, allowed[:, None, None])
+    return first(scores, drafts) | near_first(scores, drafts, allowed, top_k)
 
 
 def first(scores: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
     """Which drafts are the target's own choice, ``[B, K]``; none where everything is forbidden."""
     greatest = scores[:, : drafts.shape[1]].max(-1)
     return (drafts == greatest.indices) & (greatest.values != float("-inf"))
-
-
-def near_first(scores: torch.Tensor, drafts: torch.Tensor, top_k: int, delta: float | torch.Tensor) -> torch.Tensor:
-    """Which drafts are among the ``top_k``, and at most ``delta`` (``[B, 1, 1]``) below the greatest probability. What
-    has none, such as a forbidden token, is not near, however wide ``delta`` is."""
-    probs = scores[:, : drafts.shape[1]].float().softmax(-1)
-    greatest = probs.topk(min(top_k, probs.shape[-1]), dim=-1)
-    near = (greatest.values >= greatest.values[..., :1] - delta) & (greatest.values > 0)
-    return ((greatest.indices == drafts[..., None]) & near).any(-1)

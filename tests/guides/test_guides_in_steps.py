@@ -219,8 +219,8 @@ def test_relaxed_keeps_nothing_that_is_forbidden() -> None:
     scores = torch.full((1, 3, 4), float("-inf"))
     scores[0, 0, :2] = 0.0
     drafts = torch.tensor([[3, 0]])
-    assert near_first(scores, drafts, top_k=4, delta=1.0).tolist() == [[False, False]]
-    assert near_first(scores, torch.tensor([[1, 0]]), top_k=4, delta=1.0).tolist() == [[True, False]]
+    assert near_first(scores, drafts, torch.ones(1), 4).tolist() == [[False, False]]
+    assert near_first(scores, torch.tensor([[1, 0]]), torch.ones(1), 4).tolist() == [[True, False]]
     assert first(scores, drafts).tolist() == [[False, False]]
 
 

@@ -11,6 +11,7 @@ from tiny import greedy, random_prompt, tiny_llama
 import speccompile
 from speccompile.lowering.ops import attention as attention_op
 from speccompile.lowering.ops import commit as commit_op
+from speccompile.lowering.ops import near as near_op
 from speccompile.lowering.ops import ngram as ngram_op
 
 pytestmark = pytest.mark.gpu
@@ -53,6 +54,17 @@ def test_in_fixed_order_a_row_has_the_same_bits_in_any_company() -> None:
             at = (slice(row, row + 1), slice(place, place + 1))
             alone = ops.attention_fixed_order(q[at], keys, values, slots[at[0]], positions[at], 0.125)
             assert torch.equal(alone[0, 0], together[row, place])
+
+
+def test_what_is_nearly_the_most_likely() -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores = 3 * torch.randn(4, 8, 128256, generator=generator)
+    # The last few of the most likely, and places that are no ids.
+    drafts = torch.cat([scores[:, :6].topk(6, -1).indices[..., -1], torch.tensor([[-1]] * 4)], dim=1)
+    allowed = torch.tensor([-1.0, 1e-4, 0.013, 1.0])
+    wanted = near_op.reference(scores, drafts, allowed, 6)
+    assert torch.equal(ops.near_first(*on_gpu(scores, drafts, allowed), 6).cpu(), wanted)
+    assert 0 < wanted.sum() < wanted.numel() and not wanted[0].any()
 
 
 @pytest.mark.parametrize("drawn", [False, True])

@@ -17,6 +17,7 @@ from speccompile.lowering.triton.choose import choose_launches, splits_of
 from speccompile.lowering.triton.compile_only import Compiled, compile_launch
 from speccompile.lowering.triton.cut import cut_launch
 from speccompile.lowering.triton.launch import Launch
+from speccompile.lowering.triton.near import near_launch
 
 # Of a Hopper's multiprocessor, one program can have 227 KiB.
 SHARED = 227 * 1024
@@ -146,6 +147,12 @@ def test_cut(wanted: torch.dtype, record_property: Note) -> None:
     )
     # A mass is rounded the same way in all readings.
     assert "atom" not in compiled.ptx
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_near_first(dtype: torch.dtype, record_property: Note) -> None:
+    given = meta(4, 8, 128256, dtype=dtype), meta(4, 7), meta(4, dtype=torch.float32), 10
+    fits(near_launch(*given, meta(4, 7, dtype=torch.bool)), record_property, str(dtype))
 
 
 def test_ngram_match(record_property: Note) -> None:

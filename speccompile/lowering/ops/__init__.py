@@ -5,6 +5,7 @@ from speccompile.lowering.ops import choose as choose
 from speccompile.lowering.ops import commit as commit
 from speccompile.lowering.ops import cut as cut
 from speccompile.lowering.ops import native as native
+from speccompile.lowering.ops import near as near
 from speccompile.lowering.ops import ngram as ngram
 
-__all__ = ["attention", "choose", "commit", "cut", "native", "ngram"]
+__all__ = ["attention", "choose", "commit", "cut", "native", "near", "ngram"]
