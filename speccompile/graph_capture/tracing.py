@@ -102,4 +102,4 @@ def _traced(call: Call) -> Trace:
     return Trace(traced.graph, structure[0])
 
 
-_kept = functools.lru_cache(maxsize=2048)(_traced)
+_kept = functools.lru_cache(maxsize=1024)(_traced)
