@@ -39,7 +39,7 @@ class Cost:
         if self.hysteresis_ms is not None:
             check_number("cost", "hysteresis_ms", self.hysteresis_ms, least=0.0)
         check_number("cost", "probing", self.probing, least=0.0, most=1.0)
-        check_candidates("cost", self.candidates)
+        check_candidates("cost", self.candidates, by_rows=False)
 
     def __str__(self) -> str:
         return text_of("cost", self)

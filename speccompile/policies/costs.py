@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +35,13 @@ class CostTable:
     def draft_lens(self) -> tuple[int, ...]:
         return tuple(sorted({draft_len for _, draft_len in self.entries}))
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        return tuple(sorted({rows for rows, _ in self.entries}))
+
     def rows(self, live_rows: int) -> int:
         """The row count of the executable that ``live_rows`` rows run; the largest there is if none holds them."""
-        counts = sorted({rows for rows, _ in self.entries})
+        counts = self.row_counts
         return next((rows for rows in counts if rows >= live_rows), counts[-1])
 
     def ms(self, live_rows: int, draft_len: int, context: float = 0.0) -> float:
@@ -58,8 +63,9 @@ class CostTable:
         counts = {rows for rows, _ in table.entries}
         if len(table.entries) != len(counts) * len(table.draft_lens) or not counts:
             raise ValueError("a tier is missing for some row count")
-        if any(cost.fixed <= 0 or cost.per_token < 0 for cost in table.entries.values()):
-            raise ValueError("a step takes no time")
+        costs = table.entries.values()
+        if not all(0 < cost.fixed < math.inf and 0 <= cost.per_token < math.inf for cost in costs):
+            raise ValueError("a step takes no time, or for ever")
         return table
 
 

@@ -42,7 +42,7 @@ class Ema:
         check_whole("ema", "interval", self.interval, 1)
         check_number("ema", "down", self.down)
         check_number("ema", "up", self.up)
-        check_candidates("ema", self.candidates)
+        check_candidates("ema", self.candidates, by_rows=True)
 
     def __str__(self) -> str:
         return text_of("ema", self)

@@ -28,8 +28,8 @@ def check_whole(policy: str, name: str, value: Any, least: int) -> None:
         raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} has to be a whole number of at least {least}")
 
 
-def check_candidates(policy: str, candidates: Any) -> None:
-    """Of one list of draft lengths, or of one for each number of rows, or None.
+def check_candidates(policy: str, candidates: Any, *, by_rows: bool) -> None:
+    """Of one list of draft lengths, or, where policies take that, of one for each number of rows, or None.
 
     Raises:
         InvalidPolicy: one is empty, or does not rise, or none is for one row.
@@ -41,6 +41,8 @@ def check_candidates(policy: str, candidates: Any) -> None:
     if candidates is None:
         return
     if isinstance(candidates, Mapping):
+        if not by_rows:
+            refuse("one list of draft lengths is wanted, whatever the number of rows")
         if 1 not in candidates:
             refuse("it does not say what one row uses")
         for rows in candidates:
@@ -101,12 +103,17 @@ def read_options(policy: str, text: str, known: Collection[str]) -> dict[str, An
 def _read(policy: str, text: str) -> Any:
     if ":" in text:
         pairs = [item.partition(":") for item in text.split(";")]
-        return {_number(policy, rows): _as_tuple(policy, rest) for rows, _, rest in pairs}
+        by_rows = {_number(policy, rows): _as_tuple(policy, rest) for rows, _, rest in pairs}
+        if len(by_rows) < len(pairs):
+            raise InvalidPolicy(policy=policy, reason=f"{text!r} names a number of rows twice")
+        return by_rows
     return _as_tuple(policy, text) if "/" in text else _number(policy, text)
 
 
 def _as_tuple(policy: str, text: str) -> tuple[Any, ...]:
-    return tuple(_number(policy, item) for item in text.split("/") if item)
+    # One "/" at the end tells a list of one from a number.
+    text = text.strip().removesuffix("/")
+    return tuple(_number(policy, item) for item in text.split("/")) if text else ()
 
 
 def _number(policy: str, text: str) -> int | float | None:

@@ -15,6 +15,11 @@ class Schedule:
     steps: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
+        pairs = isinstance(self.steps, tuple | list) and all(
+            isinstance(step, tuple | list) and len(step) == 2 for step in self.steps
+        )
+        if not pairs:
+            raise InvalidPolicy(policy="schedule", reason=f"steps={self.steps!r} has to be pairs of (rows, K)")
         for rows, draft_len in self.steps:
             check_whole("schedule", "rows", rows, 0)
             check_whole("schedule", "a draft length", draft_len, 0)

@@ -48,6 +48,10 @@ def nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ema:candidates=3/1/0", InvalidPolicy, "draft lengths have to rise, and none may occur twice"),
         ("cost:candidates=0/3/3", InvalidPolicy, "draft lengths have to rise, and none may occur twice"),
         ("ema:candidates=1:0/1;4:1/0", InvalidPolicy, "draft lengths have to rise"),
+        ("ema:candidates=1:0/1;1:0/3", InvalidPolicy, "names a number of rows twice"),
+        ("ema:candidates=0//3", InvalidPolicy, "'' is no number"),
+        # What one policy takes by rows, another one does not.
+        ("cost:candidates=1:0/3", InvalidPolicy, "one list of draft lengths is wanted"),
     ],
 )
 def test_policies(model: LlamaForCausalLM, policy: Any, kind: type[UserError], says: str) -> None:
@@ -72,6 +76,9 @@ def test_candidates_are_refused_before_there_is_a_wrap(policy: type[Ema | Cost],
         (lambda: Schedule(((2, 3),)), "begin with 1=K"),
         (lambda: Schedule(((1, 3), (4, 1), (4, 0))), "do not rise"),
         (lambda: Schedule(((1, 3.0),)), "has to be a whole number"),  # type: ignore[arg-type]
+        (lambda: Schedule({1: 3}), "has to be pairs"),  # type: ignore[arg-type]
+        (lambda: Schedule(((1,),)), "has to be pairs"),  # type: ignore[arg-type]
+        (lambda: Schedule("1=3"), "has to be pairs"),  # type: ignore[arg-type]
     ],
 )
 def test_simple_policies_are_checked_however_they_are_made(make: Callable[[], object], says: str) -> None:
