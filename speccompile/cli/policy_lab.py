@@ -33,7 +33,9 @@ def command(
         typer.Option(help=f"What tiers take: {', '.join(TABLES)}; those of the trace, else cpu, if left out."),
     ] = None,
     tiers: Annotated[str | None, typer.Option(help="Draft lengths; those of the trace if left out.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Most requests at a time.")] = 8,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Most requests at a time; 8, or as many as costs are known of, if left out.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of a made-up trace.")] = 0,
     late: Annotated[bool, typer.Option("--late", help="Policies learn of a step when the next one is on.")] = False,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="A PNG to write.")] = None,
@@ -46,6 +48,11 @@ def command(
         draft_lens = None if tiers is None else parse_tiers(tiers)
         texts, table, whose, draft_lens, ready, censored = _load(trace, costs, draft_lens, seed)
         ladder = Ladder(draft_lens, table)
+        most = table.row_counts[-1]
+        if rows is not None and rows > most:
+            reason = f"the costs {whose} are known of {most} rows at most"
+            raise InvalidOption(where="policy-lab", name="rows", value=rows, reason=reason)
+        rows = rows or min(8, most)
         policies = [parse_policy(text, draft_lens) for text in policy or ("cost", "ema", "gate")]
         outcomes = {
             str(item): simulate(item, texts, ladder, table, max_rows=rows, late=late, ready=ready)

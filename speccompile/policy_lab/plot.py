@@ -18,8 +18,7 @@ def plot(path: str | os.PathLike[str], title: str, outcomes: Mapping[str, Outcom
     """Write a PNG: for each run, tokens per second and draft length over simulated time.
 
     Raises:
-        InvalidOption: matplotlib is not installed.
-        OSError: it cannot be written.
+        InvalidOption: matplotlib is not installed, or the file cannot be written.
     """
     pyplot = _pyplot(path)
     figure, (speeds, tiers) = pyplot.subplots(2, 1, sharex=True, figsize=(10, 6), layout="constrained")
@@ -30,8 +29,13 @@ def plot(path: str | os.PathLike[str], title: str, outcomes: Mapping[str, Outcom
     speeds.set(title=title, ylabel="tokens per second")
     tiers.set(xlabel="simulated seconds", ylabel=f"draft length, mean of {WINDOW} steps")
     speeds.legend(fontsize="small")
-    figure.savefig(Path(path), format="png", dpi=120)
-    pyplot.close(figure)
+    try:
+        figure.savefig(Path(path), format="png", dpi=120)
+    except OSError as error:
+        reason = f"it cannot be written ({error.strerror})"
+        raise InvalidOption(where="policy-lab", name="plot", value=str(path), reason=reason) from error
+    finally:
+        pyplot.close(figure)
 
 
 def series(outcome: Outcome) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ FORMAT = 1
 
 
 class Recorder:
-    """Writes a trace while a run goes on.
+    """Writes a trace while a run goes on. It may be closed by another thread than the one that steps; what cannot be
+    written is no fault of the run, and is told when it is closed.
 
     Args:
         path: of a file that is overwritten.
@@ -37,6 +39,8 @@ class Recorder:
         self, path: str | os.PathLike[str], draft_lens: Sequence[int], costs: CostTable | None, *, ready: bool
     ) -> None:
         self._file: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  open as long as the run goes on
+        self._lock = threading.Lock()
+        self._failed: OSError | None = None
         known = None if costs is None else costs.as_json()
         self._line({"format": FORMAT, "draft_lens": list(draft_lens), "costs": known, "ready": ready})
 
@@ -54,10 +58,23 @@ class Recorder:
         }
         if any(done.scores):
             line["scores"] = [[round(score, 4) for score in scores] for scores in done.scores]
-        self._line(line)
+        with self._lock:
+            if self._file.closed or self._failed is not None:
+                return
+            try:
+                self._line(line)
+            except OSError as error:
+                self._failed = error
 
     def close(self) -> None:
-        self._file.close()
+        """Raises OSError if a step could not be written."""
+        with self._lock:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._failed = self._failed or error
+            if self._failed is not None:
+                raise self._failed
 
     def _line(self, data: dict[str, Any]) -> None:
         self._file.write(json.dumps(data) + "\n")
@@ -114,8 +131,10 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
         if head["format"] != FORMAT:
             raise refuse(f"it is of format {head['format']}, and {FORMAT} is read here")
         own = tuple(int(draft_len) for draft_len in head["draft_lens"])
+        if own[:1] != (0,) or list(own) != sorted(set(own)):
+            raise ValueError(f"its tiers {list(own)} do not rise from 0")
         costs = None if head["costs"] is None else CostTable.from_json(head["costs"])
-        steps = tuple(_step(line) for line in lines[1:])
+        steps = tuple(_step(line, own) for line in lines[1:])
         offered = tuple(tuple(int(count) for count in line["offered"]) for line in lines[1:])
         ready = bool(head["ready"])
     except OSError as error:
@@ -124,6 +143,8 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
         raise refuse(f"it is no trace ({type(error).__name__}: {error})") from error
     if not steps:
         raise refuse("it has no steps")
+    if not any(sum(done.emitted) for done in steps):
+        raise refuse("no step of it emitted a token")
     if draft_lens is not None and max(draft_lens) > max(own):
         raise refuse(
             f"it was recorded with tiers {list(own)}, and knows nothing of drafts behind the first {max(own)}; "
@@ -132,7 +153,7 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
     return Trace(own, steps, offered, ready, costs)
 
 
-def _step(line: dict[str, Any]) -> Done:
+def _step(line: dict[str, Any], draft_lens: Collection[int]) -> Done:
     def whole(name: str) -> tuple[int, ...]:
         return tuple(int(value) for value in line[name])
 
@@ -150,4 +171,10 @@ def _step(line: dict[str, Any]) -> Done:
     columns = (done.contexts, done.proposed, done.accepted, done.emitted, line["offered"])
     if any(len(column) != rows for column in columns) or (done.scores and len(done.scores) != rows):
         raise ValueError("a step's columns differ in length")
+    counts = zip(done.emitted, done.accepted, done.proposed, strict=True)
+    if done.draft_len not in draft_lens or any(
+        not (0 <= emitted <= accepted + 1 and 0 <= accepted <= proposed <= done.draft_len)
+        for emitted, accepted, proposed in counts
+    ):
+        raise ValueError("a step's counts contradict each other")
     return done

@@ -76,8 +76,9 @@ class Policies:
         """What came of a step; ``offered`` is how many drafts each row had."""
         if self._chooser is not None:
             self._chooser.note(done)
-        if self._recorder is not None:
-            self._recorder.add(done, offered)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.add(done, offered)
 
     def record(self, path: str | os.PathLike[str]) -> None:
         """Write a trace from now on, in the place of one that is being written."""
@@ -85,6 +86,6 @@ class Policies:
         self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)
 
     def end_record(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()

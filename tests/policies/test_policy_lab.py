@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -115,6 +116,10 @@ def test_what_a_small_tier_cut_off_is_told(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "run.jsonl").censored == 0.5
 
 
+def changed(lines: list[str], at: int, **columns: object) -> list[str]:
+    return [*lines[:at], json.dumps(json.loads(lines[at]) | columns), *lines[at + 1 :]]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -123,12 +128,19 @@ def test_what_a_small_tier_cut_off_is_told(tmp_path: Path) -> None:
         (lambda lines: lines[:1], "it has no steps"),
         (lambda lines: [lines[0].replace('"format": 1', '"format": 2'), *lines[1:]], "format 2"),
         (lambda lines: [*lines, lines[1][:20]], "it is no trace"),
-        (lambda lines: [lines[0], json.dumps({**json.loads(lines[1]), "accepted": [1]})], "differ in length"),
+        (lambda lines: changed(lines, 1, accepted=[1]), "differ in length"),
+        (lambda lines: changed(lines, 0, draft_lens=[]), "do not rise from 0"),
+        (lambda lines: changed(lines, 0, draft_lens=[0, 7, 3, 1]), "do not rise from 0"),
+        (lambda lines: changed(lines, 0, costs=[[1, k, math.nan, 0.0] for k in TIERS]), "takes no time, or for ever"),
+        (lambda lines: changed(lines, 1, k=2), "contradict each other"),
+        (lambda lines: changed(lines, 1, accepted=[-2, 0]), "contradict each other"),
+        (lambda lines: changed(lines, 1, emitted=[10**9, 1]), "contradict each other"),
+        (lambda lines: changed(lines[:2], 1, emitted=[0, 0]), "no step of it emitted a token"),
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, change, says: str) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "run.jsonl"
-    record(path)
+    record(path, COSTS["cpu"])
     path.write_text("\n".join(change(path.read_text().splitlines())))
     with pytest.raises(InvalidTrace, match=says):
         read_trace(path)
@@ -140,6 +152,20 @@ def test_a_trace_of_another_ladder(tmp_path: Path) -> None:
         read_trace(tmp_path / "run.jsonl", (0, 1, 3, 7, 15))
     with pytest.raises(InvalidTrace, match="cannot be opened"):
         read_trace(tmp_path / "none.jsonl")
+
+
+def test_a_run_goes_on_when_its_trace_cannot(tmp_path: Path) -> None:
+    """Another thread closes it in front of a step's end; or the disk is full, which is told when it is closed."""
+    (done, *_) = record(tmp_path / "run.jsonl")
+    recorder = Recorder(tmp_path / "other.jsonl", TIERS, None, ready=True)
+    recorder.close()
+    recorder.add(done, [7, 7])
+    full = Recorder(tmp_path / "full.jsonl", TIERS, None, ready=True)
+    full._file.close()
+    full._file = open("/dev/full", "w")  # noqa: SIM115  the recorder closes it
+    full.add(done, [7, 7])
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -180,6 +206,7 @@ def test_the_command_makes_traces_up() -> None:
         (["never", "--costs", "dear"], "choose from flat, linear, cpu"),
         (["never", "--policy", "fixed:2"], "built: 0, 1, 3, 7"),
         (["never", "--tiers", "1,2"], "0 is missing"),
+        (["never", "--rows", "9"], "known of 8 rows at most"),
     ],
 )
 def test_the_command_refuses(arguments: list[str], says: str) -> None:
@@ -197,6 +224,21 @@ def test_a_plot_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert lab("always", "--policy", "cost", "--plot", str(tmp_path / "plot.png")).exit_code == 0
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = lab("always", "--policy", "fixed:7", "--plot", str(tmp_path / "none" / "plot.png"))
+    assert result.exit_code == 2 and "it cannot be written (No such file" in result.stderr
+
+
+def test_no_more_rows_are_replayed_than_costs_are_known_of(tmp_path: Path) -> None:
+    """Two requests beside each other, over costs of one row: they run one after another."""
+    path = tmp_path / "run.jsonl"
+    record(path, cost_table("linear", TIERS, row_counts=(1,)))
+    shown = lab(str(path), "--policy", "fixed:0").stdout
+    (line,) = (line for line in shown.splitlines() if line.split()[1:2] == ["fixed:0"])
+    assert line.split()[7] == "15"
 
 
 def test_what_is_plotted_adds_up() -> None:
