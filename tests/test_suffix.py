@@ -134,6 +134,8 @@ def test_with_the_cost_policy_scores_decide(model: LlamaForCausalLM) -> None:
         ({"max_depth": 1000}, "max_depth"),
         ({"factor": -1}, "factor"),
         ({"offset": "much"}, "offset"),
+        ({"offset": 1e300}, "offset"),
+        ({"factor": 10**400}, "factor"),
         ({"min_probability": 2}, "min_probability"),
     ],
 )
@@ -207,6 +209,7 @@ def test_texts_are_tokenised(model: LlamaForCausalLM) -> None:
         ({"corpus": ["7 -3"], "tokenizer": Tokenizer()}, "text 0 has token -3"),
         ({"tokenizer": Tokenizer()}, "it is for a corpus of texts, and there is none"),
         ({"remember": -1}, "remember=-1 .*it has to be an int of at least 0"),
+        ({"remember": 2**40}, "its trie has more nodes than int32 counts"),
         ({"remember": 9}, "with max_depth=24 it has to be 0 or at least 48"),
     ],
 )

@@ -6,7 +6,6 @@ frequent tokens, and the one that expects most accepted tokens is taken, of equa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -107,15 +106,20 @@ class Suffix(ReadyMode):
 
         if not isinstance(self.max_depth, int) or isinstance(self.max_depth, bool) or not 2 <= self.max_depth <= 128:
             refuse("max_depth", "it has to be an int in 2 .. 128")
-        for name, least, most in (("factor", 0, math.inf), ("offset", -math.inf, math.inf), ("min_probability", 0, 1)):
+        # Bounded, so that the number of drafts that follows is an integer in C++, too.
+        for name, least, most in (("factor", 0, 1000), ("offset", -1000, 1000), ("min_probability", 0, 1)):
             value = getattr(self, name)
-            good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            good = isinstance(value, int | float) and not isinstance(value, bool)
             if not good or not least <= value <= most:
-                refuse(name, f"it has to be a number{f' in {least} .. {most}' if least == 0 else ''}")
+                refuse(name, f"it has to be a number in {least} .. {most}")
         if not isinstance(self.remember, int) or isinstance(self.remember, bool) or self.remember < 0:
             refuse("remember", "it has to be an int of at least 0")
         if 0 < self.remember < 2 * self.max_depth:
             refuse("remember", f"with max_depth={self.max_depth} it has to be 0 or at least {2 * self.max_depth}")
+        tokens = sum(len(ids) + 1 for ids in self._texts)
+        for name, size in (("remember", self.remember // 2), ("corpus", tokens)):
+            if size * self.max_depth + 1 > torch.iinfo(torch.int32).max:
+                refuse(name, f"with max_depth={self.max_depth} its trie has more nodes than int32 counts; take less")
         for text, ids in enumerate(self._texts):
             if wrong := [token for token in ids if not 0 <= token < info.vocab_size]:
                 refuse("corpus", f"text {text} has token {wrong[0]}, and the model's vocabulary is {info.vocab_size}")
