@@ -34,7 +34,7 @@ def command(
     ] = None,
     tiers: Annotated[str | None, typer.Option(help="Draft lengths; those of the trace if left out.")] = None,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Most requests at a time; 8, or as many as costs are known of, if left out.")
+        int | None, typer.Option(min=1, help="Most requests at a time; if left out 8, or as many as have costs.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of a made-up trace.")] = 0,
     late: Annotated[bool, typer.Option("--late", help="Policies learn of a step when the next one is on.")] = False,
