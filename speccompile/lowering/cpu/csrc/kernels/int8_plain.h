@@ -1,0 +1,38 @@
+// A tile of products of eight bits, in plain C++.
+#pragma once
+
+#include "int8_sizes.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace speccompile {
+namespace {
+
+constexpr int kRows = 1;
+
+template <int ROWS, bool FETCH>
+void tile8(
+    const int8_t* q, const float* q_scales, int64_t groups, const int8_t* packed, const float* scales, float* y, int64_t,
+    const int8_t*) {
+  float sums[kColumns] = {};
+  for (int64_t group = 0; group < groups; ++group) {
+    int32_t whole[kColumns] = {};
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const int8_t* inputs = q + group * kGroup + step * 4;
+      const int8_t* weights = packed + group * kGroupBytes + step * kColumns * 4;
+      for (int64_t column = 0; column < kColumns; ++column) {
+        for (int64_t i = 0; i < 4; ++i) {
+          whole[column] += static_cast<int32_t>(inputs[i]) * static_cast<int32_t>(weights[column * 4 + i]);
+        }
+      }
+    }
+    for (int64_t column = 0; column < kColumns; ++column) {
+      sums[column] += static_cast<float>(whole[column]) * (q_scales[group] * scales[group * kColumns + column]);
+    }
+  }
+  std::copy_n(sums, kColumns, y);
+}
+
+}  // namespace
+}  // namespace speccompile
