@@ -153,7 +153,7 @@ def make_plan(
             draft_lens = tuple(sorted({min(size, network.most_drafts) for size in draft_lens}))
             chosen_policy = _choose_policy(policy, draft_lens, rule)
             config = replace(config, tiers=draft_lens)
-        _check_network(network, replace(config, mode=chosen_mode), model, consume)
+        _check_network(network, config, model, consume)
     saved = None if saves is None else saved_rows(model, saves)
     config = replace(config, mode=chosen_mode, logits_processors=processors, network=network, saved=saved)
     return Plan(info, config, chosen_policy, engine, consume, saves)

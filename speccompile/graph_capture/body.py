@@ -24,8 +24,9 @@ class Body:
     """One group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
 
     ``dims[i]`` are the sizes of input i, ``result`` those of what it returns; those that vary are named, ``"B"``,
-    ``"T"``, ``"N"``, ``"S"``, or are products with a name, such as ``"4*B"`` (see :func:`size_of`);
-    ``mutates`` are the inputs written in place; ``layers`` the decoder layers that call it.
+    ``"T"``, ``"N"``, ``"S"``, or are products with a name, such as ``"4*B"`` (see :func:`size_of`).
+    ``result`` is None for one that does not lie in memory in the order of its dimensions; ``captured`` are the B and T
+    that it was captured with; ``mutates`` are the inputs written in place; ``layers`` the decoder layers that call it.
     """
 
     name: str

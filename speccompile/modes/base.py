@@ -44,9 +44,9 @@ class Mode(ABC):
     reads_hidden: ClassVar[bool] = False
     #: Whose checkpoint has the weights that it drafts with, besides the target's layers.
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "nowhere"
-    #: What must hold in a finished step, besides what every step has to have.
     #: The option that has a network's weights rounded.
     rounded_by: ClassVar[str] = "draft_weights"
+    #: What must hold in a finished step, besides what every step has to have.
     goals: ClassVar[Facts] = facts()
 
     @property
