@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -39,11 +40,20 @@ BodyFunction = Callable[..., torch.Tensor]
 
 ARTIFACTS, MACHINE_CODE = "compiled", "machine_code"
 
+
+@dataclass(frozen=True)
+class _Kept:
+    """``call`` may lead past the artifact, which takes its module apart when it goes."""
+
+    artifact: CompiledArtifact
+    call: BodyFunction
+
+
 # By what was compiled: wrapping the same model again in one process compiles nothing.
-_artifacts: dict[str, BodyFunction] = {}
+_artifacts: dict[str, _Kept] = {}
 
-
-# By the same names, the Python module that Inductor wrote, which calls the kernels.
+# By the same names, the Python module that Inductor wrote, which calls the kernels, and its text.
+_modules: dict[str, ModuleType] = {}
 _code: dict[str, str] = {}
 
 # What other processes compiled, by the same names, until it is needed.
@@ -94,13 +104,15 @@ def _compiled(body: Body, device: torch.device) -> BodyFunction:
             # Asked while the thread is at it, Inductor would begin anew.
             instruction_sets().join()
         data = _brought.pop(name, None) or CacheFolder().read(name)
-        with _noting_code(name):
-            _artifacts[name] = _function(_made(name, body, device) if data is None else _read(name, data))
-    return _artifacts[name]
+        with _noting_module(name):
+            artifact = _made(name, body, device) if data is None else _read(name, data)
+        call = _direct(_modules[name]) if _is_direct(name, device) else _function(artifact)
+        _artifacts[name] = _Kept(artifact, call)
+    return _artifacts[name].call
 
 
 @contextlib.contextmanager
-def _noting_code(name: str) -> Iterator[None]:
+def _noting_module(name: str) -> Iterator[None]:
     """Keep the module that Inductor loads inside of the block, compiled just now or before."""
     cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
     load = cache.load_by_key_path
@@ -109,7 +121,7 @@ def _noting_code(name: str) -> Iterator[None]:
         module: ModuleType = load(*arguments, **options)
         # A Triton kernel's module comes this way too, and calls nothing.
         if hasattr(module, "call") and module.__file__ is not None:
-            _code[name] = Path(module.__file__).read_text()
+            _modules[name], _code[name] = module, Path(module.__file__).read_text()
         return module
 
     cache.load_by_key_path = noted
@@ -125,6 +137,24 @@ def _made(name: str, body: Body, device: torch.device) -> CompiledArtifact:
     if _is_saveable(artifact):
         CacheFolder().write(name, _file_of(artifact, body))
     return artifact
+
+
+def _is_direct(name: str, device: torch.device) -> bool:
+    # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.
+    return device.type == "cpu" and name in _modules
+
+
+def _direct(module: ModuleType) -> BodyFunction:
+    """Past AOTAutograd's wrappers, which are about gradients, aliases and subclasses: a body has none of them, and they
+    take a tenth of what a layer of a small model takes.
+    """
+    call_module = module.call
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = call_module(list(inputs))[0]
+        return result
+
+    return call
 
 
 def _function(artifact: CompiledArtifact) -> BodyFunction:
@@ -182,7 +212,9 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     (returned,) = cast(Any, module.graph.output_node().args[0])
     returned.meta["val"] = returned.meta["example_value"] = result
     try:
-        with torch.no_grad():
+        # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every
+        # layer of every step takes longer than some kernels.
+        with torch.no_grad(), torch._inductor.config.patch(size_asserts=False):
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error

@@ -23,8 +23,9 @@ from speccompile.progress import task
 
 SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
+# Tuned for the very CPU, as Inductor asks for, GCC makes the inner loop of eight rows a third slower on AMD's Zen 3.
 # What torch's own headers are warned of is not ours, and fills megabytes.
-FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-w", "-g0")
+FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-mtune=generic", "-w", "-g0")
 
 
 def lacking() -> str | None:

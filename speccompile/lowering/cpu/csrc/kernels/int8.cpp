@@ -19,15 +19,13 @@ namespace {
 template <int ROWS>
 void tile8_of(
     int64_t rows, const int8_t* q, const float* q_scales, int64_t groups, const int8_t* packed, const float* scales,
-    float* y, int64_t y_stride, const int8_t* next) {
+    float* y, int64_t y_stride, Ahead ahead) {
   if (rows == ROWS) {
-    if (next != nullptr) {
-      tile8<ROWS, true>(q, q_scales, groups, packed, scales, y, y_stride, next);
-    } else {
-      tile8<ROWS, false>(q, q_scales, groups, packed, scales, y, y_stride, next);
-    }
+    ahead.with_lines([&](auto lines) {
+      tile8<ROWS, decltype(lines)::value>(q, q_scales, groups, packed, scales, y, y_stride, ahead);
+    });
   } else if constexpr (ROWS > 1) {
-    tile8_of<ROWS - 1>(rows, q, q_scales, groups, packed, scales, y, y_stride, next);
+    tile8_of<ROWS - 1>(rows, q, q_scales, groups, packed, scales, y, y_stride, ahead);
   }
 }
 
@@ -53,19 +51,23 @@ void quantise(const float* x, int64_t depth, int64_t groups, int8_t* q, float* s
 void int8_blocks(
     const int8_t* q, const float* q_scales, int64_t rows, int64_t groups, const int8_t* packed, const float* scales,
     const float* bias, float* y, int64_t features, int64_t first, int64_t last) {
+  if (rows == 0) {
+    return;
+  }
   const int64_t bytes = groups * kGroupBytes, tiles = (rows + kRows - 1) / kRows, each = (rows + tiles - 1) / tiles;
   alignas(64) float partial[kRows * kColumns];
   for (int64_t block = first; block < last; ++block) {
     const int64_t column = block * kColumns, columns = std::min(kColumns, features - column);
-    for (int64_t row = 0; row < rows; row += each) {
+    const int8_t* next = block + 1 < last ? packed + (block + 1) * bytes : nullptr;
+    for (int64_t row = 0, pass = 0; row < rows; row += each, ++pass) {
       const int64_t count = std::min(each, rows - row);
       const bool whole = columns == kColumns;
       float* to = whole ? y + row * features + column : partial;
       const int64_t stride = whole ? features : kColumns;
-      const bool fetch = row + each >= rows && block + 1 < last;
       tile8_of<kRows>(
           count, q + row * groups * kGroup, q_scales + row * groups, groups, packed + block * bytes,
-          scales + block * groups * kColumns, to, stride, fetch ? packed + (block + 1) * bytes : nullptr);
+          scales + block * groups * kColumns, to, stride,
+          Ahead::share(next, groups * kSteps, kColumns * 4, pass, tiles));
       for (int64_t i = 0; i < count; ++i) {
         float* out = y + (row + i) * features + column;
         if (!whole) {

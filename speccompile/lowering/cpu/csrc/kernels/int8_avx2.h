@@ -13,10 +13,10 @@ namespace {
 
 constexpr int kRows = 2;
 
-template <int ROWS, bool FETCH>
+template <int ROWS, int LINES>
 void tile8(
     const int8_t* q, const float* q_scales, int64_t groups, const int8_t* packed, const float* scales, float* y,
-    int64_t y_stride, const int8_t* next) {
+    int64_t y_stride, Ahead ahead) {
   __m256 sums[ROWS][4];
 #pragma GCC unroll 2
   for (int row = 0; row < ROWS; ++row) {
@@ -37,11 +37,7 @@ void tile8(
     }
     for (int64_t step = 0; step < kSteps; ++step) {
       const int8_t* weights = packed + group * kGroupBytes + step * kColumns * 4;
-      if constexpr (FETCH) {
-        const char* ahead = reinterpret_cast<const char*>(next + group * kGroupBytes + step * kColumns * 4);
-        __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + 64);
-      }
+      ahead.fetch<LINES>(group * kSteps + step);
       __m256i inputs[ROWS], sizes[ROWS];
 #pragma GCC unroll 2
       for (int row = 0; row < ROWS; ++row) {

@@ -13,10 +13,10 @@ namespace {
 
 constexpr int kRows = 8;
 
-template <int ROWS, bool FETCH>
+template <int ROWS, int LINES>
 void tile8(
     const int8_t* q, const float* q_scales, int64_t groups, const int8_t* packed, const float* scales, float* y,
-    int64_t y_stride, const int8_t* next) {
+    int64_t y_stride, Ahead ahead) {
   __m512 sums[ROWS][2];
 #pragma GCC unroll 8
   for (int row = 0; row < ROWS; ++row) {
@@ -33,11 +33,7 @@ void tile8(
     for (int64_t step = 0; step < kSteps; ++step) {
       const int8_t* weights = packed + group * kGroupBytes + step * kColumns * 4;
       const __m512i low = _mm512_loadu_si512(weights), high = _mm512_loadu_si512(weights + 64);
-      if constexpr (FETCH) {
-        const char* ahead = reinterpret_cast<const char*>(next + group * kGroupBytes + step * kColumns * 4);
-        __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + 64);
-      }
+      ahead.fetch<LINES>(group * kSteps + step);
       share[0] = _mm512_dpbusd_epi32(share[0], shift, low);
       share[1] = _mm512_dpbusd_epi32(share[1], shift, high);
 #pragma GCC unroll 8

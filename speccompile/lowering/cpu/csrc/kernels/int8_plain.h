@@ -11,10 +11,10 @@ namespace {
 
 constexpr int kRows = 1;
 
-template <int ROWS, bool FETCH>
+template <int ROWS, int LINES>
 void tile8(
     const int8_t* q, const float* q_scales, int64_t groups, const int8_t* packed, const float* scales, float* y, int64_t,
-    const int8_t*) {
+    Ahead) {
   float sums[kColumns] = {};
   for (int64_t group = 0; group < groups; ++group) {
     int32_t whole[kColumns] = {};

@@ -1,6 +1,7 @@
 // How a weight of eight bits lies in memory, see int8.h.
 #pragma once
 
+#include "ahead.h"
 #include "int8.h"
 #include "tile.h"
 

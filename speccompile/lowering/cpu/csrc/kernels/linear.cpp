@@ -9,7 +9,7 @@ namespace {
 
 // So much of a block, 32 KiB in float32, stays in the first-level cache while all rows pass. Its sums are added up apart,
 // which also keeps rounding errors small.
-constexpr int64_t kDepth = 256;
+constexpr int64_t kMostDepth = 256;
 
 template <typename T>
 void blocks(
@@ -17,24 +17,28 @@ void blocks(
     int64_t first, int64_t last) {
   // A last block with fewer columns than 32 goes through a tile of its own.
   alignas(64) float whole[kNarrowRows * kColumns];
-  const T* last_weights = packed + (last * depth - kDepth) * kColumns;
+  // Parts of about one size: each fetches what follows, as much as it is itself.
+  const int64_t parts = (depth + kMostDepth - 1) / kMostDepth, each = (depth + parts - 1) / parts;
+  const T* const end = packed + last * depth * kColumns;
   for (int64_t block = first; block < last; ++block) {
     const T* weights = packed + block * depth * kColumns;
     const int64_t column = block * kColumns;
     const int64_t columns = std::min(kColumns, features - column);
     if (columns == kColumns) {
-      for (int64_t start = 0; start < depth; start += kDepth) {
+      for (int64_t start = 0; start < depth; start += each) {
+        const int64_t count = std::min(each, depth - start);
+        const T* const next = weights + (start + count) * kColumns;
         product<T>(
-            rows, x + start, depth, weights + start * kColumns, kColumns, std::min(kDepth, depth - start), y + column,
-            features, start > 0, last_weights - kDepth * kColumns > weights + start * kColumns ? weights + (start + kDepth) * kColumns : nullptr);
+            rows, x + start, depth, weights + start * kColumns, kColumns, count, y + column, features, start > 0,
+            next + count * kColumns <= end ? next : nullptr);
       }
     } else {
       for (int64_t row = 0; row < rows; row += kNarrowRows) {
         const int64_t count = std::min<int64_t>(kNarrowRows, rows - row);
-        for (int64_t start = 0; start < depth; start += kDepth) {
+        for (int64_t start = 0; start < depth; start += each) {
           product<T>(
               count, x + row * depth + start, depth, weights + start * kColumns, kColumns,
-              std::min(kDepth, depth - start), whole, kColumns, start > 0);
+              std::min(each, depth - start), whole, kColumns, start > 0);
         }
         for (int64_t i = 0; i < count; ++i) {
           std::copy_n(whole + i * kColumns, columns, y + (row + i) * features + column);

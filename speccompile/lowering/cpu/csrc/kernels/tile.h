@@ -4,6 +4,8 @@
 // the same bits alone, among neighbours, and however the rows are cut into tiles.
 #pragma once
 
+#include "ahead.h"
+
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
@@ -59,10 +61,10 @@ struct Loader<c10::BFloat16> : HalfLoader<c10::BFloat16> {};
 template <>
 struct Loader<c10::Half> : HalfLoader<c10::Half> {};
 
-template <typename T, int ROWS, int VECS, bool FETCH>
+template <typename T, int ROWS, int VECS, int LINES>
 inline void tile(
     const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool add,
-    const T* next) {
+    Ahead ahead) {
   Vec sums[ROWS][VECS];
 #pragma GCC unroll 12
   for (int row = 0; row < ROWS; ++row) {
@@ -74,11 +76,7 @@ inline void tile(
   for (int64_t k = 0; k < depth; ++k) {
     Vec columns[VECS];
     Loader<T>::template load<VECS>(b + k * b_stride, columns);
-    if constexpr (FETCH) {
-      for (int64_t line = 0; line < kColumns * static_cast<int64_t>(sizeof(T)); line += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(next + k * b_stride) + line);
-      }
-    }
+    ahead.fetch<LINES>(k);
 #pragma GCC unroll 12
     for (int row = 0; row < ROWS; ++row) {
       const Vec factor(a[row * a_stride + k]);
@@ -101,35 +99,37 @@ inline void tile(
 template <typename T, int ROWS, int VECS>
 inline void tile_of(
     int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
-    int64_t c_stride, bool add, const T* next) {
+    int64_t c_stride, bool add, Ahead ahead) {
   if (rows == ROWS) {
-    if (next != nullptr) {
-      tile<T, ROWS, VECS, true>(a, a_stride, b, b_stride, depth, c, c_stride, add, next);
-    } else {
-      tile<T, ROWS, VECS, false>(a, a_stride, b, b_stride, depth, c, c_stride, add, next);
-    }
+    ahead.with_lines([&](auto lines) {
+      tile<T, ROWS, VECS, decltype(lines)::value>(a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
+    });
   } else if constexpr (ROWS > 1) {
-    tile_of<T, ROWS - 1, VECS>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, next);
+    tile_of<T, ROWS - 1, VECS>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
   }
 }
 
-// c[rows, 32] (+)= a[rows, depth] * b[depth, 32], any number of rows. What is multiplied next may be named: it is fetched
-// from memory meanwhile.
+// c[rows, 32] (+)= a[rows, depth] * b[depth, 32], any number of rows. What is multiplied next, of the same size, may be
+// named: it is fetched from memory meanwhile.
 template <typename T>
 inline void product(
     int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
     int64_t c_stride, bool add, const T* next = nullptr) {
+  constexpr int64_t kStep = kColumns * sizeof(T);
   if (rows <= kWideRows) {
-    tile_of<T, kWideRows, kVecs>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, next);
+    tile_of<T, kWideRows, kVecs>(
+        rows, a, a_stride, b, b_stride, depth, c, c_stride, add, Ahead::share(next, depth, kStep, 0, 1));
     return;
   }
   // Tiles of about one size: a small one would wait for its sums more than it computes.
   const int64_t tiles = (rows + kNarrowRows - 1) / kNarrowRows, each = (rows + tiles - 1) / tiles;
+  const int64_t passes = tiles * (kVecs / kNarrowVecs);
+  int64_t pass = 0;
   for (int64_t column = 0; column < kColumns; column += kNarrowVecs * kLanes) {
-    for (int64_t row = 0; row < rows; row += each) {
+    for (int64_t row = 0; row < rows; row += each, ++pass) {
       tile_of<T, kNarrowRows, kNarrowVecs>(
           std::min(each, rows - row), a + row * a_stride, a_stride, b + column, b_stride, depth,
-          c + row * c_stride + column, c_stride, add, row + each >= rows && column == 0 ? next : nullptr);
+          c + row * c_stride + column, c_stride, add, Ahead::share(next, depth, kStep, pass, passes));
     }
   }
 }

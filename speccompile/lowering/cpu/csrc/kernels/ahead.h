@@ -1,0 +1,47 @@
+// What is multiplied next is fetched from memory while the present weights are multiplied. Each pass over these fetches
+// its share of it: memory would rest in the others, and one alone would wait for it.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace speccompile {
+
+constexpr int64_t kCacheLine = 64;
+
+struct Ahead {
+  const char* from = nullptr;
+  // Bytes for each step of a pass's loop, at most two cache lines.
+  int64_t each = 0;
+
+  static Ahead share(const void* next, int64_t steps, int64_t each, int64_t pass, int64_t passes) {
+    if (next == nullptr) {
+      return {};
+    }
+    return {static_cast<const char*>(next) + steps * each * pass / passes, (each + passes - 1) / passes};
+  }
+
+  // How many lines a step touches is known to the compiler: none costs nothing.
+  template <typename Run>
+  void with_lines(Run run) const {
+    if (from == nullptr) {
+      run(std::integral_constant<int, 0>());
+    } else if (each <= kCacheLine) {
+      run(std::integral_constant<int, 1>());
+    } else {
+      run(std::integral_constant<int, 2>());
+    }
+  }
+
+  template <int LINES>
+  inline void fetch(int64_t step) const {
+    if constexpr (LINES > 0) {
+      __builtin_prefetch(from + step * each);
+    }
+    if constexpr (LINES > 1) {
+      __builtin_prefetch(from + step * each + kCacheLine);
+    }
+  }
+};
+
+}  // namespace speccompile
