@@ -26,7 +26,7 @@ from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
 from speccompile.families.family import Family, causal_lm_families, find_families
 from speccompile.families.survey import Row, Verdict, survey
-from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.lowering.cpu.library import cpu_ops, lacking
 from speccompile.progress import Listener, listener
 
@@ -58,7 +58,7 @@ def command(
         choose_backend(backend, torch.device("cpu"))
         rows: list[Row] = []
         _write(json_path, rows)
-        with _captures_apart():
+        with _captures_apart(backend):
             for row in _survey(families, backend):
                 rows.append(row)
                 _write(json_path, rows)
@@ -84,10 +84,10 @@ def _write(path: Path | None, rows: Sequence[Row]) -> None:
 
 
 @contextlib.contextmanager
-def _captures_apart() -> Iterator[None]:
+def _captures_apart(backend: str) -> Iterator[None]:
     """Captures of tiny models are of no use to anybody later."""
     before = os.environ.get("SPECCOMPILE_CACHE")
-    if lacking() is None:
+    if backend != Eager.name and lacking() is None:
         # These are of use later, and must not be built where a folder is about to go.
         cpu_ops()
     with tempfile.TemporaryDirectory(prefix="speccompile-families-") as folder:

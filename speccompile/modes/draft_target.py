@@ -33,6 +33,7 @@ class DraftTarget(SplitMode):
             target's dtype); or ``"self:int8"``: the target itself with weights rounded to int8.
         draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
             the draft model was made for (``max_position_embeddings``).
+        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
     """
 

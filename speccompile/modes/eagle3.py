@@ -29,6 +29,7 @@ class Eagle3OneModel(RecurrentHead):
             folder or hub id of a published one.
         draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
             the head was made for (``max_position_embeddings``).
+        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network_mode.NetworkMode`.
     """
 
     name: ClassVar[str] = "eagle3_one_model"

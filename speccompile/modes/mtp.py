@@ -32,6 +32,7 @@ class MtpMode(HeadMode):
             such modules. None is the target's own checkpoint (``model.config.name_or_path``).
         draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is
             ``max_len``.
+        draft_weights: ``"int8"`` rounds their linears; see :class:`~speccompile.modes.network_mode.NetworkMode`.
     """
 
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "target"

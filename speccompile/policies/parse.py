@@ -17,6 +17,8 @@ from speccompile.policies.schedule import Schedule
 #: Those whose options are written ``name=value``.
 LEARNING: dict[str, type[Cost] | type[Ema] | type[Gate]] = {"cost": Cost, "ema": Ema, "gate": Gate}
 
+_MOST_DIGITS = 18
+
 
 def parse_policy(policy: str | AnyPolicy, tiers: Collection[int]) -> AnyPolicy:
     """``"fixed:7"``, ``"schedule:1=7,4=3,8=0"`` (from so many live rows on, that K), ``"cost"``, ``"ema"`` or
@@ -61,6 +63,7 @@ def _schedule(text: str, policy: str) -> Schedule:
 
 
 def _whole(text: str, policy: str) -> int:
-    if not text.strip().isdecimal():
-        raise InvalidPolicy(policy=policy, reason=f"{text!r} is no whole number")
+    # Python reads no number of thousands of digits, and no tier has one.
+    if not text.strip().isdecimal() or len(text) > _MOST_DIGITS:
+        raise InvalidPolicy(policy=policy, reason=f"{text[:80]!r} is no whole number")
     return int(text)

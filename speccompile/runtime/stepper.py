@@ -142,8 +142,9 @@ class Stepper(Prompts):
             self._mixed_kinds.add(kind)
 
     def next_tier(self) -> Tier:
-        """The draft length the policy asks for, or, of a ready drafter, the smallest that serves what was proposed; the
-        smallest row count that holds all live rows; and the least kind that serves all of them."""
+        """The draft length the policy asks for, or the smallest that serves all drafts that rows may have: those that a
+        ready drafter proposed, those that requests want at most; the smallest row count that holds all live rows; and
+        the least kind that serves all of them."""
         return self.tiers[self._tier_name(self._draft_len_for(self._offers()))]
 
     def _offers(self) -> list[Row]:
@@ -160,10 +161,14 @@ class Stepper(Prompts):
         behind = self._reach is not None and not any(row.draft_len for row in offered)
         if self._stuck or behind or any(request.asks is not None for request in self._rows):
             draft_len = 0
-        elif self.ready:
-            proposed = max((row.draft_len for row in offered), default=0)
-            draft_len = min(size for size in self.draft_lens if size >= min(draft_len, proposed))
+        else:
+            most = max((row.draft_len for row in offered), default=0) if self.ready else self._most_wanted()
+            draft_len = min(size for size in self.draft_lens if size >= min(draft_len, most))
         return draft_len
+
+    def _most_wanted(self) -> int:
+        wanted = (request.params.num_draft_tokens for request in self._rows)
+        return max((self.draft_lens[-1] if count is None else count for count in wanted), default=0)
 
     # --- a step --------------------------------------------------------------------------------------
 

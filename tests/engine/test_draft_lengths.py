@@ -69,6 +69,19 @@ def test_a_drafter_that_has_proposed_needs_no_width_for_who_wants_none(model: Ll
     assert set(spec.stats.tier_steps) == {0}
 
 
+def test_nor_does_one_that_drafts_inside_of_the_step(model: LlamaForCausalLM) -> None:
+    sizes = {"tiers": (0, 1, 3), "max_batch": 2, "max_len": 64}
+    spec = speccompile.wrap(model, "early_exit", backend="eager", policy="fixed:3", **sizes)
+    prompt = random_prompt(12, 0)
+    for limits, smallest in (((0, 0), 0), ((1, 0), 1), ((2, 0), 3), ((None, 0), 3)):
+        spec.stats.reset()
+        requests = [spec.engine.submit(prompt, max_new_tokens=NEW, num_draft_tokens=limit) for limit in limits]
+        while not any(request.finished for request in requests):
+            spec.engine.step()
+        assert set(spec.stats.tier_steps) == {smallest}
+        spec.engine.run()
+
+
 def test_a_slot_forgets_the_limit_of_its_former_owner(spec: Speculator) -> None:
     prompt = torch.tensor([random_prompt(4, 0) * 3])
     spec.generate(prompt, max_new_tokens=NEW, num_draft_tokens=0)
