@@ -72,7 +72,10 @@ class Rotary(nn.Module):
         """``position_ids`` ``[B, T]``; cosines and sines ``[B, T, 1, D]``."""
         angles = position_ids[..., None].float() * self.inv_freq.float()
         angles = torch.cat([angles, angles], dim=-1)[:, :, None]
-        return (angles.cos() * self.scaling).to(dtype), (angles.sin() * self.scaling).to(dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scaling != 1.0:
+            cos, sin = cos * self.scaling, sin * self.scaling
+        return cos.to(dtype), sin.to(dtype)
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -229,7 +232,8 @@ class Eagle3Head(DraftHead):
             ``fused`` ``[B, T, H]``, what stands for the hidden states, and of draft tokens is replaced by what
             the row in front ``carried``; ``hidden`` ``[B, T, H]``, what the layers leave; ``carried`` ``[B, T, H]``;
             ``logits`` ``[B, T, Vd]`` of the token behind ``input_ids``, and as ``target_logits`` ``[B, T, V]`` the same
-            over the target's vocabulary, -inf where the draft vocabulary has no token.
+            over the target's vocabulary, -inf where the draft vocabulary has no token; ``target_ids`` ``[Vd]``, the
+            target's ids of all draft tokens.
         """
         fused = self._fused(hidden_states)
         embedded = self.embed_tokens(input_ids)
@@ -242,7 +246,8 @@ class Eagle3Head(DraftHead):
         named = {"fused": fused, "hidden": hidden, "logits": logits}
         if self.d2t is not None:
             whole = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
-            named["target_logits"] = whole.index_copy(-1, target_ids(self.d2t), logits)
+            named["target_ids"] = target_ids(self.d2t)
+            named["target_logits"] = whole.index_copy(-1, named["target_ids"], logits)
         if self.config.norm_output:
             named["carried"] = normed
         return named

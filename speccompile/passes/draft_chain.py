@@ -15,7 +15,8 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.drafts import set_drafts, useful_lens
 from speccompile.passes.sample import draw, probabilities, process, put_tokens
 
-#: Token ``[B, 1]``, its position ``[B, 1]`` and its place in the draft to logits ``[B, 1, V]``.
+#: Token ``[B, 1]``, its position ``[B, 1]`` and its place in the draft to logits ``[B, 1, V]``, or of a part of the
+#: vocabulary, see :meth:`DraftChain.token_ids`.
 Forward = Callable[[fx.Node, fx.Node, int], fx.Node]
 
 
@@ -40,6 +41,10 @@ class DraftChain(Pass):
     def forward(self, graph: StepGraph) -> Forward:
         """What inserts the drafter's ops for one place in front of ``graph.anchors.start``."""
 
+    def token_ids(self, graph: StepGraph) -> fx.Node | None:
+        """The target's ids ``[Vd]`` of the tokens that logits are about; None is all of them."""
+        return None
+
     @abstractmethod
     def what(self, graph: StepGraph) -> str:
         """For people: what has been put in."""
@@ -50,6 +55,7 @@ class DraftChain(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         forward, slots, start = self.forward(graph), graph.values["slots"], graph.anchors.start
+        ids = self.token_ids(graph)
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
         token, position, lens = graph.insert(newest, *state, slots, before=start, **sizes)
@@ -69,6 +75,7 @@ class DraftChain(Pass):
                 drawn = graph.insert(draw, logits, length, slots, *noise, *own, before=start)
             else:
                 drawn = graph.insert(torch.ops.speccompile.choose, logits, before=start)
+                drawn = drawn if ids is None else graph.insert(of_part, drawn, ids, before=start)
             token, position = graph.insert(go_on, drawn, position, before=start)
             if self.draws:
                 context, length = graph.insert(lengthened, context, length, token, before=start)
@@ -94,6 +101,11 @@ def newest(
     longest = (max_len - 1 - row_length).clamp(min=0, max=draft_len)
     lens = useful_lens(longest, row_length, limit[slots])
     return tokens[slots, position][:, None], position[:, None], lens
+
+
+def of_part(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The tokens that are chosen ``[B, 1]`` as places in ``ids`` ``[Vd]``."""
+    return ids[chosen.clamp(min=0)]
 
 
 def go_on(drawn: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

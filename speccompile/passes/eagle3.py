@@ -16,6 +16,7 @@ from torch import fx
 
 from speccompile.graph_capture.draft_network import PREFIX
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.splicing import splice_graph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.draft_chain import Forward
 from speccompile.passes.drafter import DraftByNetwork, drafter_of, forward_drafter
@@ -92,7 +93,7 @@ class DraftByHead(DraftByNetwork):
 
     def forward(self, graph: StepGraph) -> Forward:
         head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
-        outputs = _outputs(head)
+        outputs = self._outputs(head)
         # What a head makes of the target's hidden states, or these themselves.
         reads = "fused" if "fused" in head.values else "hidden_states"
         carried: list[fx.Node] = []
@@ -110,14 +111,24 @@ class DraftByHead(DraftByNetwork):
 
         return forward
 
+    def token_ids(self, graph: StepGraph) -> fx.Node | None:
+        head = drafter_of(graph)
+        if not self._chooses_in_part(head):
+            return None
+        (ids,) = splice_graph(graph, head, {}, [head.values["target_ids"]], graph.anchors.start)
+        return ids
+
+    def _chooses_in_part(self, head: StepGraph) -> bool:
+        """The greatest is looked for among the head's own tokens; noise is that of the target's."""
+        return not self.draws and "target_ids" in head.values
+
+    def _outputs(self, head: StepGraph) -> Sequence[str]:
+        """Names of the logits, and of what is carried on."""
+        whole = "target_logits" in head.values and not self._chooses_in_part(head)
+        return "target_logits" if whole else "logits", "carried" if "carried" in head.values else "hidden"
+
     def what(self, graph: StepGraph) -> str:
         return f"{self.draft_len - 1} forwards of {len(drafter_of(graph).anchors.layers)} layers"
-
-
-def _outputs(head: StepGraph) -> Sequence[str]:
-    """Names of the logits over the target's vocabulary, and of what is carried on."""
-    logits = "target_logits" if "target_logits" in head.values else "logits"
-    return logits, "carried" if "carried" in head.values else "hidden"
 
 
 def in_front(position: torch.Tensor) -> torch.Tensor:

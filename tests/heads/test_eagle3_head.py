@@ -102,6 +102,11 @@ def chained(
             fused.remove()
         logits.append(row["logits"][0, -1])
         drafts.append(int(row.get("target_logits", row["logits"])[0, -1].argmax()))
+        if "target_ids" in row:
+            assert int(row["target_ids"][row["logits"][0, -1].argmax()]) == drafts[-1]
+            others = torch.ones(row["target_logits"].shape[-1], dtype=torch.bool)
+            others[row["target_ids"]] = False
+            assert bool((row["target_logits"][..., others] == float("-inf")).all())
     return drafts, torch.stack(logits)
 
 
@@ -127,7 +132,7 @@ def test_rounds_with_partial_acceptance(tmp_path: Path, fields: dict[str, Any]) 
         rows = emitted + [3] * (draft_len - accepted)
         features = torch.cat([states[known : known + len(emitted)], rubbish[: draft_len - accepted]])
         results = run(head, cache, rows, known, features)
-        row = {name: value[:, : len(emitted)] for name, value in results.items()}
+        row = {name: value[:, : len(emitted)] if value.dim() > 1 else value for name, value in results.items()}
         known += len(emitted)
     assert set(plain.seen) == plain.weights.keys() - {"d2t", "t2d"}
 
