@@ -27,6 +27,7 @@ BOTH = ("mtp", "mtp_eagle_one_model", "ngram", "suffix")
 #: Weights' names by family, and how many modules they make of a target of two layers.
 CHECKPOINTS: dict[str, tuple[list[str], int]] = {
     "none": (["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"], 0),
+    "a target cut short": (["model.layers.2.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"], 0),
     "deepseek": (["model.layers.1.mlp.up_proj.weight", "model.layers.2.eh_proj.weight"], 1),
     "glm, two": (["model.layers.2.enorm.weight", "model.layers.3.enorm.weight"], 2),
     "qwen3-next": (["model.layers.0.x", "mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"], 1),

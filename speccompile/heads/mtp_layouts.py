@@ -23,6 +23,8 @@ class KeyLayout:
             :data:`SHARED`. Groups: ``k`` (absent: there is one module) and ``rest``.
         variant: of families that :data:`~speccompile.heads.mtp_variants.VARIANTS` does not list.
         behind_target: modules are counted on from the target's layers.
+        mark: a part of the keys of modules alone; nothing is claimed without. A target that was cut short has layers of
+            its checkpoint behind it, too.
     """
 
     name: str
@@ -30,6 +32,7 @@ class KeyLayout:
     rules: tuple[tuple[str, str], ...]
     variant: MtpVariant
     behind_target: bool = False
+    mark: str = ""
 
     def module_of(self, key: str, target_layers: int) -> int | None:
         """Which module ``key`` belongs to, or None if it belongs to the target."""
@@ -63,6 +66,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
         ),
         variant=DEEPSEEK,
         behind_target=True,
+        mark=r"\.(?:enorm|hnorm|eh_proj)\.",
     ),
     KeyLayout(
         "Xiaomi MiMo",
@@ -108,6 +112,7 @@ def layout_of(keys: Iterable[str], target_layers: int) -> KeyLayout | None:
     """The layout that claims some of a checkpoint's ``keys``, or None."""
     known = list(keys)
     for layout in LAYOUTS:
-        if any(layout.module_of(key, target_layers) is not None for key in known):
+        claimed = (key for key in known if layout.module_of(key, target_layers) is not None)
+        if any(re.search(layout.mark, key) for key in claimed):
             return layout
     return None

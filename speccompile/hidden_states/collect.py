@@ -119,7 +119,12 @@ def _collect(
             while missing or running:
                 while missing and len(running) < at_once:
                     number, order = missing.popleft()
-                    running.append(submit(number, replace(order, id=writer.order(order.id))))
+                    id = writer.order(order.id)
+                    try:
+                        running.append(submit(number, replace(order, id=id)))
+                    except BaseException:
+                        writer.give_up(id)
+                        raise
                 running.popleft().result()
                 shown.update(bar, completed=len(writer.written) - before)
         finally:

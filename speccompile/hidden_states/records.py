@@ -136,14 +136,14 @@ def read_header(path: Path) -> tuple[About, list[str]] | None:
     try:
         with safe_open(path, "pt") as file:
             described = json.loads((file.metadata() or {}).get(KEY, "null"))
-    except (OSError, SafetensorError, ValueError) as error:
+        if described is None:
+            return None
+        if described["format"] == FORMAT:
+            return _about(described), list(described["ids"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CorruptRecords(path=str(path), reason=told(error)) from error
-    if described is None:
-        return None
-    if described["format"] != FORMAT:
-        reason = f"its format is {described['format']}, and this version reads {FORMAT}"
-        raise CorruptRecords(path=str(path), reason=reason)
-    return _about(described), list(described["ids"])
+    reason = f"its format is {described['format']}, and this version reads {FORMAT}"
+    raise CorruptRecords(path=str(path), reason=reason)
 
 
 def _about(described: Mapping[str, Any]) -> About:
@@ -151,6 +151,13 @@ def _about(described: Mapping[str, Any]) -> About:
 
 
 def read_record(path: Path, index: int, id: str) -> Record:
-    """One of a file."""
-    with safe_open(path, "pt") as file:
-        return Record(id, *(file.get_tensor(f"{index}.{field}") for field in FIELDS))
+    """One of a file.
+
+    Raises:
+        CorruptRecords: the file was cut off or taken away meanwhile.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return Record(id, *(file.get_tensor(f"{index}.{field}") for field in FIELDS))
+    except (OSError, SafetensorError) as error:
+        raise CorruptRecords(path=str(path), reason=told(error)) from error

@@ -48,6 +48,7 @@ class Saver:
             order.id,
             torch.tensor([*prompt, *new][:count], dtype=torch.int64),
             torch.tensor(mask[:count], dtype=torch.int64),
-            final.contiguous(),
+            # Never the same memory as what was captured, of which it may be a part: safetensors refuses that.
+            final.clone(memory_format=torch.contiguous_format),
             captured.contiguous(),
         )

@@ -59,7 +59,7 @@ class RecordWriter:
         self._pending: list[Record] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speccompile-records")
         self._writing: Future[None] | None = None
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
 
     def _look_around(self) -> tuple[int, SavedHiddenStates]:
         """Number of the last file of this prefix, and all records of the folder. Takes away what was not finished."""
@@ -132,7 +132,7 @@ class RecordWriter:
                 # Here, since no thread takes work any more when the interpreter ends.
                 try:
                     self._write(batch)
-                except OSError as error:
+                except Exception as error:
                     self._failure = error
             self._raise_failure()
 
@@ -147,11 +147,12 @@ class RecordWriter:
     def _wait(self) -> None:
         """Until the file that is being written is there."""
         if self._writing is not None:
+            writing, self._writing = self._writing, None
             try:
-                self._writing.result()
-            except OSError as error:
+                writing.result()
+            except Exception as error:
+                # Told to whoever orders the next record, whatever it is: requests that run have no part in it.
                 self._failure = error
-            self._writing = None
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

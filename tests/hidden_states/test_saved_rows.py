@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
-from speccompile.errors import CannotSave, InvalidInput, InvalidOption, RequestFailed
+from speccompile.errors import CannotSave, Closed, InvalidInput, InvalidOption, RequestFailed
 from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
 from speccompile.hidden_states.records import about
@@ -140,6 +141,20 @@ def saved_after(spec: Speculator, request: Any, id: str) -> Record:
     return saved(spec, id)
 
 
+@pytest.mark.parametrize("layers", [(-1,), (0, -1)], ids=str)
+def test_a_text_of_one_position(model: LlamaForCausalLM, tmp_path: Path, layers: tuple[int, ...]) -> None:
+    """Of which the final states are all that was kept, or lie in it as they are written."""
+    saves = SaveHiddenStates(tmp_path, write_interval=1, eagle3_layers_to_capture=layers)
+    with wrap(model, "none", max_batch=2, max_len=32, backend="eager", save_hidden_states=saves) as spec:
+        beside = spec.engine.submit(random_prompt(5, 1), max_new_tokens=8)
+        spec.engine.submit([5], max_new_tokens=1).result()
+        beside.result()
+        assert len(beside.new_tokens) == 8
+        spec.engine.submit([6], max_new_tokens=1).result()
+        assert spec.engine.capacity().free_slots == 2
+    assert sorted(len(record.input_ids) for record in SavedHiddenStates(tmp_path).values()) == [1, 1, 12]
+
+
 def test_who_is_saved(scripted: Speculator) -> None:
     """Each that ends by itself, unless it says no; under its own id or a number."""
     engine, writer = scripted.engine, scripted.hidden_states
@@ -247,6 +262,16 @@ def test_what_the_model_writes(model: LlamaForCausalLM, plain: Speculator) -> No
     record = saved(plain, id)
     assert_right(model, record, text + greedy(model, text, 5))
     assert record.loss_mask.tolist() == [0] * 7 + [1] * 4
+
+
+def test_a_text_that_is_refused_may_come_again(plain: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = random_prompt(7, 77)
+    with monkeypatch.context() as patch:
+        patch.setattr(plain.engine, "enqueue", Mock(side_effect=Closed()))
+        with pytest.raises(Closed):
+            plain.save_hidden_states([text], ids=["again"], progress=False)
+    plain.save_hidden_states([text], ids=["again"], progress=False)
+    assert "again" in plain.hidden_states.written
 
 
 def test_wrong_collections(plain: Speculator) -> None:
