@@ -64,6 +64,6 @@ def _schedule(text: str, policy: str) -> Schedule:
 
 def _whole(text: str, policy: str) -> int:
     # Python reads no number of thousands of digits, and no tier has one.
-    if not text.strip().isdecimal() or len(text) > _MOST_DIGITS:
+    if not text.strip().isdecimal() or len(text.strip()) > _MOST_DIGITS:
         raise InvalidPolicy(policy=policy, reason=f"{text[:80]!r} is no whole number")
     return int(text)

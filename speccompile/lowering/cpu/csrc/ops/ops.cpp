@@ -63,7 +63,7 @@ Tensor side_by_side(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
-// As new_empty, in a third of its time.
+// As new_empty, which asks for the tensor's device and layout, and goes through the dispatcher twice.
 Tensor new_floats(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
