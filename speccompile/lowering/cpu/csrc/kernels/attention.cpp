@@ -55,13 +55,14 @@ int64_t part_floats(const Attention& problem, int64_t queries) {
 }
 
 // Writes keys[padded(depth), kBlock]; behind the last place up to a multiple of kColumns stand zeros.
-template <typename T>
-void transpose(const T* from, int64_t stride, int64_t places, int64_t depth, float* keys) {
+template <typename T, typename Each>
+void transpose(const T* from, int64_t stride, int64_t places, int64_t depth, float* keys, Each each) {
   constexpr int64_t kSide = 16;
   static_assert(kColumns % kSide == 0);
   alignas(64) float square[kSide * kSide];
   for (int64_t place = 0; place < padded(places); place += kSide) {
     const int64_t live = std::clamp<int64_t>(places - place, 0, kSide);
+    each(place, live);
     for (int64_t feature = 0; feature < depth; feature += kSide) {
       float* to = keys + feature * kBlock + place;
       const int64_t wanted = std::min(kSide, depth - feature);
@@ -158,7 +159,14 @@ void block_part(const Attention& p, const Queries& piece, const float* gathered,
 
   float* transposed = at_least(scratch().keys, padded(p.depth) * kBlock);
   float* scores = at_least(scratch().scores, queries * kBlock);
-  transpose<T>(keys, p.k_place, places, p.depth, transposed);
+  transpose<T>(keys, p.k_place, places, p.depth, transposed, [&](int64_t first, int64_t count) {
+    for (int64_t place = first; place < first + count; ++place) {
+      const char* value = reinterpret_cast<const char*>(values + place * p.v_place);
+      for (int64_t i = 0; i < p.value_depth * static_cast<int64_t>(sizeof(T)); i += kCacheLine) {
+        __builtin_prefetch(value + i, 0, 2);
+      }
+    }
+  });
   for (int64_t column = 0; column < count; column += kColumns) {
     product<float>(queries, gathered, p.depth, transposed + column, kBlock, p.depth, scores + column, kBlock, false);
   }

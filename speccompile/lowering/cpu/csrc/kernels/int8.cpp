@@ -18,39 +18,56 @@ namespace {
 
 template <int ROWS>
 void tile8_of(
-    int64_t rows, const int8_t* q, const float* q_scales, int64_t groups, const int8_t* packed, const float* scales,
-    float* y, int64_t y_stride, Ahead ahead) {
+    int64_t rows, const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed,
+    const float* scales, float* y, int64_t y_stride, Ahead ahead) {
   if (rows == ROWS) {
     ahead.with_lines([&](auto lines) {
-      tile8<ROWS, decltype(lines)::value>(q, q_scales, groups, packed, scales, y, y_stride, ahead);
+      tile8<ROWS, decltype(lines)::value>(inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
     });
   } else if constexpr (ROWS > 1) {
-    tile8_of<ROWS - 1>(rows, q, q_scales, groups, packed, scales, y, y_stride, ahead);
+    tile8_of<ROWS - 1>(rows, inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
   }
+}
+
+// The greatest size among them: NaN where one is NaN, for a row that has one must not look like a number.
+float greatest_size(const float* values) {
+  Vec greatest(0.0f);
+  for (int64_t i = 0; i < kGroup; i += kLanes) {
+    greatest = at::vec::maximum(greatest, Vec::loadu(values + i).abs());
+  }
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, greatest);
 }
 
 }  // namespace
 
-void quantise(const float* x, int64_t depth, int64_t groups, int8_t* q, float* scales) {
+int64_t input_bytes(int64_t groups) {
+  return groups * static_cast<int64_t>(sizeof(Inputs));
+}
+
+void quantise(const float* x, int64_t depth, int64_t groups, uint8_t* inputs, float* scales) {
+  auto* to = reinterpret_cast<Inputs*>(inputs);
   for (int64_t group = 0; group < groups; ++group) {
-    const int64_t start = group * kGroup, count = std::min(kGroup, depth - start);
-    float most = 0.0f;
-    for (int64_t i = 0; i < count; ++i) {
-      // NaN is kept: a row that has one must not look like a number.
-      most = std::fabs(x[start + i]) > most || std::isnan(x[start + i]) ? std::fabs(x[start + i]) : most;
+    const float* values = x + group * kGroup;
+    alignas(64) float padded[kGroup];
+    if (const int64_t count = depth - group * kGroup; count < kGroup) {
+      std::fill(std::copy_n(values, count, padded), padded + kGroup, 0.0f);
+      values = padded;
     }
+    const float most = greatest_size(values), factor = 127.0f / most;
     scales[group] = most / 127.0f;
-    const float factor = most > 0.0f && std::isfinite(most) ? 127.0f / most : 0.0f;
-    for (int64_t i = 0; i < count; ++i) {
-      q[start + i] = static_cast<int8_t>(std::nearbyint(x[start + i] * factor));
+    if (std::isfinite(most) && std::isfinite(factor)) {
+      to[group].set(values, factor);
+    } else {
+      // Zeros, what is no number, and what is too small to be told from zero.
+      std::fill_n(padded, kGroup, 0.0f);
+      to[group].set(padded, 0.0f);
     }
-    std::fill(q + start + count, q + start + kGroup, static_cast<int8_t>(0));
   }
 }
 
 void int8_blocks(
-    const int8_t* q, const float* q_scales, int64_t rows, int64_t groups, const int8_t* packed, const float* scales,
-    const float* bias, float* y, int64_t features, int64_t first, int64_t last) {
+    const uint8_t* inputs, const float* input_scales, int64_t rows, int64_t groups, const int8_t* packed,
+    const float* scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last) {
   if (rows == 0) {
     return;
   }
@@ -65,8 +82,8 @@ void int8_blocks(
       float* to = whole ? y + row * features + column : partial;
       const int64_t stride = whole ? features : kColumns;
       tile8_of<kRows>(
-          count, q + row * groups * kGroup, q_scales + row * groups, groups, packed + block * bytes,
-          scales + block * groups * kColumns, to, stride,
+          count, reinterpret_cast<const Inputs*>(inputs) + row * groups, input_scales + row * groups, groups,
+          packed + block * bytes, scales + block * groups * kColumns, to, stride,
           Ahead::share(next, groups * kSteps, kColumns * 4, pass, tiles));
       for (int64_t i = 0; i < count; ++i) {
         float* out = y + (row + i) * features + column;

@@ -4,6 +4,7 @@
 #include "int8_sizes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 namespace speccompile {
@@ -11,24 +12,35 @@ namespace {
 
 constexpr int kRows = 1;
 
+// A group of a row.
+struct Inputs {
+  int8_t rounded[kGroup];
+
+  void set(const float* values, float factor) {
+    for (int64_t i = 0; i < kGroup; ++i) {
+      rounded[i] = static_cast<int8_t>(std::nearbyint(values[i] * factor));
+    }
+  }
+};
+
 template <int ROWS, int LINES>
 void tile8(
-    const int8_t* q, const float* q_scales, int64_t groups, const int8_t* packed, const float* scales, float* y, int64_t,
-    Ahead) {
+    const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed, const float* scales,
+    float* y, int64_t, Ahead) {
   float sums[kColumns] = {};
   for (int64_t group = 0; group < groups; ++group) {
     int32_t whole[kColumns] = {};
     for (int64_t step = 0; step < kSteps; ++step) {
-      const int8_t* inputs = q + group * kGroup + step * 4;
+      const int8_t* four = inputs[group].rounded + step * 4;
       const int8_t* weights = packed + group * kGroupBytes + step * kColumns * 4;
       for (int64_t column = 0; column < kColumns; ++column) {
         for (int64_t i = 0; i < 4; ++i) {
-          whole[column] += static_cast<int32_t>(inputs[i]) * static_cast<int32_t>(weights[column * 4 + i]);
+          whole[column] += static_cast<int32_t>(four[i]) * static_cast<int32_t>(weights[column * 4 + i]);
         }
       }
     }
     for (int64_t column = 0; column < kColumns; ++column) {
-      sums[column] += static_cast<float>(whole[column]) * (q_scales[group] * scales[group * kColumns + column]);
+      sums[column] += static_cast<float>(whole[column]) * (input_scales[group] * scales[group * kColumns + column]);
     }
   }
   std::copy_n(sums, kColumns, y);

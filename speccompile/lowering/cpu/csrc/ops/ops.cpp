@@ -142,16 +142,17 @@ std::vector<Tensor> int8_linears(
   }
   const Tensor input = side_by_side(as_float(x));
   const std::vector<Tensor> outputs = new_outputs(x, features);
-  thread_local std::vector<int8_t> inputs;
+  const int64_t row_bytes = input_bytes(groups);
+  thread_local std::vector<uint8_t> inputs;
   thread_local std::vector<float> input_scales;
-  inputs.resize(std::max<size_t>(inputs.size(), rows * groups * kGroup));
+  inputs.resize(std::max<size_t>(inputs.size(), rows * row_bytes));
   input_scales.resize(std::max<size_t>(input_scales.size(), rows * groups));
   const auto* from = static_cast<const float*>(input.data_ptr());
   auto* q = inputs.data();
   auto* q_scales = input_scales.data();
   torch::stable::parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      quantise(from + row * depth, depth, groups, q + row * groups * kGroup, q_scales + row * groups);
+      quantise(from + row * depth, depth, groups, q + row * row_bytes, q_scales + row * groups);
     }
   });
   over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
