@@ -18,6 +18,8 @@ from speccompile.paths import cache_dir
 FOLDERS = ("captures", "compiled", "steps")
 #: How long a file stays that nobody reads.
 KEPT_SECONDS = 60 * 24 * 3600
+#: How long the folder is left alone once it was looked through: thousands of files take longer than a small model.
+LEFT_ALONE_SECONDS = 24 * 3600
 
 
 class Storage(Protocol):
@@ -68,7 +70,13 @@ class CacheFolder:
 
     def drop_unread(self) -> None:
         """Delete what was not read for long: every version of a model, an option or this package leaves files."""
-        oldest = time.time() - KEPT_SECONDS
+        now, mark = time.time(), self.path("looked-through")
+        with contextlib.suppress(OSError):
+            if now - mark.stat().st_mtime < LEFT_ALONE_SECONDS:
+                return
+        with contextlib.suppress(OSError):
+            mark.touch()
+        oldest = now - KEPT_SECONDS
         for path in (path for folder in FOLDERS for path in self.path(folder).glob("*.*")):
             # Another process may be at it, and a folder that cannot be written keeps what it has.
             with contextlib.suppress(OSError):

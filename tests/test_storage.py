@@ -10,7 +10,7 @@ import pytest
 from tiny import tiny_llama
 
 import speccompile
-from speccompile.storage import KEPT_SECONDS, CacheFolder
+from speccompile.storage import KEPT_SECONDS, LEFT_ALONE_SECONDS, CacheFolder
 
 
 @pytest.fixture
@@ -35,6 +35,22 @@ def test_what_is_not_read_for_long_is_dropped(folder: CacheFolder) -> None:
     left = {str(path.relative_to(folder.path(""))) for path in folder.path("").glob("*/*")}
     # What is not of this kind (a model that was fetched, say) is somebody else's.
     assert left == {"steps/read.json", "steps/new.json", "other/unread.bin"}
+
+
+def test_the_folder_is_looked_through_once_a_day(folder: CacheFolder) -> None:
+    folder.write("steps/unread.json", b"")
+    folder.drop_unread()
+    age(folder.path("steps/unread.json"))
+    folder.drop_unread()
+    assert folder.path("steps/unread.json").exists()
+    yesterday = time.time() - LEFT_ALONE_SECONDS - 60
+    os.utime(folder.path("looked-through"), (yesterday, yesterday))
+    folder.drop_unread()
+    assert not folder.path("steps/unread.json").exists()
+    folder.write("steps/unread.json", b"")
+    age(folder.path("steps/unread.json"))
+    folder.drop_unread()
+    assert folder.path("steps/unread.json").exists()
 
 
 def test_a_wrap_drops_what_no_wrap_reads(folder: CacheFolder) -> None:
