@@ -226,11 +226,26 @@ def test_int8_embedding_is_the_rounded_weight() -> None:
     assert torch.equal(ops.int8_embedding(*pack_int8(weight), ids, 70), wanted)
 
 
-def test_nan_stays_nan_in_its_row() -> None:
+@pytest.mark.parametrize("weight", [-3.0, 3.0])
+@pytest.mark.parametrize("x", [-2.0, 2.0])
+def test_the_ends_of_int8_do_not_overflow(x: float, weight: float) -> None:
+    result = ops.int8_linear(torch.full((3, 192), x), *pack_int8(torch.full((40, 192), weight)), None, 40)
+    torch.testing.assert_close(result, torch.full((3, 40), 192 * x * weight))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_so_in_its_row(value: float) -> None:
     x = torch.randn(3, 64)
-    x[1, 5] = torch.nan
+    x[1, 5] = value
     result = ops.int8_linear(x, *pack_int8(torch.randn(40, 64)), None, 40)
     assert result[1].isnan().all() and not result[[0, 2]].isnan().any()
+
+
+def test_inputs_too_small_to_be_scaled_are_zeros() -> None:
+    x = torch.full((2, 64), 1e-42)
+    x[1] = 1.0
+    result = ops.int8_linear(x, *pack_int8(torch.ones(40, 64)), None, 40)
+    torch.testing.assert_close(result, torch.tensor([[0.0], [64.0]]).expand(2, 40))
 
 
 def test_what_attention_cannot_do_is_refused() -> None:
