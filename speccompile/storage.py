@@ -72,10 +72,14 @@ class CacheFolder:
         """Delete what was not read for long: every version of a model, an option or this package leaves files."""
         now, mark = time.time(), self.path("looked-through")
         with contextlib.suppress(OSError):
-            if now - mark.stat().st_mtime < LEFT_ALONE_SECONDS:
+            # A mark of the future is of a clock that was wrong.
+            if 0 <= now - mark.stat().st_mtime < LEFT_ALONE_SECONDS:
                 return
-        with contextlib.suppress(OSError):
+        try:
             mark.touch()
+        except OSError:
+            # There is no folder, or nothing in it can be deleted either.
+            return
         oldest = now - KEPT_SECONDS
         for path in (path for folder in FOLDERS for path in self.path(folder).glob("*.*")):
             # Another process may be at it, and a folder that cannot be written keeps what it has.

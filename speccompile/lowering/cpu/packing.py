@@ -41,7 +41,9 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = F.pad(values.float(), (0, -values.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
     most = groups.abs().amax(-1)
     # A number over a tensor is the tensor's reciprocal times the number, in torch: rounded twice.
-    factor = torch.where(most > 0, torch.full_like(most, 127) / most, 0)
+    factor = torch.full_like(most, 127) / most
+    # Neither of zeros, nor of what is so small that its factor is infinite, nor of what is no number.
+    factor = torch.where(factor.isfinite(), factor, 0)
     return (groups * factor[..., None]).round().to(torch.int8), most / 127
 
 

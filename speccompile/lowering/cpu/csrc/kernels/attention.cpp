@@ -54,7 +54,8 @@ int64_t part_floats(const Attention& problem, int64_t queries) {
   return queries * (padded(problem.value_depth) + 2);
 }
 
-// Writes keys[padded(depth), kBlock]; behind the last place up to a multiple of kColumns stand zeros.
+// Writes keys[padded(depth), kBlock]; behind the last place up to a multiple of kColumns stand zeros. In front of some
+// places' keys it calls each(first place, how many).
 template <typename T, typename Each>
 void transpose(const T* from, int64_t stride, int64_t places, int64_t depth, float* keys, Each each) {
   constexpr int64_t kSide = 16;
@@ -159,8 +160,9 @@ void block_part(const Attention& p, const Queries& piece, const float* gathered,
 
   float* transposed = at_least(scratch().keys, padded(p.depth) * kBlock);
   float* scores = at_least(scratch().scores, queries * kBlock);
-  transpose<T>(keys, p.k_place, places, p.depth, transposed, [&](int64_t first, int64_t count) {
-    for (int64_t place = first; place < first + count; ++place) {
+  // Values are wanted behind the softmax: they are fetched from memory while keys are turned over.
+  transpose<T>(keys, p.k_place, places, p.depth, transposed, [&](int64_t from, int64_t live) {
+    for (int64_t place = from; place < from + live; ++place) {
       const char* value = reinterpret_cast<const char*>(values + place * p.v_place);
       for (int64_t i = 0; i < p.value_depth * static_cast<int64_t>(sizeof(T)); i += kCacheLine) {
         __builtin_prefetch(value + i, 0, 2);

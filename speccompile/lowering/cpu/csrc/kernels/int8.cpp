@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+// What the compiler may use says less than what torch's vectors are built for: Inductor asks for all that this CPU has.
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__)
 #include "int8_avx512.h"
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(CPU_CAPABILITY_AVX2) || defined(CPU_CAPABILITY_AVX512)
 #include "int8_avx2.h"
 #else
 #include "int8_plain.h"
@@ -58,7 +59,7 @@ void quantise(const float* x, int64_t depth, int64_t groups, uint8_t* inputs, fl
     if (std::isfinite(most) && std::isfinite(factor)) {
       to[group].set(values, factor);
     } else {
-      // Zeros, what is no number, and what is too small to be told from zero.
+      // Zeros, what is no number, and what is so small that 127 / most is infinite: all are zeros, times the scale.
       std::fill_n(padded, kGroup, 0.0f);
       to[group].set(padded, 0.0f);
     }
