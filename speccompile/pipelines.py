@@ -36,9 +36,9 @@ from speccompile.passes.advance_guide import AdvanceGuide, CutDrafts
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.bound_positions import BoundPositions
 from speccompile.passes.choose_attention import ChooseAttention, KeepAttention
-from speccompile.passes.choose_drafting import ChooseDrafting
 from speccompile.passes.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.choose_sampling import ChooseSampling
+from speccompile.passes.choose_step_ops import ChooseCommit, ChooseDrafting
 from speccompile.passes.commit import Commit
 from speccompile.passes.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.join_linears import JoinLinears
@@ -154,8 +154,9 @@ class BuildConfig:
     def commit_passes(self, kind: ChunkKind) -> list[Pass]:
         """What happens behind a commit: what the mode does, unless no tier could use it, and what guides do."""
         mode = self.mode.commit_passes() if self.max_draft_len else []
-        if mode and self.kernels.native and "proposed" in self.mode.goals:
-            mode = [*mode, ChooseDrafting()]
+        if self.kernels.native:
+            proposes = bool(mode) and "proposed" in self.mode.goals
+            mode = [*mode, ChooseCommit(), *[ChooseDrafting()] * proposes]
         if kind in ("greedy", "inner"):
             return mode
         cut: list[Pass] = [CutDrafts()] if self.cuts_drafts else []

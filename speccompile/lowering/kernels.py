@@ -29,7 +29,7 @@ class _Coming(Kernels):
 
     def settled(self) -> Kernels:
         missing = load_cpu_ops()
-        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}")
+        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}", True)
 
 
 STOCK = Kernels(False, "torch's own")
@@ -49,7 +49,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     if missing:
         return _stock(missing)
     cpu_ops()
-    return _Coming(True, "ours")
+    return _Coming(True, "ours", True)
 
 
 def _stock(missing: str) -> Kernels:

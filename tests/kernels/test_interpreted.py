@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+TESTS = str(Path(__file__).parents[1])
 FILES = sorted(Path(__file__).parent.glob("interpreted/check_*.py"))
 
 
@@ -22,7 +23,7 @@ def test_under_the_interpreter(file: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", str(file)],
-        env=environment | {"TRITON_INTERPRET": "1"},
+        env=environment | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, [TESTS, *sys.path]))},
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,7 @@
-"""Acceptance and commit of a step as ONE op; ``speccompile.passes.commit`` defines what it writes."""
+"""Acceptance and commit of a step as ONE op; ``speccompile.passes.commit`` defines what it writes.
+
+``native_`` is the C++ form (``lowering/cpu/csrc/kernels/commit.cpp``).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ NAMES = (
 )
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define(
-    "accept_commit_(Tensor(a!) tokens, Tensor(b!) length, Tensor limit, Tensor(c!) alive, Tensor eos, "
+_SCHEMA = (
+    "(Tensor(a!) tokens, Tensor(b!) length, Tensor limit, Tensor(c!) alive, Tensor eos, "
     "Tensor(d!) emitted, Tensor(e!) accepted, Tensor(f!) proposed, Tensor slots, Tensor target_tokens, "
     "Tensor row_draft_lens, Tensor? row_accepted, Tensor? drafts, Tensor? ready=None) -> ()"
 )
@@ -53,6 +56,8 @@ def _on_cuda(*arguments, **options):  # type: ignore[no-untyped-def]
     accept_commit(named(*arguments, **options))
 
 
+for _name in ("accept_commit_", "native_accept_commit_"):
+    _library.define(_name + _SCHEMA)
+    torch.library.register_fake(f"speccompile::{_name}", lambda *_, **__: None, lib=_library)
 _library.impl("accept_commit_", reference, "CPU")
 register_on_cuda(_library, "accept_commit_", _on_cuda)
-torch.library.register_fake("speccompile::accept_commit_", lambda *_, **__: None, lib=_library)

@@ -1,4 +1,5 @@
-"""The n-gram match as ONE op; ``speccompile.modes.ngram`` defines what it finds."""
+"""The n-gram match as ONE op; ``speccompile.modes.ngram`` defines what it finds. ``native_`` is the C++ form
+(``lowering/cpu/csrc/kernels/ngram.cpp``)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ import torch
 from speccompile.lowering.ops.on_cuda import register_on_cuda
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define(
-    "match_ngram(Tensor tokens, Tensor length, Tensor slots, int max_ngram, int min_ngram, int draft_len) "
-    "-> (Tensor, Tensor)"
+_SCHEMA = (
+    "(Tensor tokens, Tensor length, Tensor slots, int max_ngram, int min_ngram, int draft_len) -> (Tensor, Tensor)"
 )
 
 
@@ -36,6 +36,8 @@ def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: igno
     return tokens.new_empty((slots.shape[0], draft_len)), tokens.new_empty(slots.shape[0])
 
 
+for _name in ("match_ngram", "native_match_ngram"):
+    _library.define(_name + _SCHEMA)
+    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
 _library.impl("match_ngram", reference, "CPU")
 register_on_cuda(_library, "match_ngram", _on_cuda)
-torch.library.register_fake("speccompile::match_ngram", _fake, lib=_library)

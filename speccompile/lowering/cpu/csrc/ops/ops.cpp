@@ -1,7 +1,5 @@
 // The ops as torch sees them. Through torch's stable interface, whose headers compile in seconds.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <limits>
@@ -14,12 +12,10 @@
 #include "../kernels/choose.h"
 #include "../kernels/int8.h"
 #include "../kernels/linear.h"
+#include "tensors.h"
 
 namespace speccompile {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr int64_t kColumns = 32;
 
@@ -56,26 +52,6 @@ void over_all_blocks(const std::vector<Tensor>& packed, Run run) {
       }
     }
   });
-}
-
-// Asking the dispatcher, which looks for "aten::contiguous" by name, takes longer than a short product.
-Tensor side_by_side(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
-
-// As new_empty, which asks for the tensor's device and layout, and goes through the dispatcher twice.
-Tensor new_floats(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), aoti_torch_dtype_float32(),
-      aoti_torch_device_type_cpu(), 0, &made));
-  return Tensor(made);
 }
 
 std::vector<Tensor> new_outputs(const Tensor& x, const std::vector<int64_t>& features) {

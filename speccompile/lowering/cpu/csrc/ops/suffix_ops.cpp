@@ -1,19 +1,16 @@
 // The ops of suffix decoding as torch sees them; speccompile/lowering/ops/suffix.py defines them.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <tuple>
 #include <vector>
 
 #include "../kernels/suffix.h"
+#include "tensors.h"
 
 namespace speccompile {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 using Drafts = std::tuple<Tensor, Tensor, Tensor>;
 
 constexpr int32_t kSeparator = -1;

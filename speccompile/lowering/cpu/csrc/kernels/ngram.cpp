@@ -1,0 +1,32 @@
+// speccompile.modes.ngram, over the live part of the text alone and from its end: the search is over at the first match
+// of the longest suffix.
+#include "ngram.h"
+
+#include <algorithm>
+
+namespace speccompile {
+
+int64_t match_ngram(
+    const int64_t* tokens, int64_t length, int64_t longest, int64_t shortest, int64_t* drafts, int64_t drafted) {
+  const int64_t newest = length - 1;
+  int64_t best = shortest - 1, found = -1;
+  for (int64_t place = newest - 1; place >= 0 && best < longest; --place) {
+    // A match that ends at `place` begins at 0 or behind it.
+    const int64_t most = std::min(longest, place + 1);
+    int64_t matched = 0;
+    while (matched < most && tokens[place - matched] == tokens[newest - matched]) {
+      ++matched;
+    }
+    if (matched > best) {
+      best = matched;
+      found = place;
+    }
+  }
+  const int64_t distance = found < 0 ? 1 : newest - found;
+  for (int64_t i = 0; i < drafted; ++i) {
+    drafts[i] = tokens[std::max<int64_t>(newest + 1 - distance + i % distance, 0)];
+  }
+  return found < 0 ? 0 : drafted;
+}
+
+}  // namespace speccompile

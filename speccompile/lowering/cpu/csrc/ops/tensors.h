@@ -1,0 +1,40 @@
+// Tensors for ops, made without asking torch's dispatcher: that takes longer than a short op.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace speccompile {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline Tensor side_by_side(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline Tensor new_tensor(const std::vector<int64_t>& sizes, int32_t dtype) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
+
+inline Tensor new_floats(const std::vector<int64_t>& sizes) {
+  return new_tensor(sizes, aoti_torch_dtype_float32());
+}
+
+inline Tensor new_integers(const std::vector<int64_t>& sizes) {
+  return new_tensor(sizes, aoti_torch_dtype_int64());
+}
+
+}  // namespace speccompile
