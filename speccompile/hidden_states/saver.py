@@ -27,14 +27,20 @@ class Saver:
         self._arena = arena
 
     def end(self, request: Request) -> None:
-        """The request has ended, and has its slot yet if it ever had one. Told once."""
+        """The request has ended, and has its slot yet if it ever had one. Told once.
+
+        The text is there whatever becomes of its record: what goes wrong is the writer's to tell.
+        """
         order = request.params.record
         if order is None:
             return
-        if request.finish_reason in WHOLE:
-            self.writer.add(self._record(request))
-        else:
+        if request.finish_reason not in WHOLE:
             self.writer.give_up(order.id)
+            return
+        try:
+            self.writer.add(self._record(request))
+        except Exception as error:
+            self.writer.fail(error)
 
     def _record(self, request: Request) -> Record:
         order, prompt, new = request.params.record, request.prompt, request.new_tokens

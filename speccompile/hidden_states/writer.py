@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from speccompile.errors import InvalidOption, RecordsNotWritten, told
+from speccompile.hidden_states.claim import Claim
 from speccompile.hidden_states.options import WHERE, SaveHiddenStates
 from speccompile.hidden_states.reader import SavedHiddenStates
 from speccompile.hidden_states.records import About, Record, encode
@@ -27,7 +26,8 @@ class RecordWriter:
     Any thread may call any method.
 
     Raises:
-        InvalidOption: the folder cannot be written, is in use under this prefix, or has records of another kind.
+        InvalidOption: the folder cannot be written, is in use under this prefix, or has records of another kind, or
+            another process writes some there.
         CorruptRecords: a file there is damaged.
     """
 
@@ -37,18 +37,13 @@ class RecordWriter:
         self._about = about
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.folder / f".{self._prefix}.lock")
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            reason = f"a process writes there, under file_prefix={self._prefix!r}; give another one"
-            raise self._invalid(reason) from None
+            self._claim = Claim(self.folder, self._prefix, about)
         except OSError as error:
             raise self._invalid(f"it cannot be written ({told(error)})") from error
         try:
             self._number, there = self._look_around()
         except BaseException:
-            # Who keeps the traceback would keep the lock.
-            self._lock.release()
+            self._claim.release()
             raise
         # Replaced as a whole, and by the thread that writes alone.
         self._written = frozenset(there)
@@ -118,6 +113,11 @@ class RecordWriter:
                 batch, self._pending = self._pending, []
                 self._writing = self._worker.submit(self._write, batch)
 
+    def fail(self, error: Exception) -> None:
+        """A record that was ordered could not be made: no other is taken any more."""
+        with self._mutex:
+            self._failure = self._failure or error
+
     def flush(self) -> None:
         """Write what waits, in a file of fewer records.
 
@@ -142,7 +142,7 @@ class RecordWriter:
             self.flush()
         finally:
             self._worker.shutdown()
-            self._lock.release()
+            self._claim.release()
 
     def _wait(self) -> None:
         """Until the file that is being written is there."""

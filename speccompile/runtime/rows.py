@@ -131,7 +131,11 @@ class Rows:
                 self._rows.remove(request)
             self._stuck.discard(request)
             if self.saver is not None:
-                self.saver.end(request)
+                # Its slot goes to others also when somebody wants to stop everything.
+                try:
+                    self.saver.end(request)
+                except BaseException as error:
+                    self._blame(request, error)
             if request in self.slots.owned:
                 self.slots.give_back(request)
         if ended:

@@ -198,6 +198,24 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
         writer(tmp_path / "file")
 
 
+def test_two_that_begin_with_something_else(tmp_path: Path) -> None:
+    """None of them has written anything yet."""
+    first = writer(tmp_path, prefix="a")
+    with pytest.raises(InvalidOption, match=r"writes records of .* give another folder"):
+        writer(tmp_path, prefix="b", about=replace(ABOUT, layers=(1,)))
+    beside = writer(tmp_path, prefix="b")
+    beside.close()
+    first.close()
+    # Who has written nothing claims nothing any more.
+    other = writer(tmp_path, prefix="a", about=replace(ABOUT, layers=(1,)))
+    # What a killed process leaves keeps nobody away.
+    (tmp_path / ".killed.about").write_text(repr(ABOUT))
+    (tmp_path / ".killed.lock").touch()
+    third = writer(tmp_path, prefix="c", about=replace(ABOUT, layers=(1,)))
+    third.close()
+    other.close()
+
+
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     to = writer(tmp_path)
     fill(to, range(3))

@@ -17,10 +17,11 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
-from speccompile.errors import CannotSave, Closed, InvalidInput, InvalidOption, RequestFailed
+from speccompile.errors import CannotSave, Closed, InvalidInput, InvalidOption, RecordsNotWritten, RequestFailed
 from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
 from speccompile.hidden_states.records import about
+from speccompile.hidden_states.saver import Saver
 from speccompile.hidden_states.writer import RecordWriter
 
 LAYERS = (0, 1)
@@ -272,6 +273,25 @@ def test_a_text_that_is_refused_may_come_again(plain: Speculator, monkeypatch: p
             plain.save_hidden_states([text], ids=["again"], progress=False)
     plain.save_hidden_states([text], ids=["again"], progress=False)
     assert "again" in plain.hidden_states.written
+
+
+def test_a_record_that_cannot_be_made(
+    model: LlamaForCausalLM, plain: Speculator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text is there, its slot goes to others, and that no record comes is told."""
+    own = plain.engine.saver.writer  # type: ignore[union-attr]
+    text = random_prompt(7, 78)
+    try:
+        writer = writes_to(plain, model, tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(Saver, "_record", Mock(side_effect=MemoryError("no memory")))
+            # One more than there are slots.
+            requests = [plain.engine.submit(text, max_new_tokens=3, record=name) for name in "abc"]
+            assert [request.result().token_ids for request in requests] == [greedy(model, text, 3)] * 3
+        with pytest.raises(RecordsNotWritten, match="no memory"):
+            writer.close()
+    finally:
+        plain.engine.saver.writer = own  # type: ignore[union-attr]
 
 
 def test_wrong_collections(plain: Speculator) -> None:

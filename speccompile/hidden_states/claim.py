@@ -1,0 +1,70 @@
+"""A folder of records belongs to one model and its layers, from the moment that somebody begins to write there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from speccompile.errors import InvalidOption
+from speccompile.hidden_states.options import WHERE
+from speccompile.hidden_states.records import About
+
+
+class Claim:
+    """This process writes records of ``about`` into ``folder`` under ``prefix``, until :meth:`release`, or until it
+    ends, however it does.
+
+    What is claimed stands in a file beside a lock: records tell it only once there are some.
+
+    Raises:
+        InvalidOption: a process writes under the prefix, or records about something else under another one.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, prefix: str, about: About) -> None:
+        self._folder = folder
+        self._lock = _lock(folder, prefix)
+        self._file = folder / f".{prefix}.about"
+        # Two that begin at once see one another.
+        with FileLock(folder / ".lock"):
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                reason = f"a process writes there, under file_prefix={prefix!r}; give another one"
+                raise self._refused(reason) from None
+            try:
+                self._look_around(repr(about))
+                self._file.write_text(repr(about))
+            except BaseException:
+                # Who keeps the traceback would keep the lock.
+                self._lock.release()
+                raise
+
+    def release(self) -> None:
+        """Let another process write there."""
+        self._file.unlink(missing_ok=True)
+        self._lock.release()
+
+    def _look_around(self, about: str) -> None:
+        for file in self._folder.glob(".*.about"):
+            if file != self._file and file.read_text() != about and self._is_held(file.name[1 : -len(".about")]):
+                reason = f"a process writes records of {file.read_text()} there, and these would be of {about}"
+                raise self._refused(f"{reason}; give another folder")
+
+    def _is_held(self, prefix: str) -> bool:
+        """A process that was killed leaves its claim, and no lock."""
+        lock = _lock(self._folder, prefix)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
+    def _refused(self, reason: str) -> InvalidOption:
+        return InvalidOption(where=WHERE, name="output_directory", value=str(self._folder), reason=reason)
+
+
+def _lock(folder: Path, prefix: str) -> FileLock:
+    return FileLock(folder / f".{prefix}.lock")
