@@ -187,6 +187,14 @@ def test_state_is_added_once_with_the_port_of_its_spec() -> None:
     step.graph.lint()
 
 
+def test_weights_keep_the_capital_letters_of_their_modules() -> None:
+    """As MPT's ``Wqkv`` has them."""
+    step, value = small_graph(), torch.ones(2, 3)
+    packed = step.weight(Port("Wqkv_packed", "weight", (2, 3), value.dtype, value.device, value=value))
+    assert packed.name == "Wqkv_packed" and step.ports["Wqkv_packed"].value is value
+    assert step.weight(step.ports["Wqkv_packed"]) is packed
+
+
 def test_splice_copies_a_part_on_other_inputs() -> None:
     step = small_graph()
     other = step.insert(lambda x: x.flip(0)[:1] + 1, node(step, "x"), before=step.anchors.start)

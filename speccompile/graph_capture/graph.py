@@ -191,6 +191,8 @@ class StepGraph:
                 return node
         with self.graph.inserting_after(self.placeholders[-1]):
             node = self.graph.placeholder(port.name)
+        # fx writes names of its own making in small letters; weights keep those of their modules.
+        node._rename(port.name)
         if node.name != port.name:
             raise ValueError(f"the name {port.name!r} is taken by a node that is no placeholder")
         self.ports[port.name] = port
