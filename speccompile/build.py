@@ -201,9 +201,13 @@ def _checked_stages(
         stages = fresh()
     if stages.from_store:
         try:
-            return stages, *_checked(model, info, config, clock, stages)
+            checked = _checked(model, info, config, clock, stages)
         except CaptureMismatch:
             stages = fresh()
+        else:
+            # The target's capture may have been read, and the drafter's made.
+            _keep_drafter(stages, storage)
+            return stages, *checked
     try:
         checked = _checked(model, info, config, clock, stages)
     except CaptureMismatch as mismatch:
@@ -218,9 +222,14 @@ def _checked_stages(
         reason = "its attention is not what the attention op computes: the capture check saw a difference"
         stages.observed = replace(stages.observed, reason=reason)
     store.save(stages.model["capture"].graph, stages.observed)
-    if stages.drafter is not None:
-        stages.drafter.network.keep(stages.drafter.captured, storage)
+    _keep_drafter(stages, storage)
     return stages, *checked
+
+
+def _keep_drafter(stages: BuiltStages, storage: Storage) -> None:
+    drafter = stages.drafter
+    if drafter is not None and not drafter.from_store:
+        drafter.network.keep(drafter.captured, storage)
 
 
 def _checked(

@@ -27,6 +27,7 @@ from speccompile.graph_capture.draft_network import DraftNetwork, Run
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.graph import Port, Route, StepGraph
 from speccompile.graph_capture.state import KVShape, Layout
+from speccompile.graph_capture.store import HeadStore
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.cpu.packing import WeightForm, WeightPacks
 from speccompile.lowering.cpu.rounded import check_kernels, inputs_unrounded
@@ -156,7 +157,13 @@ class HeadNetwork(DraftNetwork):
         return self.head.route
 
     def capture(self, layout: Layout, storage: Storage | None) -> tuple[StepGraph, bool]:
-        """It takes a second, so none is stored."""
+        known = None if storage is None else HeadStore(self.head, self.info, storage).load(layout)
+        return (self._export(layout), False) if known is None else (known, True)
+
+    def keep(self, graph: StepGraph, storage: Storage) -> None:
+        HeadStore(self.head, self.info, storage).save(graph)
+
+    def _export(self, layout: Layout) -> StepGraph:
         head, info = self.head, self.info
         rows, width, slots, places = example_sizes(head, head.numbers, layout)
 
@@ -203,7 +210,7 @@ class HeadNetwork(DraftNetwork):
         for name, node in pytree.tree_unflatten(outputs, program.call_spec.out_spec).items():
             captured.name_value(name, node)
         captured.propagate()
-        return captured, False
+        return captured
 
     def check(
         self, graph: StepGraph, arena: Arena, lowered: Run, reference: Callable[[StepGraph], Run], packs: WeightPacks

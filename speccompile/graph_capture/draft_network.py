@@ -79,7 +79,8 @@ class DraftNetwork(ABC):
             CaptureMismatch, LoweringError.
         """
 
-    def keep(self, graph: StepGraph, storage: Storage) -> None:  # noqa: B027  what is quickly captured is not kept
+    @abstractmethod
+    def keep(self, graph: StepGraph, storage: Storage) -> None:
         """Store ``graph``, as :meth:`capture` left it, which passed the check."""
 
     def layout(self, target: Layout) -> Layout:

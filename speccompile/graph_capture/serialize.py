@@ -87,11 +87,13 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
 
 
 def _port(port: Port) -> dict[str, Any]:
-    entry = {"name": port.name, "role": port.role, "path": port.path, "own": port.own}
+    entry: dict[str, Any] = {"name": port.name, "role": port.role, "path": port.path, "own": port.own}
     if port.role == "weight" and port.path is None:
         file = io.BytesIO()
         torch.save(port.value, file)
         entry["constant"] = base64.b64encode(file.getvalue()).decode()
+    elif port.role == "input":
+        entry |= {"shape": port.shape, "dtype": _encode(port.dtype)}
     return entry
 
 
@@ -106,7 +108,9 @@ def _read_port(
     if entry["role"] == "state":
         return Port.of_state(layout.tensors[name], device)
     if entry["role"] == "input":
-        return input_ports(layout, device, sizes)[name]
+        # A head has more of them than a model.
+        other = Port(name, "input", tuple(entry["shape"]), _decode(entry["dtype"], {}), device)
+        return input_ports(layout, device, sizes).get(name, other)
     if entry["path"] is None:
         file = io.BytesIO(base64.b64decode(entry["constant"]))
         value = torch.load(file, map_location=device, weights_only=True)

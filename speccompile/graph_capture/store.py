@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.graph_capture.graph import StepGraph
@@ -64,6 +65,28 @@ class CaptureStore:
         self._storage.write(self.name, capture_file(graph, observed))
 
 
+class HeadStore:
+    """The stored capture of a draft head. It depends on no sizes of the arena either."""
+
+    def __init__(self, head: nn.Module, info: ModelInfo, storage: Storage) -> None:
+        self._head, self._info, self._storage = head, info, storage
+        self._name = f"captures/{_head_key(head, info)}.json"
+
+    def load(self, layout: Layout) -> StepGraph | None:
+        """What is stored, or None when there is nothing, or it is damaged, or its example sizes are among the
+        layout's."""
+        stored = self._storage.read(self._name)
+        if stored is None:
+            return None
+        data = json.loads(stored)
+        if not layout.sizes.isdisjoint(data["sizes"].values()):
+            return None
+        return from_json(data, self._head, layout, self._info.device)
+
+    def save(self, graph: StepGraph) -> None:
+        self._storage.write(self._name, json.dumps(to_json(graph)).encode())
+
+
 def capture_file(graph: StepGraph, observed: Observation) -> bytes:
     """What :class:`CaptureStore` stores."""
     return json.dumps({"observed": _observation(observed), "graph": to_json(graph)}).encode()
@@ -97,12 +120,35 @@ def config_text(model: PreTrainedModel) -> str:
 
 def _key(model: PreTrainedModel, info: ModelInfo) -> str:
     """Of everything that a capture depends on: code, configuration, module tree, weights' shapes, versions."""
-    parts = [torch.__version__, transformers.__version__, repr(info), str(model)]
-    parts.append(config_text(model))
-    parts.append(repr([(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters(remove_duplicate=False)]))
-    parts.append(repr([(name, tuple(b.shape), b.dtype) for name, b in model.named_buffers()]))
-    sources = {inspect.getsourcefile(type(module)) for module in model.modules()}
-    sources |= {str(path) for path in PACKAGE.glob("*.py")}
-    for source in sorted(source for source in sources if source is not None):
-        parts.append(digest(Path(source).read_text()))
-    return digest("\n".join(parts))[:32]
+    return digest("\n".join([*_parts(model, info), config_text(model), *_digests(_sources(model))]))[:32]
+
+
+def _head_key(head: nn.Module, info: ModelInfo) -> str:
+    """The same; a head's configuration is whatever its modules hold, and its code what lies beside their files."""
+    settings = [
+        f"{name}.{key}={value!r}"
+        for name, module in head.named_modules()
+        for key, value in sorted(vars(module).items())
+        if not key.startswith("_") and not isinstance(value, torch.Tensor)
+    ]
+    beside = {path for source in _sources(head) for path in source.parent.glob("*.py")}
+    return digest("\n".join(["head", *_parts(head, info), *settings, *_digests(beside)]))[:32]
+
+
+def _parts(module: nn.Module, info: ModelInfo) -> list[str]:
+    parameters = [(name, tuple(p.shape), p.dtype) for name, p in module.named_parameters(remove_duplicate=False)]
+    buffers = [(name, tuple(b.shape), b.dtype) for name, b in module.named_buffers()]
+    versions = [torch.__version__, transformers.__version__]
+    return [*versions, repr(info), str(module), repr(parameters), repr(buffers)]
+
+
+def _sources(module: nn.Module) -> set[Path]:
+    """Files that say what its modules compute, but for torch's own."""
+    found = {inspect.getsourcefile(type(part)) for part in module.modules()}
+    torchs = Path(torch.__file__).parent
+    files = {Path(source) for source in found if source is not None}
+    return {path for path in files if torchs not in path.parents} | {*PACKAGE.glob("*.py")}
+
+
+def _digests(paths: Iterable[Path]) -> list[str]:
+    return [digest(path.read_text()) for path in sorted(paths)]

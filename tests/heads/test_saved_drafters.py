@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import stages as stages_module
 from speccompile.errors import CannotSave, SpecCompileError
-from speccompile.graph_capture import draft_model
+from speccompile.graph_capture import draft_head, draft_model
 from speccompile.heads import Eagle3Head
 from speccompile.passes.pipeline import Pipeline
 
@@ -63,6 +63,7 @@ def test_a_package_comes_back_with_its_drafter(
     monkeypatch.setattr(Pipeline, "order", lambda self, *args: ran.append(self.tier) or order(self, *args))
     for module in (stages_module, draft_model):
         monkeypatch.setattr(module, "capture", lambda *args: pytest.fail("captured again"))
+    monkeypatch.setattr(draft_head, "exported", lambda *args: pytest.fail("captured again"))
     monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path / "another")
     with speccompile.load(path, target) as spec:
         # Over the two networks alone.

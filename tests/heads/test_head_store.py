@@ -1,0 +1,82 @@
+"""The capture of a head is kept, and read again for a head of the same kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagle3_specs import TAPS
+from mtp_specs import MODULES
+from tiny import greedy, random_prompt, tiny_llama
+from transformers import LlamaForCausalLM
+
+from speccompile import wrap
+from speccompile.graph_capture import draft_head
+from speccompile.heads import Eagle3Head, MtpHead, MtpVariant
+from speccompile.heads.eagle3 import RMSNorm
+
+SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48, "policy": "fixed:2"}
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return tiny_llama(layers=6)
+
+
+@pytest.fixture
+def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of heads, with a cache folder of the test's own."""
+    made: list[str] = []
+    own = draft_head.exported
+
+    def exported(step: Any, *rest: Any) -> Any:
+        made.append(type(step.model).__name__)
+        return own(step, *rest)
+
+    monkeypatch.setattr(draft_head, "exported", exported)
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    return made
+
+
+def acceptance(target: LlamaForCausalLM, mode: str, head: torch.nn.Module) -> float:
+    """Of a wrap whose text is the target's."""
+    prompt = random_prompt(12)
+    with wrap(target, mode, draft=head, **SIZES) as spec:
+        assert spec.generate(torch.tensor([prompt]), max_new_tokens=16)[0, 12:].tolist() == greedy(target, prompt, 16)
+        return spec.stats.acceptance_length
+
+
+def test_eagle3(target: LlamaForCausalLM, exports: list[str]) -> None:
+    # What is kept of the target alone does not keep the head from being kept.
+    with wrap(target, "none", **SIZES):
+        pass
+    head = Eagle3Head.random(target, taps=TAPS)
+    first = acceptance(target, "eagle3_one_model", head)
+    assert acceptance(target, "eagle3_one_model", head) == first and exports == ["Eagle3Head"]
+    # Over other weights it is the same graph; the check of a capture sees to it.
+    acceptance(target, "eagle3_one_model", Eagle3Head.random(target, taps=TAPS, seed=1))
+    assert len(exports) == 1
+    acceptance(target, "eagle3_one_model", Eagle3Head.random(target, taps=TAPS, norm_before_residual=True))
+    assert len(exports) == 2
+
+
+def test_mtp(target: LlamaForCausalLM, exports: list[str]) -> None:
+    head = MtpHead.random(target, MODULES)
+    first = acceptance(target, "mtp", head)
+    assert acceptance(target, "mtp", head) == first and len(exports) == 1
+    # One module, used again, is another network.
+    acceptance(target, "mtp_eagle_one_model", head)
+    acceptance(target, "mtp_eagle_one_model", head)
+    assert len(exports) == 2
+    acceptance(target, "mtp", MtpHead.random(target, MODULES, variant=MtpVariant(hidden_first=True)))
+    assert len(exports) == 3
+
+
+def test_a_setting_that_no_weight_tells(target: LlamaForCausalLM, exports: list[str]) -> None:
+    head = Eagle3Head.random(target, taps=TAPS)
+    acceptance(target, "eagle3_one_model", head)
+    next(module for module in head.modules() if isinstance(module, RMSNorm)).eps *= 2
+    acceptance(target, "eagle3_one_model", head)
+    assert len(exports) == 2
