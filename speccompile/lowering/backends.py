@@ -51,7 +51,7 @@ class Backend(Protocol):
         """
 
     def compiled_code(self, graph: StepGraph) -> dict[str, str]:
-        """The Python that calls the kernels of each compiled body of ``graph``; nothing of those that run op by op."""
+        """The module that calls the kernels of each compiled body of ``graph``; nothing of those that run op by op."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from speccompile.graph_capture.fakes import faking
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.lowering.cpu.shims import shims
 from speccompile.lowering.ops.on_cuda import cuda_kernel
 
 #: Ours: ``triton``, ``c++``, and ``plain``, an op of ours that is made of torch's. Not ours: what ``inductor`` wrote,
@@ -42,7 +43,7 @@ def kernels_called(
 
     Args:
         device_type: of the device that is to run it; there need not be one.
-        code: of each compiled body, the Python that calls its kernels (``Backend.compiled_code``). Other bodies run op
+        code: of each compiled body, the module that calls its kernels (``Backend.compiled_code``). Other bodies run op
             by op.
         drafter: what a split one runs in front of the step, listed in front of it.
     """
@@ -135,6 +136,27 @@ def _is_compiled(target: OpOverload, device_type: str) -> bool:
 
 def _written(code: str) -> Iterator[tuple[str, KernelKind]]:
     """The kernels that a module of Inductor's calls, but for ops of ours."""
+    entry = re.search(r"^void inductor_entry_impl\(.*?^\} // inductor_entry_impl", code, re.MULTILINE | re.DOTALL)
+    return _written_in_python(code) if entry is None else _written_in_cpp(entry[0])
+
+
+def _written_in_cpp(entry: str) -> Iterator[tuple[str, KernelKind]]:
+    """On a CPU: calls of kernels, of ops that have a C function, and of others by their names."""
+    ours = {f"aoti_torch_cpu_{op._schema.name.partition('::')[2]}" for op in shims()}
+    for kernel, function, name in re.findall(
+        r'\b(cpp_\w+)\(|\b(aoti_torch_cpu_\w+)\(|"((?:torch\.ops\.|\w+::)[\w.:]+)"', entry
+    ):
+        if kernel:
+            yield kernel, "inductor"
+        elif function and function not in ours:
+            yield function.removeprefix("aoti_torch_cpu_"), "stock"
+        elif name:
+            op = name.removeprefix("torch.ops.").replace("::", ".").removesuffix(".default")
+            if not op.startswith(f"{_NAMESPACE}."):
+                yield op, "stock"
+
+
+def _written_in_python(code: str) -> Iterator[tuple[str, KernelKind]]:
     tree = ast.parse(code)
     calls = [item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item.name == "call"]
     for item in calls:

@@ -27,6 +27,8 @@ from speccompile.errors import LoweringError, told
 from speccompile.graph_capture.body import Body, size_of
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import primes_clear_of
+from speccompile.lowering.cpu.library import load_cpu_ops
+from speccompile.lowering.cpu.shims import shims
 from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.lowering.machine import machine
 from speccompile.lowering.machine_code import install, machine_code
@@ -52,7 +54,7 @@ class _Kept:
 # By what was compiled: wrapping the same model again in one process compiles nothing.
 _artifacts: dict[str, _Kept] = {}
 
-# By the same names, the Python module that Inductor wrote, which calls the kernels, and its text.
+# By the same names, the Python module that Inductor wrote, and its text. It calls the kernels; on a CPU C++ in it does.
 _modules: dict[str, ModuleType] = {}
 _code: dict[str, str] = {}
 
@@ -66,7 +68,7 @@ def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
 
 
 def compiled_code(graph: StepGraph) -> dict[str, str]:
-    """The Python that calls the kernels of each body of ``graph`` that this process has compiled or loaded."""
+    """What calls the kernels of each body of ``graph`` that this process has compiled or loaded."""
     names = {name: artifact_name(body, graph.device) for name, body in graph.bodies.items()}
     return {name: _code[artifact] for name, artifact in names.items() if artifact in _code}
 
@@ -103,6 +105,8 @@ def _compiled(body: Body, device: torch.device) -> BodyFunction:
         if device.type == "cpu":
             # Asked while the thread is at it, Inductor would begin anew.
             instruction_sets().join()
+            # What is compiled or read is linked with them.
+            load_cpu_ops()
         data = _brought.pop(name, None) or CacheFolder().read(name)
         with _noting_module(name):
             artifact = _made(name, body, device) if data is None else _read(name, data)
@@ -214,7 +218,11 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     try:
         # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every
         # layer of every step takes longer than some kernels.
-        with torch.no_grad(), torch._inductor.config.patch(size_asserts=False):
+        options: dict[str, Any] = {"size_asserts": False}
+        if device.type == "cpu":
+            # Python between the kernels takes longer than some of them, too.
+            options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
+        with torch.no_grad(), torch._inductor.config.patch(options):
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error

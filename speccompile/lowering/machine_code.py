@@ -21,8 +21,10 @@ from speccompile.errors import LoweringError
 LOAD = """
 import sys
 import speccompile.lowering.ops
+from speccompile.lowering.cpu.library import load_cpu_ops
 from torch._inductor import CompiledArtifact
 
+load_cpu_ops()
 for path in sys.argv[1:]:
     CompiledArtifact.load(path=path, format="binary")
 """

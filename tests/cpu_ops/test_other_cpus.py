@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from speccompile.lowering.cpu import library
@@ -70,7 +69,7 @@ def test_a_library_that_was_cut_off_is_built_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
-    monkeypatch.setattr(torch.ops, "load_library", load)
+    monkeypatch.setattr(library, "_load", load)
     target = library._library(library.cache_dir() / "cpu-ops")
     target.write_bytes(b"")
     assert library.load_cpu_ops.__wrapped__() is None and loaded == [str(target)]
@@ -83,7 +82,7 @@ def test_one_that_does_not_load_when_it_is_new_is_told(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
-    monkeypatch.setattr(torch.ops, "load_library", load)
+    monkeypatch.setattr(library, "_load", load)
     told = "the library of the C++ ops does not load: undefined symbol: x"
     assert library.load_cpu_ops.__wrapped__() == told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -25,7 +26,7 @@ SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
 # Tuned for the very CPU, as Inductor asks for, GCC makes the inner loop of eight rows a third slower on AMD's Zen 3.
 # What torch's own headers are warned of is not ours, and fills megabytes.
-FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-mtune=generic", "-w", "-g0")
+FLAGS = ("-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-mtune=generic", "-w", "-g0")
 
 
 def lacking() -> str | None:
@@ -86,10 +87,16 @@ def load_cpu_ops() -> str | None:
 
 def _load_error(library: Path) -> str | None:
     try:
-        torch.ops.load_library(str(library))
+        _load(str(library))
     except OSError as error:
         return str(error)
     return None
+
+
+def _load(library: str) -> None:
+    torch.ops.load_library(library)
+    # What Inductor writes looks for the shims among what all libraries may use.
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
 def vector_name() -> str:

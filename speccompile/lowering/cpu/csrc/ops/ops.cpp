@@ -12,7 +12,7 @@
 #include "../kernels/choose.h"
 #include "../kernels/int8.h"
 #include "../kernels/linear.h"
-#include "tensors.h"
+#include "ops.h"
 
 namespace speccompile {
 namespace {
@@ -73,6 +73,8 @@ std::vector<Tensor> as_dtype(std::vector<Tensor> outputs, ScalarType dtype) {
   return outputs;
 }
 
+}  // namespace
+
 std::vector<Tensor> packed_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
     const std::vector<int64_t>& features) {
@@ -99,9 +101,11 @@ std::vector<Tensor> packed_linears(
   return as_dtype(outputs, x.scalar_type());
 }
 
+
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
   return packed_linears(x, {packed}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
+
 
 std::vector<Tensor> int8_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
@@ -141,11 +145,14 @@ std::vector<Tensor> int8_linears(
   return as_dtype(outputs, x.scalar_type());
 }
 
+
 Tensor int8_linear(
     const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
   return int8_linears(
       x, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
+
+namespace {
 
 // As torch's own embedding, which does not read beside its weight either.
 void check_ids(const Tensor& ids, int64_t blocks) {
@@ -220,6 +227,8 @@ void share_out(const std::vector<int64_t>& costs, Run run) {
     }
   });
 }
+
+}  // namespace
 
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
@@ -302,6 +311,8 @@ Tensor native_attention(
   }
   return out.scalar_type() == q.scalar_type() ? out : torch::stable::to(out, q.scalar_type());
 }
+
+namespace {
 
 // Work for a thread: so many ids of one place.
 constexpr int64_t kPiece = 16384;
