@@ -287,7 +287,7 @@ def test_the_model_is_as_it_was(implementation: str) -> None:
         return text, tensors, model.config.to_dict(), model.config._attn_implementation, model.training
 
     before = state()
-    spec = speccompile.wrap(model, "ngram", tiers=(0, 2), max_len=32, backend="eager")
+    spec = speccompile.wrap(model, "ngram", tiers=(0, 2), max_len=15, backend="eager")
     assert state() == before
     spec.generate(prompt, max_new_tokens=8)
     assert state() == before
@@ -311,9 +311,9 @@ def test_the_attention_setting_is_back_when_export_fails(monkeypatch: pytest.Mon
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_two_captures_of_one_model_share_its_weights() -> None:
-    model = tiny_llama()
-    first, second = captured(model), captured(model)
+def test_two_captures_of_one_model_share_its_weights(tiny: Runnable) -> None:
+    first = tiny
+    second = captured(first.model)
     assert [node.name for node in first.graph.graph.nodes] == [node.name for node in second.graph.graph.nodes]
     for name, port in first.graph.ports.items():
         other = second.graph.ports[name].value

@@ -25,7 +25,7 @@ from speccompile.lowering import inductor
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.policy import Fixed
 
-OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48}
+OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31}
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_package_is_all_that_a_load_needs(
     fresh()
     with speccompile.load(saved, model) as spec:
         assert ran == ["the captured model"] and checked == [1]
-        assert list(spec.tiers) == [0, 2] and spec.arena.layout.max_len == 48 and spec.backend.name == "eager"
+        assert list(spec.tiers) == [0, 2] and spec.arena.layout.max_len == 31 and spec.backend.name == "eager"
         prompt = random_prompt(12)
         assert text_of(spec, prompt) == greedy(model, prompt, 16)
         assert "propose" in spec.stages
@@ -79,10 +79,10 @@ def test_a_package_is_all_that_a_load_needs(
 def test_options_are_those_of_the_wrap(model: LlamaForCausalLM, tmp_path: Path) -> None:
     path = tmp_path / "tiny.spec"
     options = {
-        "tiers": [0, 1, 3],
+        "tiers": [0, 2],
         "max_batch": 2,
-        "max_len": 40,
-        "policy": "schedule:1=3,2=1",
+        "max_len": 15,
+        "policy": "schedule:1=2,2=0",
         "acceptance": Typical(threshold=0.25),
         "max_waiting": 5,
         "prefill_budget": 7,

@@ -66,9 +66,9 @@ def model() -> Iterator[LlamaForCausalLM]:
 
 
 def test_own_state_is_found_by_slot_not_by_row(model: LlamaForCausalLM) -> None:
-    spec = speccompile.wrap(model, mode="counting", tiers=(0, 1), max_batch=3, max_len=64, backend="eager")
+    spec = speccompile.wrap(model, mode="counting", tiers=(0, 1), max_batch=2, max_len=31, backend="eager")
     engine, asked = spec.engine, spec.arena["asked"]
-    first, second = (admitted(engine, [5, 6, 7], max_new_tokens=n) for n in (8, 30))
+    first, second = (admitted(engine, [5, 6, 7], max_new_tokens=n) for n in (8, 28))
     assert engine.running == [first, second]
     while not first.finished:
         engine.step()
@@ -96,7 +96,7 @@ def test_own_state_is_found_by_slot_not_by_row(model: LlamaForCausalLM) -> None:
 )
 def test_a_drafters_mistake_is_explained(model: LlamaForCausalLM, answer: Callable[..., Any], message: str) -> None:
     with pytest.raises(PassError, match=message):
-        speccompile.wrap(model, mode="faulty", tiers=(0, 3), max_len=64, backend="eager", answer=answer)
+        speccompile.wrap(model, mode="faulty", tiers=(0, 3), max_len=16, backend="eager", answer=answer)
 
 
 def test_only_the_plain_tier_needs_no_drafter(model: LlamaForCausalLM) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -10,6 +14,7 @@ import speccompile
 from benchmarks import guided
 from speccompile.cli.models import encode, max_len_for
 from speccompile.cli.prompts import BUILT_IN
+from speccompile.runtime import check
 
 NEW_TOKENS = 32
 NEAR_TIE = 1e-3
@@ -29,8 +34,27 @@ def spec(smollm2: Smol, prompts: list[torch.Tensor]) -> speccompile.Speculator:
     )
 
 
+@pytest.fixture(scope="module")
+def decoded_once() -> Iterator[None]:
+    """transformers decodes each prompt once for all tiers."""
+    decode = check.transformers_greedy
+
+    @functools.cache
+    def once(model: PreTrainedModel, prompt: tuple[int, ...], new: int, eos: tuple[int, ...]) -> list[int]:
+        return decode(model, list(prompt), new, list(eos))
+
+    def known(model: PreTrainedModel, prompt: list[int], new: int, eos: list[int], processors: Any) -> list[int]:
+        assert not processors
+        return list(once(model, tuple(prompt), new, tuple(eos)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "transformers_greedy", known)
+        yield
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("draft_len", [0, 3, 7])
+@pytest.mark.usefixtures("decoded_once")
 def test_text_is_transformers_own(spec: speccompile.Speculator, prompts: list[torch.Tensor], draft_len: int) -> None:
     spec.set_tier(draft_len)
     report = spec.check(prompts, max_new_tokens=NEW_TOKENS)

@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 def wrapped(monkeypatch: pytest.MonkeyPatch, *, step_ops: bool, mode: str, **options: Any) -> Speculator:
     if step_ops:
         monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
-    sizes: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_batch": 2, "max_len": 64}
+    sizes: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_batch": 2, "max_len": 40}
     spec = speccompile.wrap(tiny_llama(), mode, backend="eager", **sizes, **options)
     monkeypatch.undo()
     return spec

@@ -49,10 +49,16 @@ def model(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, str, str]:
     return make(), layers, norm
 
 
-def tapped(model: PreTrainedModel, taps: Sequence[Tap], *, outlined: bool) -> StepGraph:
-    graph = captured(model).graph
+@pytest.fixture(scope="module")
+def graph(model: tuple[PreTrainedModel, str, str]) -> StepGraph:
+    """As it was captured: passes run over copies of it."""
+    graph = captured(model[0]).graph
     # There is no step around it.
     graph.facts.add("committed")
+    return graph
+
+
+def tapped(graph: StepGraph, taps: Sequence[Tap], *, outlined: bool) -> StepGraph:
     passes = [MarkTaps(tuple(taps)), LowerTaps()]
     before = [ChooseAttention(), KeepLinears(), OutlineLayers()] if outlined else []
     for part, goals in ((before, {"outlined"} if outlined else set()), (passes, {"tapped"})):
@@ -83,7 +89,9 @@ def run(graph: StepGraph, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("outlined", [False, True])
-def test_hidden_states_are_the_model_s_own(model: tuple[PreTrainedModel, str, str], outlined: bool) -> None:
+def test_hidden_states_are_the_model_s_own(
+    model: tuple[PreTrainedModel, str, str], graph: StepGraph, outlined: bool
+) -> None:
     target, layers, norm_path = model
     tokens = torch.randint(128, (TOKENS,), generator=torch.Generator().manual_seed(0))
     norm = target.get_submodule(norm_path)
@@ -105,13 +113,12 @@ def test_hidden_states_are_the_model_s_own(model: tuple[PreTrainedModel, str, st
             Tap(3, post_norm=True): norm(states[4]),
             Tap(f"{layers}.0", post_norm=True): norm(states[1]),
         }
-    graph = tapped(target, list(wanted), outlined=outlined)
-    chunks = run(graph, tokens).chunk(len(wanted), dim=-1)
+    chunks = run(tapped(graph, list(wanted), outlined=outlined), tokens).chunk(len(wanted), dim=-1)
     for (tap, state), found in zip(wanted.items(), chunks, strict=True):
         torch.testing.assert_close(found, state[0], rtol=0, atol=1e-5, msg=lambda told, tap=tap: f"{tap}: {told}")
 
 
-def test_the_usual_three(model: tuple[PreTrainedModel, str, str]) -> None:
+def test_the_usual_three(model: tuple[PreTrainedModel, str, str], graph: StepGraph) -> None:
     """EAGLE-3's: what its authors take from ``hidden_states[2]``, ``[L // 2]`` and ``[L - 3]``."""
     from speccompile.heads import default_taps
 
@@ -119,17 +126,19 @@ def test_the_usual_three(model: tuple[PreTrainedModel, str, str]) -> None:
     tokens = torch.randint(128, (TOKENS,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         states = target(tokens[None], output_hidden_states=True).hidden_states
-    graph = tapped(target, [Tap(layer) for layer in default_taps(LAYERS)], outlined=True)
+    graph = tapped(graph, [Tap(layer) for layer in default_taps(LAYERS)], outlined=True)
     wanted = torch.cat([states[2], states[LAYERS // 2], states[LAYERS - 3]], dim=-1)
     torch.testing.assert_close(run(graph, tokens), wanted[0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("at", [LAYERS, -LAYERS - 1, "model.layers.9", "model.layers.1.mlp", "model.layer", "lm_head"])
-def test_a_place_that_is_not_there(at: int | str) -> None:
-    with pytest.raises(AnchorError, match=r"decoder layer|module of that path"):
-        tapped(llama(), [Tap(at)], outlined=False)
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_a_place_that_is_not_there(graph: StepGraph) -> None:
+    for at in (LAYERS, -LAYERS - 1, "model.layers.9", "model.layers.1.mlp", "model.layer", "lm_head"):
+        with pytest.raises(AnchorError, match=r"decoder layer|module of that path"):
+            tapped(graph, [Tap(at)], outlined=False)
 
 
-def test_no_taps() -> None:
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_no_taps(graph: StepGraph) -> None:
     with pytest.raises(NothingMatched):
-        tapped(llama(), [], outlined=False)
+        tapped(graph, [], outlined=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import warnings
@@ -45,13 +46,13 @@ FEW = settings(deadline=None, derandomize=True, max_examples=5)
 class Case:
     """A ragged batch and what is asked of it."""
 
-    prompts: list[list[int]]
+    prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int
 
     def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """ids and attention mask, padded on the left."""
         longest = max(len(prompt) for prompt in self.prompts)
-        ids = [[PAD] * (longest - len(prompt)) + prompt for prompt in self.prompts]
+        ids = [[PAD] * (longest - len(prompt)) + [*prompt] for prompt in self.prompts]
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in self.prompts]
         return torch.tensor(ids), torch.tensor(mask)
 
@@ -63,19 +64,25 @@ def cases(draw: st.DrawFn) -> Case:
     rng = random.Random(draw(st.integers(0, 2**32 - 1)))
     # A small alphabet makes the n-gram drafter propose, rightly and wrongly.
     alphabet = [rng.sample(range(VOCAB), draw(st.sampled_from([3, 12, VOCAB]))) for _ in lengths]
-    prompts = [rng.choices(symbols, k=length) for symbols, length in zip(alphabet, lengths, strict=True)]
-    return Case(prompts, draw(st.integers(1, 24)))
+    prompts = (rng.choices(symbols, k=length) for symbols, length in zip(alphabet, lengths, strict=True))
+    return Case(tuple(map(tuple, prompts)), draw(st.integers(1, 24)))
 
 
 def hugging_face(model: LlamaForCausalLM, case: Case, eos: list[int]) -> torch.Tensor:
     """``model.generate``; rows are cut at max_len, which transformers does not know."""
+    return _hugging_face(model, case, tuple(eos)).clone()
+
+
+# Examples are derandomized: every mode and tier of a test is given the same ones.
+@functools.lru_cache(maxsize=256)
+def _hugging_face(model: LlamaForCausalLM, case: Case, eos: tuple[int, ...]) -> torch.Tensor:
     ids, mask = case.padded()
     output = model.generate(
         ids,
         attention_mask=mask,
         max_new_tokens=case.max_new_tokens,
         do_sample=False,
-        eos_token_id=eos or None,
+        eos_token_id=list(eos) or None,
         pad_token_id=PAD,
     )
     rooms = [MAX_LEN - len(prompt) for prompt in case.prompts]
@@ -106,7 +113,7 @@ def assert_same(model: LlamaForCausalLM, expected: torch.Tensor, got: torch.Tens
     assert got.shape == expected.shape, f"{list(got.shape)} instead of {list(expected.shape)}"
     row, place = (expected != got).nonzero()[0].tolist()
     start = case.padded()[0].shape[1]
-    context = torch.tensor([case.prompts[row] + expected[row, start:place].tolist()])
+    context = torch.tensor([[*case.prompts[row], *expected[row, start:place].tolist()]])
     with torch.no_grad():
         best = model(context).logits[0, -1].topk(2).values
     pytest.fail(
@@ -193,7 +200,7 @@ def test_set_tier_from_outside_between_steps(
 ) -> None:
     spec, rng = eager(mode), random.Random(seed)
     engine = spec.engine
-    requests = [engine.submit(prompt, max_new_tokens=case.max_new_tokens, eos_token_id=[]) for prompt in case.prompts]
+    requests = [engine.submit([*ids], max_new_tokens=case.max_new_tokens, eos_token_id=[]) for ids in case.prompts]
     try:
         while not engine.idle:
             spec.set_tier(rng.choice(TIERS))
@@ -216,7 +223,7 @@ def test_every_length_near_max_len(
     """A step near the end writes behind max_len: exact for each number of places that are left."""
     rng = random.Random(draft_len)
     for first in range(MAX_LEN - 12, MAX_LEN, MAX_BATCH):
-        case = Case([rng.choices(range(VOCAB), k=first + i) for i in range(MAX_BATCH)], max_new_tokens=40)
+        case = Case(tuple(tuple(rng.choices(range(VOCAB), k=first + i)) for i in range(MAX_BATCH)), max_new_tokens=40)
         spec = eager(mode)
         spec.set_tier(draft_len)
         assert_same(model, hugging_face(model, case, []), ours(spec, case, []), case)
@@ -238,7 +245,7 @@ def test_shapes_of_the_architecture(shape: dict[str, Any]) -> None:
     """Tied weights, any grouping of heads, biases, a head size of its own, another rotary table."""
     model = tiny_llama(**shape)
     rng = random.Random(0)
-    case = Case([rng.choices(range(VOCAB), k=length) for length in (40, 3)], max_new_tokens=40)
+    case = Case(tuple(tuple(rng.choices(range(VOCAB), k=length)) for length in (40, 3)), max_new_tokens=40)
     options: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": MAX_LEN, "backend": "eager"}
     with speccompile.wrap(model, "early_exit", exit_layer=1, **options) as spec:
         assert_same(model, hugging_face(model, case, []), ours(spec, case, []), case)

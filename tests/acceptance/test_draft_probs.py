@@ -155,7 +155,8 @@ def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_p
     needed["save_hidden_states"] = {"output_directory": tmp_path, "eagle3_layers_to_capture": [0]}
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
         options = needed.get(name, {})
-        with wrap(model, name, acceptance="rejection", **SIZES, **options) as spec:
+        # The step is made below, and none of them runs.
+        with wrap(model, name, acceptance="rejection", **SIZES | {"sampling": False, "max_len": 16}, **options) as spec:
             graph, _ = spec.pipeline(2, kind="sampled").run(spec.stages["outline"].graph)
             drafts = graph.values["drafts"].meta["val"].shape[1]
             says = modes.create(name, options).draft_probs

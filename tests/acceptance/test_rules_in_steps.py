@@ -28,8 +28,8 @@ def greedy(model: LlamaForCausalLM, new: int) -> list[int]:
 
 
 def make(model: LlamaForCausalLM, rule: Any, mode: str = "early_exit", **options: Any) -> Any:
-    sizes = {"tiers": (0, 3), "max_batch": 4, "max_len": 96, "backend": "eager", "policy": "fixed:3"}
-    return wrap(model, mode, acceptance=rule, **sizes, **options)
+    sizes = {"tiers": (0, 3), "max_batch": 4, "max_len": 63, "backend": "eager", "policy": "fixed:3"}
+    return wrap(model, mode, acceptance=rule, **sizes | options)
 
 
 #: With every mode that they take.
@@ -87,7 +87,7 @@ def test_relaxed_in_the_thinking_phase_alone(model: LlamaForCausalLM) -> None:
     """A prompt with the begin token keeps drafts that greedy decoding refuses; without it, or behind the end token, the
     text is greedy. A slot that is taken again knows nothing of the phase of its former owner."""
     rule = acceptance.Relaxed(begin=1, end=4, top_k=16, delta=1.0)
-    with make(model, rule, exit_layer=1, prefix_reuse=False) as spec:
+    with make(model, rule, exit_layer=1, prefix_reuse=False, max_batch=1) as spec:
         for prompt, thinks in (([1, 5, 6], True), ([5, 6, 7], False), ([1, 5, 4, 6], False), ([4, 1, 6], True)):
             ids = torch.tensor([prompt])
             plain = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
@@ -107,7 +107,7 @@ def test_relaxed_in_the_thinking_phase_alone(model: LlamaForCausalLM) -> None:
 def test_typical_accepts_more_than_exact(model: LlamaForCausalLM) -> None:
     rates = []
     for rule in ("exact", acceptance.Typical(threshold=0.02, alpha=0.02)):
-        with make(model, rule, exit_layer=1) as spec:
+        with make(model, rule, exit_layer=1, max_batch=1) as spec:
             for options in ({}, {"do_sample": True, "seed": 1}):
                 spec.stats.reset()
                 spec.engine.submit(PROMPT, max_new_tokens=40, eos_token_id=[], **options).result()

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from dice import Dice
-from drafters import MAX_LEN, PENALTIES, TIERS, drafter_kv, ragged, random_drafter, together
+from drafters import PENALTIES, TIERS, drafter_kv, ragged, random_drafter, together
 from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import PretrainedError, UserError
 
-SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 4, "max_len": MAX_LEN, "backend": "eager", "prefix_reuse": False}
+SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 4, "max_len": 95, "backend": "eager", "prefix_reuse": False}
+#: Where neither rows nor tiers matter.
+SMALL: dict[str, Any] = SIZES | {"tiers": (0, 3), "max_batch": 1, "max_len": 63}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def test_rules_get_the_probabilities_that_drafts_were_drawn_from(
     model: LlamaForCausalLM, rule: str, fused: bool
 ) -> None:
     """Of the target itself they are its own, so every draft stays."""
-    with wrap(model, "draft_target", draft=model, acceptance=rule, fused=fused, **SIZES) as spec:
+    with wrap(model, "draft_target", draft=model, acceptance=rule, fused=fused, **SMALL) as spec:
         spec.set_tier(3)
         spec.generate(torch.tensor([random_prompt(30)]), max_new_tokens=33, do_sample=True, seed=1)
         assert spec.stats.acceptance_length == 4
@@ -150,14 +152,14 @@ def test_twenty_steps_without_drafts_change_no_draft(spec: Speculator) -> None:
 
 def test_a_short_drafter_under_a_long_target(model: LlamaForCausalLM) -> None:
     """Rows behind its last place go on without drafts, one by one, beside others that have some."""
-    drafter = tiny_llama(max_positions=64)
-    with wrap(model, "draft_target", draft=drafter, **SIZES | {"max_len": 256}) as spec:
+    drafter, new_tokens = tiny_llama(max_positions=32), (50, 29, 20)
+    with wrap(model, "draft_target", draft=drafter, **SIZES | {"tiers": (0, 3)}) as spec:
         spec.set_tier(3)
-        assert spec.arena["drafter_k_0"].shape[1] == 64 + 4 and spec.arena["k_0"].shape[1] == 256 + 4
+        assert spec.arena["drafter_k_0"].shape[1] == 32 + 4 and spec.arena["k_0"].shape[1] == 95 + 4
         # One that gets there, one that is there from the start, and one that never does.
-        prompts = [random_prompt(count, seed=count) for count in (40, 130, 7)]
+        prompts = [random_prompt(count, seed=count) for count in (20, 66, 7)]
         requests = [
-            spec.engine.submit(prompt, max_new_tokens=new) for prompt, new in zip(prompts, (100, 60, 40), strict=True)
+            spec.engine.submit(prompt, max_new_tokens=new) for prompt, new in zip(prompts, new_tokens, strict=True)
         ]
         proposed: dict[int, set[int]] = {index: set() for index in range(3)}
         while not all(request.finished for request in requests):
@@ -167,15 +169,15 @@ def test_a_short_drafter_under_a_long_target(model: LlamaForCausalLM) -> None:
                 if request in ran and not request.finished:
                     drafts = int(spec.arena["proposed"][request.slot])
                     room = request.params.max_new_tokens - (lengths[index] - len(request.prompt)) - 1
-                    assert drafts == max(0, min(3, 64 - 1 - lengths[index], room))
+                    assert drafts == max(0, min(3, 32 - 1 - lengths[index], room))
                     proposed[index].add(drafts)
         assert 3 in proposed[0] and 0 in proposed[0] and proposed[1] == {0} and 3 in proposed[2]
-        for request, new in zip(requests, (100, 60, 40), strict=True):
+        for request, new in zip(requests, new_tokens, strict=True):
             assert request.new_tokens == greedy(model, request.prompt, new)
 
 
 def test_its_length_can_be_given(model: LlamaForCausalLM) -> None:
-    with wrap(model, "draft_target", draft=model, draft_max_len=32, **SIZES) as spec:
+    with wrap(model, "draft_target", draft=model, draft_max_len=32, **SMALL) as spec:
         assert spec.arena["drafter_k_0"].shape[1] == 32 + 4
 
 

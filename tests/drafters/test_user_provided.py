@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.errors import DraftFailed, InvalidOption, PassError, RequestFailed
 
-SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 128, "backend": "eager"}
+SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 95, "backend": "eager"}
+#: Where nothing but the drafts matters.
+SMALL: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 31}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,40 @@ def model() -> LlamaForCausalLM:
 
 def wrapped(model: LlamaForCausalLM, draft: Any, **options: Any) -> Speculator:
     return wrap(model, "user_provided", draft=draft, **SIZES | options)
+
+
+@pytest.fixture(scope="module")
+def plain(model: LlamaForCausalLM) -> Speculator:
+    return wrap(model, "none", **SIZES | {"tiers": (0,)})
+
+
+class Asked:
+    """A drafter on the host that each test gives its answers."""
+
+    answer: Callable[[list[int], int], Any]
+
+    def __call__(self, tokens: list[int], draft_len: int) -> Any:
+        return self.answer(tokens, draft_len)
+
+
+@pytest.fixture(scope="module")
+def host_spec(model: LlamaForCausalLM) -> tuple[Speculator, Asked]:
+    asked = Asked()
+    return wrapped(model, asked, host=True, prefix_reuse=False), asked
+
+
+@pytest.fixture
+def asking(host_spec: tuple[Speculator, Asked]) -> Callable[[Any], Speculator]:
+    """The same wrap with any drafter: a step knows nothing of it."""
+
+    def with_answers(answer: Any) -> Speculator:
+        spec, asked = host_spec
+        asked.answer = answer
+        spec.set_tier(3)
+        spec.stats.reset()
+        return spec
+
+    return with_answers
 
 
 def repeats(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,32 +101,35 @@ class Oracle:
         return [(token + 1) % 128 if (len(tokens) + i) % 3 == 0 else token for i, token in enumerate(drafts)]
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, **PENALTIES}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", ["function", "module", "host"])
-def test_the_text_is_that_of_plain_decoding(model: LlamaForCausalLM, kind: str, options: dict[str, Any]) -> None:
-    with wrap(model, "none", **SIZES | {"tiers": (0,)}) as plain:
-        batches = [ragged(rows, rows) for rows in (1, 2, 3, 4)]
-        expected = [together(plain, prompts, 24, **options) for prompts in batches]
-    texts = [
-        p + new for batch, found in zip(batches, expected, strict=True) for p, new in zip(batch, found, strict=True)
-    ]
+def test_the_text_is_that_of_plain_decoding(model: LlamaForCausalLM, plain: Speculator, kind: str) -> None:
+    batches = [ragged(rows, rows) for rows in (1, 2, 3, 4)]
+    oracle = Oracle([])
     drafts: dict[str, Any] = {
         "function": repeats,
         "module": Bigrams(torch.randperm(128, generator=torch.Generator().manual_seed(0))).eval(),
-        "host": Oracle(texts),
+        "host": oracle,
     }
     with wrapped(model, drafts[kind], host=kind == "host") as spec:
-        for seed, (prompts, wanted) in enumerate(zip(batches, expected, strict=True)):
-            spec.engine.policy = Dice(TIERS, seed)
-            assert together(spec, prompts, 24, **options) == wanted
-        assert spec.stats.draft_tokens > spec.stats.accepted_tokens
-        assert kind != "host" or spec.stats.accepted_tokens > 0
+        for options in ({}, {"do_sample": True, **PENALTIES}):
+            expected = [together(plain, prompts, 24, **options) for prompts in batches]
+            oracle.texts = [
+                prompt + new
+                for batch, found in zip(batches, expected, strict=True)
+                for prompt, new in zip(batch, found, strict=True)
+            ]
+            spec.stats.reset()
+            for seed, (prompts, wanted) in enumerate(zip(batches, expected, strict=True)):
+                spec.engine.policy = Dice(TIERS, seed)
+                assert together(spec, prompts, 24, **options) == wanted
+            assert spec.stats.draft_tokens > spec.stats.accepted_tokens
+            assert kind != "host" or spec.stats.accepted_tokens > 0
 
 
 def test_a_module_proposes_what_its_weights_say(model: LlamaForCausalLM) -> None:
     table = torch.randperm(128, generator=torch.Generator().manual_seed(1))
     drafter = Bigrams(table).eval()
-    with wrapped(model, drafter) as spec:
+    with wrapped(model, drafter, **SMALL) as spec:
         for change in (0, 1):
             # Its weights are the very ones: what is changed in place is followed.
             drafter.shift.fill_(change)  # type: ignore[operator]
@@ -105,20 +145,23 @@ def test_a_module_proposes_what_its_weights_say(model: LlamaForCausalLM) -> None
             request.cancel()
 
 
-@pytest.mark.parametrize("wrong", [-5, 128, 10**6])
-def test_what_is_no_token_ends_a_rows_drafts(model: LlamaForCausalLM, wrong: int) -> None:
+def test_what_is_no_token_ends_a_rows_drafts(model: LlamaForCausalLM, plain: Speculator) -> None:
     """The processors look at drafts: such a step would end all its requests."""
 
     def drafts(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.stack([tokens[:, 0], torch.full_like(length, wrong), tokens[:, 0]], 1), length * 0 + draft_len
+        first = tokens[:, 0]
+        wrong = torch.where(first == 1, -5, torch.where(first == 2, 128, 10**6))
+        return torch.stack([first, wrong, first], 1), length * 0 + draft_len
 
     drawn: dict[str, Any] = {"do_sample": True, **PENALTIES, "no_repeat_ngram_size": 3}
-    prompts = [random_prompt(9, seed=seed) for seed in (1, 2)]
-    with wrap(model, "none", **SIZES | {"tiers": (0,)}) as plain, wrapped(model, drafts) as spec:
+    with wrapped(model, drafts, **SMALL) as spec:
         spec.set_tier(3)
-        for options in ({}, drawn):
-            assert together(spec, prompts, 12, **options) == together(plain, prompts, 12, **options)
-        assert spec.stats.proposed_at[0] > 0 == spec.stats.proposed_at[1]
+        for first in (1, 2, 3):
+            spec.stats.reset()
+            prompts = [[first, *random_prompt(8, seed=seed)] for seed in (1, 2)]
+            for options in ({}, drawn):
+                assert together(spec, prompts, 12, **options) == together(plain, prompts, 12, **options)
+            assert spec.stats.proposed_at[0] > 0 == spec.stats.proposed_at[1]
 
 
 class Nested(nn.Module):
@@ -141,7 +184,7 @@ class Nested(nn.Module):
 def test_weights_whose_names_are_alike_are_not_mixed_up(model: LlamaForCausalLM) -> None:
     drafter = Nested().eval()
     before = drafter.inner.weight
-    with wrapped(model, drafter) as spec:
+    with wrapped(model, drafter, **SMALL) as spec:
         assert drafter.inner.weight is before and drafter.tied.weight is before
         request = spec.engine.submit(random_prompt(9), max_new_tokens=6)
         while not request.new_tokens:
@@ -149,26 +192,28 @@ def test_weights_whose_names_are_alike_are_not_mixed_up(model: LlamaForCausalLM)
         assert spec.arena["draft_tokens"][request.slot].tolist() == [7, 5, 7]
 
 
-def test_a_host_drafter_that_is_always_right_is_always_accepted(model: LlamaForCausalLM) -> None:
+def test_a_host_drafter_that_is_always_right_is_always_accepted(
+    model: LlamaForCausalLM, asking: Callable[[Any], Speculator]
+) -> None:
     prompt = random_prompt(10)
     text = prompt + greedy(model, prompt, 33)
 
     def draft(tokens: list[int], draft_len: int) -> list[int]:
         return text[len(tokens) :][:draft_len]
 
-    with wrapped(model, draft, host=True, policy="fixed:3") as spec:
-        spec.generate(torch.tensor([prompt]), max_new_tokens=33)
-        assert spec.stats.acceptance_length == 4
-        assert set(spec.stats.tier_steps) == {3}
+    spec = asking(draft)
+    spec.generate(torch.tensor([prompt]), max_new_tokens=33)
+    assert spec.stats.acceptance_length == 4
+    assert set(spec.stats.tier_steps) == {3}
 
 
-def test_a_step_is_as_wide_as_what_was_proposed(model: LlamaForCausalLM) -> None:
+def test_a_step_is_as_wide_as_what_was_proposed(asking: Callable[[Any], Speculator]) -> None:
     def draft(tokens: list[int], draft_len: int) -> list[int] | None:
         return [7] if len(tokens) % 2 else None
 
-    with wrapped(model, draft, host=True, policy="fixed:3") as spec:
-        spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=20, eos_token_id=[])
-        assert set(spec.stats.tier_steps) == {0, 1}
+    spec = asking(draft)
+    spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=20, eos_token_id=[])
+    assert set(spec.stats.tier_steps) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +228,9 @@ def test_a_step_is_as_wide_as_what_was_proposed(model: LlamaForCausalLM) -> None
         (OSError("no line"), "it raised OSError: no line"),
     ],
 )
-def test_what_goes_wrong_on_the_host_is_one_requests_fault(model: LlamaForCausalLM, answer: Any, says: str) -> None:
+def test_what_goes_wrong_on_the_host_is_one_requests_fault(
+    model: LlamaForCausalLM, asking: Callable[[Any], Speculator], answer: Any, says: str
+) -> None:
     bad, good = random_prompt(5, seed=1), random_prompt(6, seed=2)
 
     def draft(tokens: list[int], draft_len: int) -> Any:
@@ -193,39 +240,39 @@ def test_what_goes_wrong_on_the_host_is_one_requests_fault(model: LlamaForCausal
             raise answer
         return answer
 
-    with wrapped(model, draft, host=True) as spec:
-        failing, other = (spec.engine.submit(prompt, max_new_tokens=20) for prompt in (bad, good))
-        with pytest.raises(RequestFailed, match=says) as caught:
-            failing.result()
-        assert isinstance(caught.value.__cause__, DraftFailed)
-        assert 3 <= len(failing.new_tokens) < 20
-        assert other.result().token_ids == greedy(model, good, 20)
+    spec = asking(draft)
+    failing, other = (spec.engine.submit(prompt, max_new_tokens=20) for prompt in (bad, good))
+    with pytest.raises(RequestFailed, match=says) as caught:
+        failing.result()
+    assert isinstance(caught.value.__cause__, DraftFailed)
+    assert 3 <= len(failing.new_tokens) < 20
+    assert other.result().token_ids == greedy(model, good, 20)
 
 
-def test_host_drafts_are_cut_where_the_text_ends(model: LlamaForCausalLM) -> None:
-    with wrapped(model, lambda tokens, draft_len: [1] * draft_len, host=True) as spec:
-        request = spec.engine.submit(random_prompt(5), max_new_tokens=3)
-        assert request.result().token_ids == greedy(model, request.prompt, 3)
-        assert 3 not in spec.stats.tier_steps
+def test_host_drafts_are_cut_where_the_text_ends(model: LlamaForCausalLM, asking: Callable[[Any], Speculator]) -> None:
+    spec = asking(lambda tokens, draft_len: [1] * draft_len)
+    request = spec.engine.submit(random_prompt(5), max_new_tokens=3)
+    assert request.result().token_ids == greedy(model, request.prompt, 3)
+    assert 3 not in spec.stats.tier_steps
 
 
-def test_the_host_is_asked_for_drafts_that_are_of_use_alone(model: LlamaForCausalLM) -> None:
+def test_the_host_is_asked_for_drafts_that_are_of_use_alone(
+    model: LlamaForCausalLM, asking: Callable[[Any], Speculator]
+) -> None:
     asked: dict[int, set[int]] = {5: set(), 6: set(), 7: set()}
 
     def draft(tokens: list[int], draft_len: int) -> list[int]:
         asked[tokens[0]].add(draft_len)
         return [1, 2, 3]
 
-    with wrapped(model, draft, host=True) as spec:
-        spec.set_tier(3)
-        limits = {5: 0, 6: 1, 7: None}
-        requests = [
-            spec.engine.submit([first, 9, 9], max_new_tokens=12, num_draft_tokens=limit)
-            for first, limit in limits.items()
-        ]
-        for request in requests:
-            assert request.result().token_ids == greedy(model, request.prompt, 12)
-        assert [request.stats.draft_tokens > 0 for request in requests] == [False, True, True]
+    spec = asking(draft)
+    limits = {5: 0, 6: 1, 7: None}
+    requests = [
+        spec.engine.submit([first, 9, 9], max_new_tokens=12, num_draft_tokens=limit) for first, limit in limits.items()
+    ]
+    for request in requests:
+        assert request.result().token_ids == greedy(model, request.prompt, 12)
+    assert [request.stats.draft_tokens > 0 for request in requests] == [False, True, True]
     assert asked[5] == set() and asked[6] == {1} and max(asked[7]) == 3
 
 
@@ -260,7 +307,7 @@ HELD = torch.zeros(1, dtype=torch.int64)
 )
 def test_what_cannot_be_traced(model: LlamaForCausalLM, draft: Any, says: str) -> None:
     with pytest.raises(PassError, match=says):
-        wrapped(model, draft)
+        wrapped(model, draft, **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_machine() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

@@ -28,7 +28,7 @@ from speccompile.modes.base import ReadyMode
 VOCAB = 300
 NEW = 40
 MODES: dict[str, dict[str, Any]] = {"none": {}, "ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
-TIERS = (0, 1, 3, 7)
+TIERS = (0, 1, 7)
 Request = dict[str, Any]
 
 
@@ -133,30 +133,44 @@ def test_greedy_texts_are_those_of_a_plain_loop(specs: dict[str, Speculator], mo
         assert run(specs[mode], asked) == expected
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_same_texts_at_every_tier_and_in_every_neighbourhood(
-    specs: dict[str, Speculator], mode: str, seed: int
-) -> None:
-    asked = requests(seed)
+@pytest.fixture(scope="module")
+def alone(specs: dict[str, Speculator]) -> dict[tuple[int, bool], list[list[int]]]:
+    """Texts of ``requests(seed, guided=guided)``, each asked for by itself and without drafts."""
     specs["none"].set_tier(0)
-    expected = [run(specs["none"], [request])[0] for request in asked]
-    for request, text in zip(asked, expected, strict=True):
-        if "guide" in request:
-            assert_follows(text, request["guide"])
-    spec = specs[mode]
-    for policy in (*spec.engine.draft_lens, Dice(spec.engine.draft_lens, seed)):
-        if isinstance(policy, int):
-            spec.set_tier(policy)
-        else:
-            spec.engine.policy = policy
-        assert run(spec, asked) == expected
-    assert run(spec, asked[::-1]) == expected[::-1], "in other slots, by other neighbours"
-    assert run(spec, requests(seed, guided=False)) == run(specs["none"], requests(seed, guided=False))
+    keys = ((1, True), (2, True), (2, False))
+    return {key: [run(specs["none"], [one])[0] for one in requests(key[0], guided=key[1])] for key in keys}
+
+
+def test_texts_follow_their_guides(alone: dict[tuple[int, bool], list[list[int]]]) -> None:
+    for seed in (1, 2):
+        for request, text in zip(requests(seed), alone[seed, True], strict=True):
+            if "guide" in request:
+                assert_follows(text, request["guide"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_texts_at_every_tier(
+    specs: dict[str, Speculator], alone: dict[tuple[int, bool], list[list[int]]], mode: str
+) -> None:
+    for draft_len in specs[mode].engine.draft_lens:
+        specs[mode].set_tier(draft_len)
+        assert run(specs[mode], requests(1)) == alone[1, True]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_texts_in_every_neighbourhood(
+    specs: dict[str, Speculator], alone: dict[tuple[int, bool], list[list[int]]], mode: str
+) -> None:
+    """While tiers change."""
+    spec, asked = specs[mode], requests(2)
+    spec.engine.policy = Dice(spec.engine.draft_lens, 2)
+    assert run(spec, asked) == alone[2, True]
+    assert run(spec, asked[::-1]) == alone[2, True][::-1], "in other slots, by other neighbours"
+    assert run(spec, requests(2, guided=False)) == alone[2, False]
 
 
 def test_drafts_are_accepted_and_rejected(specs: dict[str, Speculator]) -> None:
-    """Or the test above would say nothing."""
+    """Or the tests above would say nothing."""
     for mode in ("ngram", "early_exit", "random_drafts"):
         specs[mode].set_tier(7)
         specs[mode].stats.reset()
@@ -180,12 +194,12 @@ def test_copies_of_a_prefix_and_prompts_of_several_chunks() -> None:
     expected = plain_loop(tuple(prompt), guide, 20)
     asked = {"ids": prompt, "max_new_tokens": 20, "eos_token_id": [EOS], "guide": guide}
     for options in ({"prefill_budget": 4}, {}):
-        with wrapped("ngram", tiers=(0, 3), **options) as spec:
+        with wrapped("ngram", tiers=(0, 7), **options) as spec:
             texts = [spec.engine.submit(**asked) for _ in range(4)]
             assert [request.result().token_ids for request in texts] == [expected] * 4
             assert texts[-1].stats.reused_tokens == 40
     ids = torch.tensor([prompt])
-    with wrapped("early_exit", tiers=(0, 3)) as spec:
+    with wrapped("early_exit", tiers=(0, 7)) as spec:
         rows = spec.generate(ids, max_new_tokens=20, eos_token_id=[EOS], num_return_sequences=3, guide=guide)
         assert [row[41 : 41 + len(expected)] for row in rows.tolist()] == [expected] * 3
 
@@ -227,7 +241,7 @@ def test_relaxed_keeps_nothing_that_is_forbidden() -> None:
 def test_forced_texts_have_no_guide() -> None:
     """What is accepted whatever it is would leave it."""
     allowing = {"guide": regex_guide("(ac){12}", common()), "prefix_allowed_tokens_fn": lambda row, ids: [1]}
-    with wrapped("ngram", tiers=(0, 3), acceptance=acceptance.Forced(3)) as spec:
+    with wrapped("ngram", tiers=(0, 7), acceptance=acceptance.Forced(3)) as spec:
         for name, value in allowing.items():
             options: dict[str, Any] = {"eos_token_id": [VOCAB - 1], name: value}
             with pytest.raises(InvalidOption, match=f"submit: {name}=.*'forced' accepts tokens that it forbids"):
@@ -262,7 +276,7 @@ def test_drafts_end_in_front_of_what_is_not_allowed() -> None:
     """And the step is as wide as what is left of them."""
     a, b = common().convert_tokens_to_ids(["a", "b"])
     asked: Request = {"ids": [9, 9], "max_new_tokens": 12, "eos_token_id": [EOS]}
-    with wrapped("told", plan=(a, a, b, a, a, a, a)) as spec:
+    with wrapped("told", tiers=(0, 3, 7), plan=(a, a, b, a, a, a, a)) as spec:
         spec.set_tier(7)
         guided = spec.engine.submit(**asked, guide=regex_guide("[a]{20}", common_letters()))
         spec.engine.step()

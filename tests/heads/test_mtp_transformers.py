@@ -57,7 +57,7 @@ def drafts_of_transformers(
 
 
 def test_the_same_drafts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with mtp(target, None, tiers=(0, MODULES), max_batch=1, max_len=96) as spec:
+    with mtp(target, None, tiers=(0, MODULES), max_batch=1, max_len=44) as spec:
         shared = 0
         # Behind prompts shorter than MODULES its generator cannot set its caches back.
         for length in (3, 4, 20):

@@ -19,7 +19,7 @@ from speccompile.graph_capture import draft_head, draft_model
 from speccompile.heads import Eagle3Head
 from speccompile.passes.pipeline import Pipeline
 
-OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48, "policy": "fixed:2"}
+OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31, "policy": "fixed:2"}
 #: What the config of a head of the target's own sizes says.
 CONFIG = FLAT | {
     "intermediate_size": 128,

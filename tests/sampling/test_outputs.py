@@ -30,7 +30,7 @@ def model() -> LlamaForCausalLM:
 def specs(model: LlamaForCausalLM) -> Iterator[dict[str, Speculator]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_modes", dict(registry._modes) | {"random_drafts": Random})
-        sizes: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 96, "backend": "eager"}
+        sizes: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 48, "backend": "eager"}
         yield {mode: wrap(model, mode, scores=True, **sizes) for mode in ("ngram", "random_drafts")}
 
 
@@ -119,7 +119,7 @@ def test_scores_are_behind_the_users_own_processors(model: LlamaForCausalLM) -> 
     ids, mask = ragged()
     arguments: dict[str, Any] = {"max_new_tokens": 12, "repetition_penalty": 1.2, **EVERYTHING}
     expected = model.generate(ids, attention_mask=mask, do_sample=False, logits_processor=[Offset()], **arguments)
-    sizes: dict[str, Any] = {"tiers": (0, 3), "max_batch": 4, "max_len": 64, "backend": "eager"}
+    sizes: dict[str, Any] = {"tiers": (0, 3), "max_batch": 4, "max_len": 31, "backend": "eager"}
     with wrap(model, "early_exit", exit_layer=1, scores=True, logits_processor=Offset(), **sizes) as spec:
         got = spec.generate(ids, mask, **arguments)
         assert torch.equal(got.sequences, expected.sequences)

@@ -77,14 +77,12 @@ def fold(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 MAKE: dict[str, Callable[[], list[Any]]] = {
-    "repetition": lambda: [hf.RepetitionPenaltyLogitsProcessor(1.4)],
     "sequence bias": lambda: [
         hf.SequenceBiasLogitsProcessor([[[i, i ^ (i % 2 * 2 + 1)], 6.0] for i in range(VOCAB)] + [[[4], 2.0]])
     ],
     "temperature": lambda: [hf.TemperatureLogitsWarper(0.5), fold],
     "tensor": lambda: [TensorBias()],
     "last token": lambda: [AfterLast()],
-    "seen": lambda: [Once()],
     "several": lambda: [Once(), TensorBias(), hf.RepetitionPenaltyLogitsProcessor(1.2), fold, AfterLast()],
 }
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}}
@@ -92,8 +90,11 @@ MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}
 
 @cache
 def spec_of(name: str, mode: str) -> Speculator:
-    """Of two rows, so that a third request waits. Of ``several``, of four, so that one is dead, and at more tiers."""
-    more: dict[str, Any] = {"max_batch": 4, "tiers": (0, 1, 3)} if name == "several" else {}
+    """Of two rows, so that a third request waits. Of ``several``, of four, so that one is dead, and at more tiers.
+
+    Those of ``early_exit`` are the same rows and widths, of which one mode is enough.
+    """
+    more: dict[str, Any] = {"max_batch": 4, "tiers": (0, 1, 3)} if (name, mode) == ("several", "ngram") else {}
     return wrapped(MAKE[name](), mode, **more)
 
 
