@@ -196,7 +196,7 @@ def _checked_stages(
             stages = build_stages(model, info, config, storage=storage, consumed=consumed)
     except (PassError, RuntimeError):
         # A stored graph may not bear the sizes of this wrap.
-        if store.load() is None:
+        if store.load() is None and config.network is None:
             raise
         stages = fresh()
     if stages.from_store:
@@ -236,12 +236,13 @@ def _checked(
     model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, stages: BuiltStages
 ) -> tuple[Callable[..., Any], float]:
     outlined = stages.model.last.graph
-    with clock.time("compile"):
-        lowered = config.backend.lower(outlined, "the captured model")
+    # What is compiled is linked with them.
     with clock.time("C++ ops"):
         kernels = config.kernels.settled()
     if kernels.native != config.kernels.native:
         raise _OtherKernels(kernels)
+    with clock.time("compile"):
+        lowered = config.backend.lower(outlined, "the captured model")
 
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")

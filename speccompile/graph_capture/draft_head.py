@@ -143,6 +143,8 @@ class HeadNetwork(DraftNetwork):
     def __init__(self, head: DraftHead, info: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
         super().__init__(info, max_len, weights)
         self.head = head
+        # Made here, while what it shares with the target still is what its key tells.
+        self._store = HeadStore(head, info)
 
     @property
     def module(self) -> nn.Module:
@@ -157,11 +159,11 @@ class HeadNetwork(DraftNetwork):
         return self.head.route
 
     def capture(self, layout: Layout, storage: Storage | None) -> tuple[StepGraph, bool]:
-        known = None if storage is None else HeadStore(self.head, self.info, storage).load(layout)
+        known = None if storage is None else self._store.load(layout, storage)
         return (self._export(layout), False) if known is None else (known, True)
 
     def keep(self, graph: StepGraph, storage: Storage) -> None:
-        HeadStore(self.head, self.info, storage).save(graph)
+        self._store.save(graph, storage)
 
     def _export(self, layout: Layout) -> StepGraph:
         head, info = self.head, self.info

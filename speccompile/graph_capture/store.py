@@ -10,6 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,14 @@ class CaptureStore:
 class HeadStore:
     """The stored capture of a draft head. It depends on no sizes of the arena either."""
 
-    def __init__(self, head: nn.Module, info: ModelInfo, storage: Storage) -> None:
-        self._head, self._info, self._storage = head, info, storage
+    def __init__(self, head: nn.Module, info: ModelInfo) -> None:
+        self._head, self._info = head, info
         self._name = f"captures/{_head_key(head, info)}.json"
 
-    def load(self, layout: Layout) -> StepGraph | None:
+    def load(self, layout: Layout, storage: Storage) -> StepGraph | None:
         """What is stored, or None when there is nothing, or it is damaged, or its example sizes are among the
         layout's."""
-        stored = self._storage.read(self._name)
+        stored = storage.read(self._name)
         if stored is None:
             return None
         data = json.loads(stored)
@@ -83,8 +84,8 @@ class HeadStore:
             return None
         return from_json(data, self._head, layout, self._info.device)
 
-    def save(self, graph: StepGraph) -> None:
-        self._storage.write(self._name, json.dumps(to_json(graph)).encode())
+    def save(self, graph: StepGraph, storage: Storage) -> None:
+        storage.write(self._name, json.dumps(to_json(graph)).encode())
 
 
 def capture_file(graph: StepGraph, observed: Observation) -> bytes:
@@ -124,15 +125,23 @@ def _key(model: PreTrainedModel, info: ModelInfo) -> str:
 
 
 def _head_key(head: nn.Module, info: ModelInfo) -> str:
-    """The same; a head's configuration is whatever its modules hold, and its code what lies beside their files."""
+    """The same; a head's configuration is whatever its modules hold, its code this package and what lies beside their
+    files."""
+    every = vars(nn.Module())
     settings = [
         f"{name}.{key}={value!r}"
         for name, module in head.named_modules()
         for key, value in sorted(vars(module).items())
-        if not key.startswith("_") and not isinstance(value, torch.Tensor)
+        if key not in every and not isinstance(value, torch.Tensor) and not _is_derived(module, key)
     ]
     beside = {path for source in _sources(head) for path in source.parent.glob("*.py")}
-    return digest("\n".join(["head", *_parts(head, info), *settings, *_digests(beside)]))[:32]
+    code = _digests(beside | {*PACKAGE.parent.rglob("*.py")})
+    return digest("\n".join(["head", *_parts(head, info), *settings, *code]))[:32]
+
+
+def _is_derived(module: nn.Module, name: str) -> bool:
+    """It follows from the others, and is there once somebody has asked."""
+    return isinstance(getattr(type(module), name, None), cached_property)
 
 
 def _parts(module: nn.Module, info: ModelInfo) -> list[str]:
@@ -151,4 +160,4 @@ def _sources(module: nn.Module) -> set[Path]:
 
 
 def _digests(paths: Iterable[Path]) -> list[str]:
-    return [digest(path.read_text()) for path in sorted(paths)]
+    return [digest(path.read_bytes()) for path in sorted(paths)]

@@ -10,6 +10,9 @@ from speccompile.errors import InvalidOption
 from speccompile.hidden_states.options import WHERE
 from speccompile.hidden_states.records import About
 
+#: Folders are shared by users, too, as far as they may write there.
+ANYBODY = 0o666
+
 
 class Claim:
     """This process writes records of ``about`` into ``folder`` under ``prefix``, until :meth:`release`, or until it
@@ -27,7 +30,7 @@ class Claim:
         self._lock = _lock(folder, prefix)
         self._file = folder / f".{prefix}.about"
         # Two that begin at once see one another.
-        with FileLock(folder / ".lock"):
+        with FileLock(folder / ".lock", mode=ANYBODY):
             try:
                 self._lock.acquire(timeout=0)
             except Timeout:
@@ -48,8 +51,13 @@ class Claim:
 
     def _look_around(self, about: str) -> None:
         for file in self._folder.glob(".*.about"):
-            if file != self._file and file.read_text() != about and self._is_held(file.name[1 : -len(".about")]):
-                reason = f"a process writes records of {file.read_text()} there, and these would be of {about}"
+            try:
+                other = file.read_text()
+            except FileNotFoundError:
+                # Released just now.
+                continue
+            if file != self._file and other != about and self._is_held(file.name[1 : -len(".about")]):
+                reason = f"a process writes records of {other} there, and these would be of {about}"
                 raise self._refused(f"{reason}; give another folder")
 
     def _is_held(self, prefix: str) -> bool:
@@ -67,4 +75,4 @@ class Claim:
 
 
 def _lock(folder: Path, prefix: str) -> FileLock:
-    return FileLock(folder / f".{prefix}.lock")
+    return FileLock(folder / f".{prefix}.lock", mode=ANYBODY)

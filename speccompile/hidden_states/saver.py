@@ -8,7 +8,7 @@ from speccompile.hidden_states.options import SavedRows
 from speccompile.hidden_states.records import Record
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.arena import Arena
-from speccompile.runtime.request import Request
+from speccompile.runtime.request import Request, as_exception
 
 #: Ends of a whole text. Of one that was cancelled or failed nothing is saved.
 WHOLE = ("eos", "stop", "max_new_tokens", "max_len")
@@ -39,8 +39,10 @@ class Saver:
             return
         try:
             self.writer.add(self._record(request))
-        except Exception as error:
-            self.writer.fail(error)
+        except BaseException as error:
+            self.writer.fail(as_exception(error))
+            if not isinstance(error, Exception):
+                raise
 
     def _record(self, request: Request) -> Record:
         order, prompt, new = request.params.record, request.prompt, request.new_tokens

@@ -54,7 +54,9 @@ class RecordWriter:
         self._pending: list[Record] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speccompile-records")
         self._writing: Future[None] | None = None
+        # Of writing, behind which nothing is written any more; of making one record.
         self._failure: Exception | None = None
+        self._lost: Exception | None = None
 
     def _look_around(self) -> tuple[int, SavedHiddenStates]:
         """Number of the last file of this prefix, and all records of the folder. Takes away what was not finished."""
@@ -86,7 +88,7 @@ class RecordWriter:
 
         Raises:
             InvalidOption: there is one of that id, or will be.
-            RecordsNotWritten: an earlier one could not be written.
+            RecordsNotWritten: an earlier one could not be made or written.
         """
         with self._mutex:
             self._raise_failure()
@@ -116,19 +118,18 @@ class RecordWriter:
     def fail(self, error: Exception) -> None:
         """A record that was ordered could not be made: no other is taken any more."""
         with self._mutex:
-            self._failure = self._failure or error
+            self._lost = self._lost or error
 
     def flush(self) -> None:
         """Write what waits, in a file of fewer records.
 
         Raises:
-            RecordsNotWritten: the disk does not take it.
+            RecordsNotWritten: the disk does not take it, or some record could not be made.
         """
         with self._mutex:
             self._wait()
-            self._raise_failure()
             batch, self._pending = self._pending, []
-            if batch:
+            if batch and self._failure is None:
                 # Here, since no thread takes work any more when the interpreter ends.
                 try:
                     self._write(batch)
@@ -155,8 +156,9 @@ class RecordWriter:
                 self._failure = error
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise RecordsNotWritten(folder=str(self.folder), reason=told(self._failure)) from self._failure
+        error = self._failure or self._lost
+        if error is not None:
+            raise RecordsNotWritten(folder=str(self.folder), reason=told(error)) from error
 
     def _write(self, records: list[Record]) -> None:
         self._number += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -222,10 +223,25 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
         if device.type == "cpu":
             # Python between the kernels takes longer than some of them, too.
             options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
-        with torch.no_grad(), torch._inductor.config.patch(options):
+        with torch.no_grad(), torch._inductor.config.patch(options), _without_hints():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_hints() -> Iterator[None]:
+    """Inductor tells which of torch's ops have no C function: nothing that a user could change."""
+
+    def is_none(record: logging.LogRecord) -> bool:
+        return "is missing a c-shim" not in record.getMessage()
+
+    log = logging.getLogger("torch._inductor.ir")
+    log.addFilter(is_none)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_none)
 
 
 def _example_sizes(body: Body) -> dict[str, int]:

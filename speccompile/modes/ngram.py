@@ -67,7 +67,9 @@ class NGram(ReadyMode):
         return drafts, torch.where(found, draft_len, 0)
 
     def commit_passes(self) -> list[Pass]:
-        return [Propose(self.propose, whole=self.match)]
+        # A mode that proposes something else is no match.
+        matches = type(self).propose is NGram.propose
+        return [Propose(self.propose, whole=self.match if matches else None)]
 
     def match(
         self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *, draft_len: int

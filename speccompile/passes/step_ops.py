@@ -14,7 +14,7 @@ STEP_OPS = "step_ops"
 
 @dataclass(frozen=True)
 class UseStepOps(Pass):
-    """From here on passes insert an op of ours where there is one: for a device that has a kernel for each.
+    """From here on passes insert an op of ours where there is one: where there is a kernel for each, Triton's or C++.
 
     Elsewhere they insert what the op computes, so that it prints as what it does.
     """

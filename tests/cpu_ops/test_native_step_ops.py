@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,8 @@ from tiny import greedy, random_prompt, tiny_llama
 import speccompile.lowering.ops  # noqa: F401  defines the ops
 from speccompile import wrap
 from speccompile.lowering.cpu.library import load_cpu_ops
+from speccompile.modes import registry
+from speccompile.modes.ngram import NGram
 
 ops = torch.ops.speccompile
 
@@ -52,6 +56,25 @@ def test_state_of_another_kind_is_refused() -> None:
         ops.native_match_ngram(tokens.int(), length, slots, 3, 1, 4)
     with pytest.raises(RuntimeError, match="int64, side by side"):
         ops.native_match_ngram(tokens.t(), length, slots, 3, 1, 4)
+
+
+class Abstains(NGram):
+    """Proposes nothing, whatever the text."""
+
+    name: ClassVar[str] = "abstains"
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        drafts, lens = super().propose(tokens, length, *own_state, draft_len=draft_len)
+        return drafts, torch.zeros_like(lens)
+
+
+def test_a_mode_made_of_it_that_proposes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_modes", dict(registry._modes) | {"abstains": Abstains})
+    with wrap(tiny_llama(), "abstains", tiers=(0, 3), max_len=64, policy="fixed:3", backend="inductor") as spec:
+        spec.generate(torch.tensor([[5, 6, 5, 6, 5, 6, 5]]), max_new_tokens=20)
+        assert spec.stats.draft_tokens == 0
 
 
 def test_compiled_steps_call_them() -> None:

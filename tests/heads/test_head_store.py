@@ -74,6 +74,17 @@ def test_mtp(target: LlamaForCausalLM, exports: list[str]) -> None:
     assert len(exports) == 3
 
 
+def test_over_weights_that_the_wrap_consumes(exports: list[str]) -> None:
+    """The head reads the target's embedding and lm_head, which are packs behind the first wrap."""
+    for _ in range(2):
+        target = tiny_llama()
+        with wrap(
+            target, "mtp", draft=MtpHead.random(target, MODULES), consume=True, **SIZES | {"backend": "inductor"}
+        ):
+            pass
+    assert len(exports) == 1
+
+
 def test_a_setting_that_no_weight_tells(target: LlamaForCausalLM, exports: list[str]) -> None:
     head = Eagle3Head.random(target, taps=TAPS)
     acceptance(target, "eagle3_one_model", head)

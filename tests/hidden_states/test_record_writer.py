@@ -261,6 +261,17 @@ def test_numbers_of_two_processes_differ(tmp_path: Path) -> None:
     assert len(SavedHiddenStates(tmp_path)) == 8
 
 
+def test_a_record_that_cannot_be_made_takes_no_other_along(tmp_path: Path) -> None:
+    to = writer(tmp_path, interval=10)
+    fill(to, range(3))
+    to.fail(MemoryError("no memory"))
+    with pytest.raises(RecordsNotWritten, match="no memory"):
+        to.order()
+    with pytest.raises(RecordsNotWritten, match="no memory"):
+        to.close()
+    assert assert_whole(tmp_path) == {"0", "1", "2"}
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to = writer(tmp_path, interval=2)
     fill(to, range(2))

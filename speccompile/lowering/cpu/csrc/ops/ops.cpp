@@ -101,11 +101,9 @@ std::vector<Tensor> packed_linears(
   return as_dtype(outputs, x.scalar_type());
 }
 
-
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
   return packed_linears(x, {packed}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
-
 
 std::vector<Tensor> int8_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
@@ -144,7 +142,6 @@ std::vector<Tensor> int8_linears(
   });
   return as_dtype(outputs, x.scalar_type());
 }
-
 
 Tensor int8_linear(
     const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {

@@ -38,6 +38,12 @@ void native_accept_commit(
                offered = side_by_side(row_draft_lens);
   const std::optional<Tensor> counted = given(row_accepted), drafted = given(drafts), waits = given(ready);
   const int64_t width = target.size(1), ends = eos.size(1), capacity = tokens.size(1);
+  const int64_t rows = own_slots.size(0);
+  STD_TORCH_CHECK(
+      target.size(0) == rows && offered.numel() == rows && (!counted || counted->numel() == rows) &&
+          (!drafted || (drafted->size(0) == rows && drafted->size(1) == width - 1)) && (!waits || waits->numel() == rows) &&
+          (counted || drafted),
+      "speccompile::accept_commit_: the sizes do not fit");
   const int64_t *slot_of = integers(own_slots), *targets = integers(target), *offers = integers(offered);
   const int64_t *counts = counted ? integers(*counted) : nullptr, *drafts_of = drafted ? integers(*drafted) : nullptr;
   const bool* is_ready = waits ? flags(*waits) : nullptr;
@@ -45,7 +51,7 @@ void native_accept_commit(
   int64_t *texts = integers(tokens), *lengths = integers(length), *all_emitted = integers(emitted),
           *all_accepted = integers(accepted), *all_proposed = integers(proposed);
   bool* are_alive = flags(alive);
-  for (int64_t row = 0; row < own_slots.size(0); ++row) {
+  for (int64_t row = 0; row < rows; ++row) {
     const int64_t slot = slot_of[row];
     RowOutcome outcome{};
     outcome.target = targets + row * width;
