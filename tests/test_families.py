@@ -102,7 +102,7 @@ def test_ragged_batches_with_random_swaps_have_the_text_of_transformers(name: st
         assert set(dice.asked) == set(tiers)
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", [*DIFFERENT, "gemma4_text"])
 def test_compiled_by_inductor_it_is_the_same_text(name: str) -> None:
     model, sizes = model_of(name), SIZES | {"backend": "inductor"}
     with speccompile.wrap(model, "ngram", tiers=TIERS, **sizes, policy=Dice(TIERS)) as spec:  # type: ignore[arg-type]

@@ -285,6 +285,15 @@ def test_layers_that_share_the_kv_of_others_get_a_body_of_their_own() -> None:
         assert not body.mutates
 
 
+def test_bodies_take_what_lies_in_order() -> None:
+    """Each layer of Gemma 4 reads a slice of one tensor; compiled for whole tensors, it would read others' parts."""
+    for name in ("gemma3n_text", "gemma4_text"):
+        graph = outlined_family(name)
+        inputs = [node for call in calls(graph) for node in call.all_input_nodes]
+        assert any(node.target is aten.contiguous.default for node in inputs)
+        assert all(node.meta["val"].is_contiguous() for node in inputs)
+
+
 def test_a_layer_that_reads_no_hidden_state_is_refused(three_layers: StepGraph) -> None:
     def edit(graph: StepGraph) -> None:
         for node in graph.graph.nodes:

@@ -125,14 +125,26 @@ class _Region:
 
     def replace_by_call(self, graph: StepGraph, name: str, index: int, calls: dict[fx.Node, fx.Node]) -> fx.Node:
         """Put a call where the layer was; ``calls`` stand for the live-outs of layers already replaced."""
-        inputs = tuple(calls.get(node, node) for node in self.inputs)
         with graph.graph.inserting_before(self.nodes[0]):
+            inputs = tuple(_contiguous(graph, calls.get(node, node)) for node in self.inputs)
             call = graph.graph.create_node("call_module", name, inputs, name=f"layer_{index}")
         call.meta = {"pass": "outline", "layer": index, "val": self.live_out.meta["val"]}
         self.live_out.replace_all_uses_with(call, delete_user_cb=lambda user: user not in set(self.nodes))
         for node in reversed(self.nodes):
             graph.graph.erase_node(node)
         return call
+
+
+def _contiguous(graph: StepGraph, node: fx.Node) -> fx.Node:
+    """A body is compiled for inputs that lie in memory in the order of their dimensions; slices, such as a layer's part
+    of Gemma 3n's per-layer embeddings, do not.
+    """
+    value = node.meta["val"]
+    if value.is_contiguous():
+        return node
+    copy = graph.graph.call_function(torch.ops.aten.contiguous.default, (node,))
+    copy.meta = {"pass": "outline", "val": value.contiguous()}
+    return copy
 
 
 @dataclass(frozen=True)
