@@ -155,7 +155,7 @@ class StepGraph:
 
     @property
     def output(self) -> fx.Node:
-        return next(reversed(self.graph.nodes))
+        return self.graph.output_node()
 
     def op_counts(self) -> dict[str, int]:
         """How often each op or body is called, most frequent first."""

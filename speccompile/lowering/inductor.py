@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._inductor import CompiledArtifact, standalone_compile
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -212,7 +213,8 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
         real = torch.empty(shape, dtype=dtype, device=device)
         fakes.append(mode.from_tensor(real, symbolic_context=context, source=ConstantSource(f"input_{index}")))
     module = _returning_tuple(body)
-    with mode, torch.no_grad():
+    # In C++ some composite ops (linear before torch 2.12) cannot work on symbolic sizes.
+    with mode, torch.no_grad(), enable_python_dispatcher():
         (result,) = module(*fakes)
     (returned,) = cast(Any, module.graph.output_node().args[0])
     returned.meta["val"] = returned.meta["example_value"] = result

@@ -137,7 +137,7 @@ def _statements(nodes: Iterable[fx.Node]) -> list[str]:
 
 
 def _return(graph: fx.Graph) -> str:
-    (result,) = next(reversed(graph.nodes)).args
+    (result,) = graph.output_node().args
     return f"    return {_literal(result)}"
 
 
