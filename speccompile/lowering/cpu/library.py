@@ -81,8 +81,14 @@ def load_cpu_ops() -> str | None:
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
-        return f"the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
+        return f"the C++ compiler failed: {_gist(str(error))}"
     return None
+
+
+def _gist(output: str) -> str:
+    """The first error in a compiler's output; under it stand excerpts and what follows from it."""
+    lines = output.strip().splitlines()
+    return next((line.strip() for line in lines if " error: " in line), lines[-1])
 
 
 def _load_error(library: Path) -> str | None:

@@ -18,7 +18,7 @@ using Handle = AtenTensorHandle;
 // Handles that come in are the caller's.
 Tensor shared(Handle handle) {
   Handle own;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle, &own));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle, &own));
   return Tensor(own);
 }
 
@@ -42,7 +42,7 @@ std::optional<T> value_if(const T* value) {
 
 Handle handed_over(const Tensor& tensor) {
   Handle own;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor.get(), &own));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor.get(), &own));
   return own;
 }
 
@@ -54,7 +54,7 @@ bool are_watched() {
 template <typename Result, typename... Arguments>
 Result dispatched(const char* name, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Result>(stack[0]);
 }
 

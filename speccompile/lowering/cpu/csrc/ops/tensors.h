@@ -24,7 +24,7 @@ inline Tensor new_tensor(const std::vector<int64_t>& sizes, int32_t dtype) {
     stride *= std::max<int64_t>(sizes[i], 1);
   }
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &made));
   return Tensor(made);
 }
