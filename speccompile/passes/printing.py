@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -89,8 +91,14 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
 def load_python(source: str, filename: str) -> dict[str, Any]:
     """Execute a printed stage and return its namespace (``step``, ``make_inputs``, the bodies)."""
     namespace: dict[str, Any] = {"__name__": filename}
-    exec(compile(source, filename, "exec"), namespace)
+    exec(_compiled(source, filename), namespace)
     return namespace
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(source: str, filename: str) -> CodeType:
+    # Python takes half as long over a step as wrapping a tiny model takes in all, and models are wrapped again.
+    return compile(source, filename, "exec")
 
 
 def _output_names(graph: StepGraph) -> list[str]:
