@@ -71,12 +71,12 @@ class HeadStore:
 
     def __init__(self, head: nn.Module, info: ModelInfo) -> None:
         self._head, self._info = head, info
-        self._name = f"captures/{_head_key(head, info)}.json"
+        self.name = f"captures/{_head_key(head, info)}.json"
 
     def load(self, layout: Layout, storage: Storage) -> StepGraph | None:
         """What is stored, or None when there is nothing, or it is damaged, or its example sizes are among the
         layout's."""
-        stored = storage.read(self._name)
+        stored = storage.read(self.name)
         if stored is None:
             return None
         data = json.loads(stored)
@@ -85,7 +85,7 @@ class HeadStore:
         return from_json(data, self._head, layout, self._info.device)
 
     def save(self, graph: StepGraph, storage: Storage) -> None:
-        storage.write(self._name, json.dumps(to_json(graph)).encode())
+        storage.write(self.name, json.dumps(to_json(graph)).encode())
 
 
 def capture_file(graph: StepGraph, observed: Observation) -> bytes:

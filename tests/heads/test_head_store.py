@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,13 @@ from transformers import LlamaForCausalLM
 
 from speccompile import wrap
 from speccompile.graph_capture import draft_head
+from speccompile.graph_capture.store import HeadStore
+from speccompile.graph_capture.support import inspect_model
 from speccompile.heads import Eagle3Head, MtpHead, MtpVariant
 from speccompile.heads.eagle3 import RMSNorm
+from speccompile.storage import CacheFolder
 
+ASKED: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
 SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48, "policy": "fixed:2"}
 
 
@@ -60,6 +66,34 @@ def test_eagle3(target: LlamaForCausalLM, exports: list[str]) -> None:
     assert len(exports) == 1
     acceptance(target, "eagle3_one_model", Eagle3Head.random(target, taps=TAPS, norm_before_residual=True))
     assert len(exports) == 2
+
+
+def test_a_stored_head_that_computes_something_else_is_captured_again(
+    target: LlamaForCausalLM, exports: list[str], tmp_path: Path
+) -> None:
+    head = Eagle3Head.random(target, taps=TAPS)
+    right = acceptance(target, "eagle3_one_model", head)
+    folder = CacheFolder()
+    files = {name: folder.read(name) for name in (f"captures/{path.name}" for path in tmp_path.glob("captures/*"))}
+    # The target's has what was observed beside its graph.
+    ((name, stored),) = [(name, data) for name, data in files.items() if data and b'"observed"' not in data]
+    assert b"aten.silu.default" in stored
+    folder.write(name, stored.replace(b"aten.silu.default", b"aten.relu.default"))
+    for _ in range(2):
+        assert acceptance(target, "eagle3_one_model", head) == right
+    assert len(exports) == 2 and folder.read(name) == stored
+
+
+def test_another_process_finds_it(target: LlamaForCausalLM) -> None:
+    """Nothing in its name, such as an address or the order of a set, is of one process alone."""
+    make = "Eagle3Head.random(target, taps=TAPS)"
+    code = f"from test_head_store import *; target = tiny_llama(layers=6); print(name_of(target, {make}))"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, **ASKED)
+    assert done.stdout.strip() == name_of(target, Eagle3Head.random(target, taps=TAPS))
+
+
+def name_of(target: LlamaForCausalLM, head: Eagle3Head) -> str:
+    return HeadStore(head, inspect_model(target)).name
 
 
 def test_mtp(target: LlamaForCausalLM, exports: list[str]) -> None:
