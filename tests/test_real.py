@@ -92,15 +92,15 @@ def test_one_body_serves_all_layers_and_weights_are_shared(spec: speccompile.Spe
 def test_rounded_to_int8_it_is_captured_as_strictly(smollm2: Smol, prompts: list[torch.Tensor]) -> None:
     options = {"tiers": (0, 3), "max_len": max_len_for(prompts, NEW_TOKENS)}
     with speccompile.wrap(smollm2[0], mode="ngram", weights="int8", **options) as rounded:
-        assert rounded.check(prompts, max_new_tokens=NEW_TOKENS, reference="plain")
+        assert rounded.check(prompts[::2], max_new_tokens=NEW_TOKENS, reference="plain")
 
 
 @pytest.mark.real
 def test_random_schemas_are_followed_and_drafts_change_nothing(smollm2: Smol) -> None:
     model, tokenizer = smollm2
-    jobs = guided.make_jobs(tokenizer, 8, seed=1)
+    jobs = guided.make_jobs(tokenizer, 4, seed=1)
     with speccompile.wrap(
-        model, "ngram", tiers=(0, 7), policy="fixed:7", max_batch=4, max_len=guided.MAX_LEN, sampling=True
+        model, "ngram", tiers=(0, 7), policy="fixed:7", max_batch=3, max_len=guided.MAX_LEN, sampling=True
     ) as drafting:
         drafted, plain = (guided.decode(drafting, jobs, draft_len) for draft_len in (7, 0))
         assert drafting.stats.accepted_tokens > 0

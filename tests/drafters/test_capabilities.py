@@ -70,15 +70,27 @@ def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
                 make_plan(model, mode.name, policy=policy, **asked)
 
 
+# A head is captured at each wrap, which takes most of the time: those that differ in who runs them share the rules.
+# Greedily, "rejection" and "block" run the very steps of "exact".
+HEADS = {
+    "eagle3": {"exact", "typical", "relaxed", "forced"},
+    "eagle3_one_model": {"exact", "rejection", "forced"},
+    "mtp": {"exact", "typical", "relaxed", "forced"},
+    "mtp_eagle": {"exact", "block", "relaxed"},
+    "mtp_eagle_one_model": {"exact", "typical"},
+    "draft_target": {"exact", "block", "typical", "relaxed", "forced"},
+}
+
+
 @pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
 def test_what_is_taken_decodes(model: LlamaForCausalLM, mode: Any, tmp_path: Path) -> None:
-    """Every rule with the largest tier, and the default one with every policy."""
+    """Every rule with the largest tier (heads: some), and the default one with every policy."""
     prompt, new = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), 8
     own = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, do_sample=False)
     for name, (acceptance, reason) in acceptances(mode).items():
-        if reason:
+        if reason or name not in HEADS.get(mode.name, RULES):
             continue
-        sizes: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 32, "backend": "eager"}
+        sizes: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 20, "backend": "eager"}
         with wrap(model, mode.name, acceptance=acceptance, **sizes, **options(mode.name, model, tmp_path)) as spec:
             for policy in POLICIES if name == "exact" else POLICIES[:1]:
                 spec.engine.policy = parse_policy(policy, (0, 2))

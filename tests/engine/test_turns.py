@@ -65,7 +65,7 @@ def test_threads_submit_stream_and_cancel_while_another_serves(
     """Hundreds of requests: nothing is lost, nothing comes twice, and every text is transformers' own."""
     engine = make(max_waiting=waiting).engine
     texts = [(prompt(1 + 3 * seed, seed), greedy(model, prompt(1 + 3 * seed, seed), 30)) for seed in range(20)]
-    each, count = 50, 5
+    each, count = 30, 5
     done: list[tuple[Request, list[int], Recorder]] = []
 
     def submit(arguments: dict[str, Any]) -> Request:

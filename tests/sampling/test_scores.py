@@ -21,7 +21,7 @@ from speccompile.runtime.request import Result
 
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
-SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 192, "backend": "eager"}
+SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 2, "max_len": 192, "backend": "eager"}
 SMALL: dict[str, Any] = {
     "tiers": (0, 3),
     "max_batch": 1,

@@ -154,15 +154,18 @@ def case_without_nan(case: Case) -> Case:
     return replace(case, k_cache=case.k_cache.nan_to_num(), v_cache=case.v_cache.nan_to_num())
 
 
-@no_shrinking(35)
+@no_shrinking(25)
 @given(shapes, asked, plans)
 def test_the_kernels_are_the_reference(fields: dict[str, Any], options: dict[str, Any], plan: dict[str, int]) -> None:
     case = make(**fields, **options)
     assert_close(case.run(**plan)[0], case)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("fixed_order", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "fixed_order"),
+    [(torch.float32, False), (torch.float32, True), (torch.float16, True), (torch.bfloat16, False)],
+    ids=str,
+)
 def test_the_launcher_with_plans_of_its_own(dtype: torch.dtype, fixed_order: bool) -> None:
     """Three splits, the borders of blocks among them."""
     case = make(rows=3, starts=[0, 126, 297], width=6, per_group=3, dim=64, capacity=300 + 3, dtype=dtype, window=130)

@@ -70,7 +70,7 @@ def test_gumbels_at_both_ends() -> None:
     within_4_ulp(gumbels, bits)
 
 
-@settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate])
+@settings(deadline=None, max_examples=25, phases=[Phase.explicit, Phase.generate])
 @given(
     rows=st.integers(1, 3),
     width=st.integers(1, 4),
