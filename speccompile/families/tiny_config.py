@@ -57,12 +57,13 @@ def tiny_config(family: Family, *, num_layers: int = 2, window: int = 8, **overr
 def _parts(cls: type[PreTrainedConfig]) -> dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]]:
     """The configs that a config is made of: field -> class, and the defaults that it has there."""
     parts: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {}
+    # transformers 5.17 has the classes alone.
+    specs = getattr(cls, "sub_configs_defaults", {})
     for name, part_class in cls.sub_configs.items():
-        spec = cls.sub_configs_defaults.get(name)
-        if spec is None:
+        spec, own = specs.get(name), issubclass(part_class, PreTrainedConfig)
+        if spec is None and own:
             parts[name] = (part_class, {})
-        elif not spec.optional:
-            own = issubclass(part_class, PreTrainedConfig)
+        elif spec is not None and not spec.optional:
             parts[name] = (part_class if own else spec.get_config_class(spec.model_type), spec.init_kwargs)
     return parts
 
