@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as hf
@@ -157,7 +157,19 @@ def test_every_option_is_tried() -> None:
     assert CHOICES.keys() == OPTIONS.keys() - GUIDED
 
 
+#: More tokens lie behind 1 - 2**-24 of the mass than one.
+ALMOST_ALL: dict[str, Any] = {
+    "prompt": [0],
+    "new": [],
+    "drafts": [0, 0, 0],
+    "eos": [0],
+    "limit": 2,
+    "options": {"temperature": 0.625, "top_p": 1 - 2**-24},
+}
+
+
 @given(rows=st.lists(a_row(list(CHOICES)), min_size=1, max_size=4), seed=st.integers(0, 2**32))
+@example(rows=[ALMOST_ALL], seed=0)
 @settings(max_examples=250, deadline=None)
 def test_all_together(rows: list[dict[str, Any]], seed: int) -> None:
     compare(rows, seed)
@@ -185,14 +197,17 @@ def compare(rows: list[dict[str, Any]], seed: int) -> None:
 
 
 def assert_near_a_border(options: dict[str, Any], got: torch.Tensor, expected: torch.Tensor) -> None:
-    """One token less, or more, or some of equal scores more: transformers drops some of these."""
+    """One token less, or more, or some of equal scores more: transformers drops some of these; or some that together
+    weigh less than sums of float32 are off by, where p is that near 1."""
     assert options.keys() & {"top_p", "min_p", "typical_p"}, (got, expected)
     for ours, theirs in zip(got, expected, strict=True):
         more, less = (
             ours[(theirs == float("-inf")) & (ours > theirs)],
             theirs[(ours == float("-inf")) & (theirs > ours)],
         )
-        assert len(more) + len(less) <= 1 or (not len(less) and more.max() - more.min() < 1e-6)
+        differ = (ours == float("-inf")) != (theirs == float("-inf"))
+        weightless = float(ours.maximum(theirs).softmax(-1)[differ].sum()) < 1e-6
+        assert len(more) + len(less) <= 1 or (not len(less) and more.max() - more.min() < 1e-6) or weightless
 
 
 def test_a_row_without_options_is_left_alone_beside_others() -> None:
