@@ -217,6 +217,25 @@ def test_a_node_that_nobody_reads_is_named_by_its_op(tier: Tier) -> None:
         captured(bad, StandIn())
 
 
+def test_graphs_of_single_lines_stay_until_the_node_is_found(tier: Tier) -> None:
+    """The pool would go with the last of them, and the next capture fail for that."""
+
+    class Drops(StandIn):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made: list[weakref.ref[Any]] = []
+
+        def capture(self, run: Any) -> Any:
+            if not all(made() for made in self.made):
+                raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+            self.made.append(weakref.ref(super().capture(run)))
+            return self.graphs.pop()
+
+    bad = with_line(tier, "looked_at = torch.ops.captures_test.spoils.default(length)", behind="commit")
+    with pytest.raises(CannotCapture, match="node 'looked_at' of pass 'commit'"):
+        captured(bad, Drops())
+
+
 def test_a_capture_that_only_fails_as_a_whole_says_so(tier: Tier) -> None:
     class Fails(StandIn):
         def capture(self, run: Any) -> Any:

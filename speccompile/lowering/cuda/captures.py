@@ -97,8 +97,9 @@ class Captures:
         def run() -> None:
             result.copy_(compute())
 
-        self._device.warm_up(run)
-        graph = self._device.capture(run)
+        with _no_collection():
+            self._device.warm_up(run)
+            graph = self._device.capture(run)
 
         def replay() -> torch.Tensor:
             graph.replay()

@@ -73,10 +73,10 @@ class CudaDevice:
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph: when a capture fails that leaves the capture stream current.
         with torch.cuda.stream(self._stream):
-            # Other threads may go on using CUDA meanwhile.
             handle: Any = self._pool.id
-            graph.capture_begin(pool=handle, capture_error_mode="thread_local")
             try:
+                # Other threads may go on using CUDA meanwhile.
+                graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 run()
             except BaseException:
                 self._abandon(graph)
@@ -84,7 +84,7 @@ class CudaDevice:
             try:
                 graph.capture_end()
             except BaseException:
-                self._clean_up()
+                self._clean_up(graph)
                 raise
         return graph
 
@@ -113,11 +113,12 @@ class CudaDevice:
         try:
             graph.capture_end()
         except RuntimeError:
-            self._clean_up()
+            self._clean_up(graph)
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, graph: torch.cuda.CUDAGraph) -> None:
         """torch stops where CUDA refuses the end of a capture (2.11 to 2.13): its allocators would go on for good with
         this pool, and the default generator would believe in the capture until another one has ended."""
+        _refused.append(graph)
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool.id)
             torch._C._cuda_releasePool(self._device.index, self._pool.id)
@@ -126,6 +127,11 @@ class CudaDevice:
         another.capture_begin(capture_error_mode="thread_local")
         torch.ones((), device=self._device)
         another.capture_end()
+
+
+#: Their ends were refused. The allocator of pinned memory goes on asking them whether an allocation is theirs, and
+#: nothing that Python can call would end that (torch 2.11).
+_refused: list[torch.cuda.CUDAGraph] = []
 
 
 def _new_pool(device: torch.device) -> torch.cuda.MemPool:

@@ -68,17 +68,20 @@ def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
         **getattr(tier.executable, "__globals__", {}),
         **dict(zip(names, tier.arguments, strict=True)),
     }
+    # Dropped, a graph takes the pool along from under the next one: the allocator of pinned memory keeps the name of a
+    # pool that nobody uses, and refuses it (torch 2.11).
+    graphs = []
     for item in step.body:
         if not isinstance(item, ast.Assign | ast.Expr):
             continue
         code = compile(ast.Module([item], []), f"<{tier.name}>", "exec")
         run = _runs(code, namespace)
-        run()
         try:
+            run()
             with warnings.catch_warnings():
                 # torch warns of graphs without a kernel, as those of views are.
                 warnings.simplefilter("ignore")
-                device.capture(run)
+                graphs.append(device.capture(run))
         except Exception:
             # Its message is that of the whole capture, which the caller tells; here it is only asked which line it is.
             return _statement(source, item.lineno)
