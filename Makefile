@@ -26,10 +26,12 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.compare $(ARGS)
 
+# Tests that run out of time are interrupted, not ended, so that pytest tells what it saw; kernels come first.
 # GPU_PYTHON=python3 runs it from the source tree with an interpreter that has torch already, without an environment.
 gpu-check: $(GPU_READY)
 	until=$$(( $$(date +%s) + 525 )); \
-	timeout 160 $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -m gpu $$(grep -rl 'mark\.gpu' --include='test_*.py' tests); \
+	timeout -s INT -k 15 160 $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -m gpu \
+		$$(grep -rl 'mark\.gpu' --include='test_*.py' tests | sort -r); \
 	tests=$$?; \
 	$(GPU_PYTHON) -m benchmarks.gpu --until $$until $(ARGS) && exit $$tests
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +15,16 @@ from transformers import CompileConfig, LlamaForCausalLM
 from benchmarks.gpu.budget import Figures
 from benchmarks.gpu.by_hand import ByHand
 from benchmarks.gpu.rates import RATE
-from benchmarks.gpu.timing import interleaved
+from benchmarks.gpu.timing import seconds_of
 from speccompile import Speculator
 
-#: A loop of so many new tokens.
-Loop = Callable[[int], object]
+
+@dataclass(frozen=True)
+class Loop:
+    """``run`` makes so many new tokens; ``lengths`` are the two that it is measured by."""
+
+    run: Callable[[int], object]
+    lengths: tuple[int, int]
 
 
 def measure_loops(
@@ -28,37 +36,37 @@ def measure_loops(
     draft_len: int,
     rate: float,
     new_tokens: tuple[int, int],
+    drafted_tokens: tuple[int, int],
     rounds: int,
     compiled: dict[str, Any],
 ) -> None:
-    """Seconds a new token of each, by the difference of two lengths, so that prompts do not count. All take turns."""
+    """Seconds a new token of each, by the difference of two lengths, so that prompts do not count. All take turns, and
+    what each round found is kept. ``drafted_tokens`` are the lengths of the loop with drafts: those of every round are
+    accepted alike, so that only a long text has nearly so many as ``rate`` says."""
     device = model.device
     prompt = torch.randint(1, model.config.vocab_size, (rows, 32), generator=torch.Generator().manual_seed(1))
     ids = prompt.to(device)
-    loops = make_loops(spec, model, ids, draft_len=draft_len, rate=rate, compiled=compiled)
+    runs = make_loops(spec, model, ids, draft_len=draft_len, rate=rate, compiled=compiled)
+    loops = {name: Loop(run, new_tokens) for name, run in runs.items()}
+    drafting = list(loops)[-1]
+    loops[drafting] = Loop(runs[drafting], drafted_tokens)
     figures["rows"], figures["warm_up_seconds"] = rows, {}
     warm: dict[str, Loop] = {}
     for name, loop in loops.items():
         started = time.perf_counter()
         # What is compiled settles in the second call.
-        for count in (new_tokens[1], *new_tokens):
-            loop(count)
+        for count in (loop.lengths[1], *loop.lengths):
+            loop.run(count)
         figures["warm_up_seconds"][name] = time.perf_counter() - started
         warm[name] = loop
-    works = {
-        f"{name} {count}": lambda loop=loop, count=count: loop(count)
-        for name, loop in warm.items()
-        for count in new_tokens
-    }
-    taken = interleaved(works, device, rounds)
-    short, long = new_tokens
-    figures["loops"] = [
-        {
-            "loop": name,
-            "milliseconds_per_token": 1e3 * (taken[f"{name} {long}"] - taken[f"{name} {short}"]) / (long - short),
-        }
-        for name in warm
-    ]
+    taken: dict[str, list[float]] = {name: [] for name in warm}
+    for _ in range(rounds):
+        for name, loop in warm.items():
+            short, long = (seconds_of(partial(loop.run, count), device) for count in loop.lengths)
+            taken[name].append(1e3 * (long - short) / (loop.lengths[1] - loop.lengths[0]))
+        figures["loops"] = [
+            {"loop": name, "milliseconds_per_token": statistics.median(values)} for name, values in taken.items()
+        ]
 
 
 def make_loops(
@@ -69,13 +77,14 @@ def make_loops(
     draft_len: int,
     rate: float,
     compiled: dict[str, Any],
-) -> dict[str, Loop]:
+) -> dict[str, Callable[[int], object]]:
+    """By name; the last one drafts."""
     mask = torch.ones_like(ids)
     common: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
     static = {"cache_implementation": "static", "compile_config": CompileConfig(**compiled)}
     by_hand = ByHand(model, ids.shape[0], spec.arena.layout.max_len, **compiled)
 
-    def ours(tier: int) -> Loop:
+    def ours(tier: int) -> Callable[[int], object]:
         def loop(count: int) -> object:
             spec.arena[RATE].fill_(rate)
             spec.set_tier(tier)

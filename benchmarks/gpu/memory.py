@@ -24,20 +24,22 @@ def used_bytes(device: torch.device) -> int:
 def measure_memory(
     model: PreTrainedModel, figures: Figures, *, draft_lens: tuple[int, ...], sizes: dict[str, Any]
 ) -> None:
-    """A wrap of the plain tier next to one of all tiers, less their arenas. The first is made twice: what it leaves in
-    the process for good (kernels, workspaces) is not a tier's."""
+    """A wrap of the first and the last tier next to one of all tiers, whose arena is the same: the longest tier decides
+    its size. The first wrap is made twice: what it leaves in the process for good (kernels, workspaces) is not a
+    tier's."""
     device = model.device
     if device.type != "cuda":
         figures["not measured"] = "there is no device memory"
         return
     taken = []
-    for tiers in ((0,), (0,), draft_lens):
+    two = (draft_lens[0], draft_lens[-1])
+    for tiers in (two, two, draft_lens):
         before = used_bytes(device)
         with wrap(model, "ngram", tiers=tiers, **sizes) as spec:
             taken.append((used_bytes(device) - before - spec.arena.nbytes, len(spec.engine.tiers)))
-    (plain, few), (whole, everything) = taken[1:]
-    figures["bytes_of_the_plain_tier_alone"] = plain
+    (least, few), (whole, everything) = taken[1:]
+    figures["bytes_of_the_first_and_last_tier"] = least
     figures["bytes_of_all_tiers"] = whole
-    figures["bytes_per_extra_tier"] = (whole - plain) / (len(draft_lens) - 1)
-    figures["executables_per_tier"] = few
-    figures["bytes_per_extra_executable"] = (whole - plain) / (everything - few)
+    figures["bytes_per_extra_tier"] = (whole - least) / (len(draft_lens) - len(two))
+    figures["executables_of_all_tiers"] = everything
+    figures["bytes_per_extra_executable"] = (whole - least) / (everything - few)

@@ -41,9 +41,10 @@ def measure_phases(
             run[phase] = decode(spec, rows, tokens, prompt)
         run["all"] = sum(run[phase] for phase, _ in PHASES)
         figures["runs"].append(run)
-    if policy is not None:
         adaptive, *fixed = figures["runs"]
-        figures["adaptive_to_best_fixed"] = min(run["all"] for run in fixed) / adaptive["all"]
+        if policy is not None and fixed:
+            # Kept as far as it came: what is cut short says so.
+            figures["adaptive_to_best_fixed"] = min(run["all"] for run in fixed) / adaptive["all"]
 
 
 def decode(spec: Speculator, rows: int, tokens: int, prompt: int) -> float:

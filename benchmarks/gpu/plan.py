@@ -39,6 +39,7 @@ class Settings:
     swaps: int
     loop_draft_len: int
     new_tokens: tuple[int, int]
+    drafted_tokens: tuple[int, int]
     phase_rows: int
     phase_tokens: int
     phase_prompt: int
@@ -62,6 +63,7 @@ FULL = Settings(
     swaps=10_000,
     loop_draft_len=7,
     new_tokens=(16, 80),
+    drafted_tokens=(16, 400),
     phase_rows=8,
     phase_tokens=3200,
     phase_prompt=16,
@@ -81,6 +83,7 @@ SMOKE = Settings(
     swaps=100,
     loop_draft_len=1,
     new_tokens=(2, 4),
+    drafted_tokens=(2, 4),
     phase_rows=2,
     phase_tokens=16,
     phase_prompt=4,
@@ -188,6 +191,7 @@ def parts(settings: Settings, device: torch.device) -> list[Part]:
             draft_len=settings.loop_draft_len,
             rate=0.8,
             new_tokens=settings.new_tokens,
+            drafted_tokens=settings.drafted_tokens,
             rounds=max(1, settings.rounds // 5),
             compiled=settings.compiled,
         )
