@@ -1,0 +1,92 @@
+"""Options of saving hidden states: what is refused, what the usual layers are, and where nothing is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_saved_rows import LAYERS, wrapped
+from tiny import tiny_llama
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, wrap
+from speccompile.errors import CannotSave, InvalidOption
+from speccompile.hidden_states import SaveHiddenStates
+from speccompile.hidden_states.records import about
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(layers=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"output_directory": ""}, "output_directory"),
+        ({"write_interval": 0}, "write_interval"),
+        ({"file_prefix": "a/b"}, "file_prefix"),
+        ({"eagle3_layers_to_capture": None}, "the usual three layers"),
+        ({"eagle3_layers_to_capture": [3]}, "0 .. 2"),
+        ({"eagle3_layers_to_capture": []}, "0 .. 2"),
+        ({"eagle3_layers_to_capture": 1.5}, "0 .. 2"),
+    ],
+)
+def test_wrong_options(model: LlamaForCausalLM, tmp_path: Path, options: dict[str, Any], told: str) -> None:
+    given = {"output_directory": tmp_path, "eagle3_layers_to_capture": LAYERS} | options
+    with pytest.raises(InvalidOption, match=told):
+        wrap(model, "save_hidden_states", backend="eager", **given)
+
+
+@pytest.fixture
+def saving(model: LlamaForCausalLM, tmp_path: Path) -> Iterator[Speculator]:
+    with wrapped(model, tmp_path / "saved", "none") as spec:
+        yield spec
+
+
+def test_options_that_do_not_go_together(model: LlamaForCausalLM, tmp_path: Path, saving: Speculator) -> None:
+    with pytest.raises(InvalidOption, match="options of its own"):
+        wrap(model, "save_hidden_states", output_directory=tmp_path, save_hidden_states=tmp_path)
+    with pytest.raises(InvalidOption, match="give a folder"):
+        wrap(model, save_hidden_states=7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="a process writes there"):
+        wrapped(model, saving.hidden_states.folder, "none")
+    with pytest.raises(CannotSave, match="save_hidden_states"):
+        saving.save(tmp_path / "package")
+    # Of the record that says what the folder's are about.
+    saving.engine.submit([5, 6, 7], max_new_tokens=2, record="of another model").result()
+    saving.hidden_states.flush()
+    with pytest.raises(InvalidOption, match="another folder"):
+        wrap(
+            tiny_llama(seed=1, layers=3),
+            max_len=64,
+            save_hidden_states=SaveHiddenStates(
+                saving.hidden_states.folder, file_prefix="x", eagle3_layers_to_capture=LAYERS
+            ),
+        )
+
+
+def test_the_usual_layers() -> None:
+    assert SaveHiddenStates("folder").layers(tiny_llama(layers=8)) == (1, 3, 4)
+    assert SaveHiddenStates("folder", eagle3_layers_to_capture={4, -1, 0}).layers(tiny_llama(layers=8)) == (0, 4, -1)
+
+
+def test_rounded_weights_are_another_model_s(model: LlamaForCausalLM) -> None:
+    options = SaveHiddenStates("folder", eagle3_layers_to_capture=LAYERS)
+    assert about(model, options) == about(model, options, "same") != about(model, options, "int8")
+
+
+def test_where_nothing_is_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"tiers": (0,), "max_len": 32, "backend": "eager"}
+    with wrap(model, "none", **sizes) as spec:
+        calls: list[Callable[[], Any]] = [
+            lambda: spec.hidden_states,
+            lambda: spec.save_hidden_states([[1]]),
+            lambda: spec.engine.submit([1], record="id"),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidOption, match="save_hidden_states"):
+                call()
+        assert spec.engine.submit([1], max_new_tokens=1).result().token_ids
