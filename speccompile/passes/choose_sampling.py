@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 import speccompile.lowering.ops.choose  # noqa: F401  defines the ops
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.choose_native import choose_native
 from speccompile.sampling import PROCESSORS
 from speccompile.sampling.keep_greatest import KeepGreatest
 
@@ -31,11 +32,7 @@ class ChooseSampling(Pass):
     def run(self, graph: StepGraph) -> Changes:
         if not self.native:
             return Changes(0, "torch's own")
-        kernels = native_kernels()
-        found = [node for node in graph.graph.nodes if node.target in kernels]
-        for node in found:
-            node.target = kernels[node.target]
-        return Changes(len(found), f"{len(found)} ours")
+        return choose_native(graph, native_kernels())
 
 
 def native_kernels() -> dict[OpOverload, OpOverload]:

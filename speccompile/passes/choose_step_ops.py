@@ -11,6 +11,7 @@ import speccompile.lowering.ops  # noqa: F401  defines the ops
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.ops.suffix import SCHEMAS
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.choose_native import choose_native
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,7 @@ class _ChooseNative(Pass):
     def run(self, graph: StepGraph) -> Changes:
         ops = torch.ops.speccompile
         native = {getattr(ops, name).default: getattr(ops, f"native_{name}").default for name in self.ops}
-        found = [node for node in graph.graph.nodes if node.target in native]
-        for node in found:
-            node.target = native[node.target]
-        return Changes(len(found), f"{len(found)} ours")
+        return choose_native(graph, native)
 
 
 @dataclass(frozen=True)
