@@ -18,12 +18,23 @@ from benchmarks.gpu.rates import RATE
 from benchmarks.gpu.timing import seconds_of
 from speccompile import Speculator
 
+#: Makes so many new tokens.
+Run = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """By name: those that make a token a step, and those whose steps make as many as drafts are accepted."""
+
+    plain: dict[str, Run]
+    drafting: dict[str, Run]
+
 
 @dataclass(frozen=True)
 class Loop:
-    """``run`` makes so many new tokens; ``lengths`` are the two that it is measured by."""
+    """``lengths`` are the two that it is measured by."""
 
-    run: Callable[[int], object]
+    run: Run
     lengths: tuple[int, int]
 
 
@@ -47,21 +58,18 @@ def measure_loops(
     prompt = torch.randint(1, model.config.vocab_size, (rows, 32), generator=torch.Generator().manual_seed(1))
     ids = prompt.to(device)
     runs = make_loops(spec, model, ids, draft_len=draft_len, rate=rate, compiled=compiled)
-    loops = {name: Loop(run, new_tokens) for name, run in runs.items()}
-    drafting = list(loops)[-1]
-    loops[drafting] = Loop(runs[drafting], drafted_tokens)
+    loops = {name: Loop(run, new_tokens) for name, run in runs.plain.items()}
+    loops |= {name: Loop(run, drafted_tokens) for name, run in runs.drafting.items()}
     figures["rows"], figures["warm_up_seconds"] = rows, {}
-    warm: dict[str, Loop] = {}
     for name, loop in loops.items():
         started = time.perf_counter()
         # What is compiled settles in the second call.
         for count in (loop.lengths[1], *loop.lengths):
             loop.run(count)
         figures["warm_up_seconds"][name] = time.perf_counter() - started
-        warm[name] = loop
-    taken: dict[str, list[float]] = {name: [] for name in warm}
+    taken: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(rounds):
-        for name, loop in warm.items():
+        for name, loop in loops.items():
             short, long = (seconds_of(partial(loop.run, count), device) for count in loop.lengths)
             taken[name].append(1e3 * (long - short) / (loop.lengths[1] - loop.lengths[0]))
         figures["loops"] = [
@@ -77,14 +85,13 @@ def make_loops(
     draft_len: int,
     rate: float,
     compiled: dict[str, Any],
-) -> dict[str, Callable[[int], object]]:
-    """By name; the last one drafts."""
+) -> Runs:
     mask = torch.ones_like(ids)
     common: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0}
     static = {"cache_implementation": "static", "compile_config": CompileConfig(**compiled)}
     by_hand = ByHand(model, ids.shape[0], spec.arena.layout.max_len, **compiled)
 
-    def ours(tier: int) -> Callable[[int], object]:
+    def ours(tier: int) -> Run:
         def loop(count: int) -> object:
             spec.arena[RATE].fill_(rate)
             spec.set_tier(tier)
@@ -92,12 +99,12 @@ def make_loops(
 
         return loop
 
-    return {
+    plain: dict[str, Run] = {
         "transformers": lambda count: model.generate(ids, max_new_tokens=count, **common),
         "transformers, static cache + compile": lambda count: model.generate(
             ids, max_new_tokens=count, **common, **static
         ),
         "compiled loop by hand": lambda count: by_hand.generate(ids, count),
         "speccompile K=0": ours(0),
-        f"speccompile K={draft_len}, {rate:g} of drafts accepted": ours(draft_len),
     }
+    return Runs(plain, {f"speccompile K={draft_len}, {rate:g} of drafts accepted": ours(draft_len)})
