@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import tiny_llama
 from torch._inductor import CompiledArtifact
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -192,6 +193,18 @@ def test_a_step_writes_the_arena_itself(built: Built) -> None:
     built.spec.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=4)
     assert (arena["k_1"] != 7.0).any()
     assert {name: tensor.data_ptr() for name, tensor in arena.items()} == addresses
+
+
+@pytest.mark.skipif(not pick_vec_isa(), reason="this CPU has no vectors that Inductor knows")
+def test_code_for_other_vectors_is_not_taken(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, str] = {}
+    monkeypatch.setattr(inductor, "_modules", {})
+    monkeypatch.setattr(inductor, "_code", written)
+    for capability in ("", "default", ""):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+        with inductor._noting_module(capability):
+            inductor._compile(built.body, torch.device("cpu"))
+        assert ("at::vec::" in written[capability]) == (capability == "")
 
 
 def test_weights_are_read_and_not_folded_in() -> None:

@@ -22,6 +22,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._inductor import CompiledArtifact, standalone_compile
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -225,6 +226,9 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
         if device.type == "cpu":
             # Python between the kernels takes longer than some of them, too.
             options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
+            # Inductor's caches tell settings apart, but not the vectors that code was written for: what ran with others
+            # on this machine would be taken, and write beside its memory.
+            options["cpp.simdlen"] = pick_vec_isa().bit_width()
         with torch.no_grad(), torch._inductor.config.patch(options), _without_hints():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
