@@ -1,5 +1,6 @@
 // What is multiplied next is fetched from memory while the present weights are multiplied. Each pass over these fetches
-// its share of it: memory would rest in the others, and one alone would wait for it.
+// its share of it: memory would rest in the others, and one alone would wait for it. It goes to the second-level cache:
+// in the first it would drive out what is read again for the next rows.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +9,16 @@
 namespace speccompile {
 
 constexpr int64_t kCacheLine = 64;
+// So few leave the core waiting for memory, and the hardware fetches ahead by itself, faster.
+constexpr int64_t kFewRows = 2;
 
 struct Ahead {
   const char* from = nullptr;
   // Bytes for each step of a pass's loop, at most two cache lines.
   int64_t each = 0;
 
-  static Ahead share(const void* next, int64_t steps, int64_t each, int64_t pass, int64_t passes) {
-    if (next == nullptr) {
+  static Ahead share(int64_t rows, const void* next, int64_t steps, int64_t each, int64_t pass, int64_t passes) {
+    if (next == nullptr || rows <= kFewRows) {
       return {};
     }
     return {static_cast<const char*>(next) + steps * each * pass / passes, (each + passes - 1) / passes};
@@ -36,10 +39,10 @@ struct Ahead {
   template <int LINES>
   inline void fetch(int64_t step) const {
     if constexpr (LINES > 0) {
-      __builtin_prefetch(from + step * each);
+      __builtin_prefetch(from + step * each, 0, 2);
     }
     if constexpr (LINES > 1) {
-      __builtin_prefetch(from + step * each + kCacheLine);
+      __builtin_prefetch(from + step * each + kCacheLine, 0, 2);
     }
   }
 };

@@ -85,7 +85,7 @@ void int8_blocks(
       tile8_of<kRows>(
           count, reinterpret_cast<const Inputs*>(inputs) + row * groups, input_scales + row * groups, groups,
           packed + block * bytes, scales + block * groups * kColumns, to, stride,
-          Ahead::share(next, groups * kSteps, kColumns * 4, pass, tiles));
+          Ahead::share(rows, next, groups * kSteps, kColumns * 4, pass, tiles));
       for (int64_t i = 0; i < count; ++i) {
         float* out = y + (row + i) * features + column;
         if (!whole) {

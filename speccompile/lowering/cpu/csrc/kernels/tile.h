@@ -118,7 +118,7 @@ inline void product(
   constexpr int64_t kStep = kColumns * sizeof(T);
   if (rows <= kWideRows) {
     tile_of<T, kWideRows, kVecs>(
-        rows, a, a_stride, b, b_stride, depth, c, c_stride, add, Ahead::share(next, depth, kStep, 0, 1));
+        rows, a, a_stride, b, b_stride, depth, c, c_stride, add, Ahead::share(rows, next, depth, kStep, 0, 1));
     return;
   }
   // Tiles of about one size: a small one would wait for its sums more than it computes.
@@ -129,7 +129,7 @@ inline void product(
     for (int64_t row = 0; row < rows; row += each, ++pass) {
       tile_of<T, kNarrowRows, kNarrowVecs>(
           std::min(each, rows - row), a + row * a_stride, a_stride, b + column, b_stride, depth,
-          c + row * c_stride + column, c_stride, add, Ahead::share(next, depth, kStep, pass, passes));
+          c + row * c_stride + column, c_stride, add, Ahead::share(rows, next, depth, kStep, pass, passes));
     }
   }
 }
