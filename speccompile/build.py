@@ -18,6 +18,7 @@ from speccompile.errors import (
     CaptureMismatch,
     ConsumeUnavailable,
     DeterministicUnavailable,
+    LoweringError,
     PassError,
     UnsupportedModel,
 )
@@ -236,13 +237,14 @@ def _checked(
     model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, stages: BuiltStages
 ) -> tuple[Callable[..., Any], float]:
     outlined = stages.model.last.graph
-    # What is compiled is linked with them.
-    with clock.time("C++ ops"):
-        kernels = config.kernels.settled()
-    if kernels.native != config.kernels.native:
-        raise _OtherKernels(kernels)
-    with clock.time("compile"):
-        lowered = config.backend.lower(outlined, "the captured model")
+    try:
+        with clock.time("compile"):
+            lowered = config.backend.lower(outlined, "the captured model")
+    except LoweringError:
+        # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
+        _settle(config, clock)
+        raise
+    _settle(config, clock)
 
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")
@@ -273,6 +275,13 @@ def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: I
         build.drafter.network.keep(build.drafter.captured, collected)
     captured = {capture_name: capture_file(build.model["capture"].graph, build.observed)}
     return {**collected.files, **captured, **steps, **backend.compiled_files(outlined)}
+
+
+def _settle(config: BuildConfig, clock: _Clock) -> None:
+    with clock.time("C++ ops"):
+        kernels = config.kernels.settled()
+    if kernels.native != config.kernels.native:
+        raise _OtherKernels(kernels)
 
 
 class _OtherKernels(Exception):

@@ -21,6 +21,7 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering import inductor
 from speccompile.speculator import Speculator
 
+CPU = torch.device("cpu")
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 4), (3, 7), (1, 32), (2, 33)]
 
 
@@ -202,8 +203,8 @@ def test_code_for_other_vectors_is_not_taken(built: Built, monkeypatch: pytest.M
     monkeypatch.setattr(inductor, "_code", written)
     for capability in ("", "default", ""):
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
-        with inductor._noting_module(capability):
-            inductor._compile(built.body, torch.device("cpu"))
+        with inductor._noting_module(capability, CPU):
+            inductor._compile(built.body, CPU)
         assert ("at::vec::" in written[capability]) == (capability == "")
 
 

@@ -32,7 +32,6 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.state import primes_clear_of
 from speccompile.lowering.cpu.library import load_cpu_ops
 from speccompile.lowering.cpu.shims import shims
-from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.lowering.machine import machine
 from speccompile.lowering.machine_code import install, machine_code
 from speccompile.passes.finished import sources
@@ -105,13 +104,8 @@ def artifact_name(body: Body, device: torch.device) -> str:
 def _compiled(body: Body, device: torch.device) -> BodyFunction:
     name = artifact_name(body, device)
     if name not in _artifacts:
-        if device.type == "cpu":
-            # Asked while the thread is at it, Inductor would begin anew.
-            instruction_sets().join()
-            # What is compiled or read is linked with them.
-            load_cpu_ops()
         data = _brought.pop(name, None) or CacheFolder().read(name)
-        with _noting_module(name):
+        with _noting_module(name, device):
             artifact = _made(name, body, device) if data is None else _read(name, data)
         call = _direct(_modules[name]) if _is_direct(name, device) else _function(artifact)
         _artifacts[name] = _Kept(artifact, call)
@@ -119,12 +113,15 @@ def _compiled(body: Body, device: torch.device) -> BodyFunction:
 
 
 @contextlib.contextmanager
-def _noting_module(name: str) -> Iterator[None]:
+def _noting_module(name: str, device: torch.device) -> Iterator[None]:
     """Keep the module that Inductor loads inside of the block, compiled just now or before."""
     cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
     load = cache.load_by_key_path
 
     def noted(*arguments: Any, **options: Any) -> ModuleType:
+        if device.type == "cpu":
+            # Not sooner: they are built while Inductor writes the code that is linked with them.
+            load_cpu_ops()
         module: ModuleType = load(*arguments, **options)
         # A Triton kernel's module comes this way too, and calls nothing.
         if hasattr(module, "call") and module.__file__ is not None:

@@ -8,11 +8,15 @@ from pathlib import Path
 import torch
 import torch._inductor.config as inductor_config
 
+from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.storage import digest
 
 
 def machine(device: torch.device) -> dict[str, str]:
     """Names and values; code that was compiled where one of them differs may be slow, wrong, or not run at all."""
+    if device.type == "cpu":
+        # They change Inductor's settings for a moment.
+        instruction_sets().join()
     known = {
         "processor": platform.machine(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),

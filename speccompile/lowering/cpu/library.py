@@ -8,17 +8,18 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_native_id
 
 import torch
 from filelock import FileLock
 from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
 from torch._inductor.cpu_vec_isa import VecISA, invalid_vec_isa, pick_vec_isa
 
-from speccompile.lowering.instruction_sets import instruction_sets
+from speccompile.lowering.instruction_sets import instruction_sets, try_vectors
 from speccompile.paths import cache_dir
 from speccompile.progress import task
 
@@ -68,8 +69,13 @@ def load_cpu_ops() -> str | None:
         Why they are not to be had, or None.
     """
     reason = lacking()
-    if reason is not None:
-        return reason
+    if reason is None and (reason := _failure()) is not None:
+        # It may be the vectors of this CPU, which what Inductor writes is made of as well.
+        try_vectors()
+    return reason
+
+
+def _failure() -> str | None:
     try:
         with task("compile the CPU ops"):
             library = cpu_ops().result()
@@ -140,10 +146,16 @@ def _build(isa: VecISA, target: Path) -> None:
             return made
 
         units = _units(Path(folder))
-        with ThreadPoolExecutor(len(units)) as compilers:
+        with ThreadPoolExecutor(len(units), initializer=_stand_back) as compilers:
             compiled = compilers.map(lambda path: build(path.stem, [str(path)], objects=True), units)
             library = build(target.stem, list(compiled), objects=False)
         os.replace(library, target)
+
+
+def _stand_back() -> None:
+    """Leave the cores to the capture, which takes longer: on Linux a priority is a thread's, and its processes' too."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)
 
 
 def _units(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ constexpr int64_t kFewRows = 2;
 
 struct Ahead {
   const char* from = nullptr;
-  // Bytes for each step of a pass's loop, at most two cache lines.
+  // Bytes for each step of a pass's loop.
   int64_t each = 0;
 
   static Ahead share(int64_t rows, const void* next, int64_t steps, int64_t each, int64_t pass, int64_t passes) {
@@ -24,15 +24,13 @@ struct Ahead {
     return {static_cast<const char*>(next) + steps * each * pass / passes, (each + passes - 1) / passes};
   }
 
-  // How many lines a step touches is known to the compiler: none costs nothing.
-  template <typename Run>
+  // How many lines a step of a single pass touches is known to the compiler: none costs nothing.
+  template <int LINES, typename Run>
   void with_lines(Run run) const {
     if (from == nullptr) {
       run(std::integral_constant<int, 0>());
-    } else if (each <= kCacheLine) {
-      run(std::integral_constant<int, 1>());
     } else {
-      run(std::integral_constant<int, 2>());
+      run(std::integral_constant<int, LINES>());
     }
   }
 

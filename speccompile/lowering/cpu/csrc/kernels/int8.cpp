@@ -22,7 +22,7 @@ void tile8_of(
     int64_t rows, const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed,
     const float* scales, float* y, int64_t y_stride, Ahead ahead) {
   if (rows == ROWS) {
-    ahead.with_lines([&](auto lines) {
+    ahead.with_lines<kColumns * 4 / kCacheLine>([&](auto lines) {
       tile8<ROWS, decltype(lines)::value>(inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
     });
   } else if constexpr (ROWS > 1) {

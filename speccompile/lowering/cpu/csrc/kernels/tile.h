@@ -101,7 +101,8 @@ inline void tile_of(
     int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
     int64_t c_stride, bool add, Ahead ahead) {
   if (rows == ROWS) {
-    ahead.with_lines([&](auto lines) {
+    constexpr int kLines = kColumns * sizeof(T) / kCacheLine;
+    ahead.with_lines<kLines>([&](auto lines) {
       tile<T, ROWS, VECS, decltype(lines)::value>(a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
     });
   } else if constexpr (ROWS > 1) {
