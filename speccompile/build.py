@@ -255,7 +255,7 @@ def _checked(
         clock.time("capture check"),
         inputs_unrounded(stages.packs),
     ):
-        probe = stages.probe or Probe.of(model, info, stages.arena, reach)
+        probe = stages.probe or Probe.of(model, info, stages.arena, reach, decoded=not stages.target_from_store)
         difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, probe)
     check_kernels(stages.packs)
     if stages.drafter is not None:

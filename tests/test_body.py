@@ -19,6 +19,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def none_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "_RUN", set())
+    monkeypatch.setattr(body_module, "_RESULTS", {})
 
 
 def body_of(build: Callable[[fx.Graph, fx.Node, fx.Node], fx.Node], key: str = "a", **fields: object) -> Body:
@@ -69,7 +70,16 @@ def test_its_result_has_the_sizes_of_its_inputs() -> None:
         halves.fake(inputs(2, 4))
 
 
-def test_one_laid_out_in_another_order_is_run_every_time() -> None:
+def test_layers_of_one_call_are_run_once() -> None:
+    module = body_of(product).module
+    ran = []
+    module.register_forward_pre_hook(lambda *_: ran.append(1))
+    for layer in range(3):
+        assert body_of(product, module=module, layers=(layer,)).fake(inputs(5, 7)).shape == (5, 7, 3)
+    assert ran == [1]
+
+
+def test_one_laid_out_in_another_order_keeps_it() -> None:
     def across(graph: fx.Graph, hidden: fx.Node, weight: fx.Node) -> fx.Node:
         return graph.call_function(aten.transpose.int, (product(graph, hidden, weight), 0, 1))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,3 +48,31 @@ def of_kind(known: Any) -> Any:
             return torch.empty_strided(shape, stride, dtype=dtype, device=device)
         extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, stride, offset)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of ``op``. ``told`` is all that it may see of its arguments."""
+
+    op: torch._ops.OpOverload
+    told: Hashable
+    dtype: torch.dtype
+    args: Sequence[Any] = field(compare=False)
+    kwargs: Mapping[str, Any] = field(compare=False)
+
+
+def result_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What ``op`` makes of fakes: the same as of others of their :func:`kind`. Layers are alike, and so are tiers."""
+    with faking():
+        return _result(_Call(op, _told([*args, *kwargs.items()]), torch.get_default_dtype(), args, kwargs))
+
+
+@functools.lru_cache(maxsize=4096)
+def _result(call: _Call) -> Any:
+    return call.op(*call.args, **call.kwargs)
+
+
+def _told(value: Any) -> Hashable:
+    if isinstance(value, list | tuple):
+        return tuple(map(_told, value))
+    return kind(value)

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from speccompile.graph_capture.body import Body
-from speccompile.graph_capture.fakes import fake, faking, kind
+from speccompile.graph_capture.fakes import fake, faking, kind, result_of
 from speccompile.graph_capture.logs import without_log
 from speccompile.graph_capture.state import Layout, StateTensor
 from speccompile.graph_capture.tracing import Tracer
@@ -310,8 +310,9 @@ class StepGraph:
         kwargs = fx.map_arg(node.kwargs, lambda item: item.meta["val"])
         if node.op == "call_module":
             return self.bodies[str(node.target)].fake(cast(Any, args))
-        with faking():
-            return cast(Any, node.target)(*args, **kwargs)
+        if isinstance(node.target, torch._ops.OpOverload):
+            return result_of(node.target, args, kwargs)
+        return cast(Any, node.target)(*args, **kwargs)
 
 
 def _alike(new: Any, old: Any) -> bool:
