@@ -237,14 +237,14 @@ def _checked(
     model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, stages: BuiltStages
 ) -> tuple[Callable[..., Any], float]:
     outlined = stages.model.last.graph
-    try:
-        with clock.time("compile"):
+    with clock.time("compile"):
+        try:
             lowered = config.backend.lower(outlined, "the captured model")
-    except LoweringError:
-        # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
-        _settle(config, clock)
-        raise
-    _settle(config, clock)
+        except LoweringError:
+            # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
+            _settle(config)
+            raise
+        _settle(config)
 
     def reference(graph: StepGraph) -> Callable[..., Any]:
         return Eager("reference").lower(graph, "the captured model")
@@ -255,7 +255,7 @@ def _checked(
         clock.time("capture check"),
         inputs_unrounded(stages.packs),
     ):
-        probe = stages.probe or Probe.of(model, info, stages.arena, reach, decoded=not stages.target_from_store)
+        probe = stages.probe or Probe.of(model, info, stages.arena, reach)
         difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, probe)
     check_kernels(stages.packs)
     if stages.drafter is not None:
@@ -277,9 +277,8 @@ def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: I
     return {**collected.files, **captured, **steps, **backend.compiled_files(outlined)}
 
 
-def _settle(config: BuildConfig, clock: _Clock) -> None:
-    with clock.time("C++ ops"):
-        kernels = config.kernels.settled()
+def _settle(config: BuildConfig) -> None:
+    kernels = config.kernels.settled()
     if kernels.native != config.kernels.native:
         raise _OtherKernels(kernels)
 

@@ -38,8 +38,7 @@ class BuiltStages:
     """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk, of
     the drafter if there is one.
 
-    ``probe`` is what the capture check needs of a model whose weights were consumed; ``target_from_store`` tells that
-    the model's capture was read.
+    ``probe`` is what the capture check needs of a model whose weights were consumed.
     """
 
     config: BuildConfig
@@ -50,14 +49,9 @@ class BuiltStages:
     maker: StepMaker
     tiers: dict[TierName, FinishedStep]
     prefill: dict[PrefillName, FinishedStep]
-    target_from_store: bool
+    from_store: bool
     probe: Probe | None
     drafter: Drafter | None
-
-    @property
-    def from_store(self) -> bool:
-        """Whether any capture was read."""
-        return self.target_from_store or (self.drafter is not None and self.drafter.from_store)
 
 
 def build_stages(
@@ -103,7 +97,7 @@ def build_stages(
     probe = None
     if consumed is not None:
         # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
-        probe = Probe.of(model, info, arena, reach_of(observed, arena), decoded=known is None)
+        probe = Probe.of(model, info, arena, reach_of(observed, arena))
         consumed.release_unread()
     packs = WeightPacks(config.weights, consumed)
     if drafter is not None:
@@ -114,9 +108,8 @@ def build_stages(
         _, model_stages = model_pipeline(config, packs).run(captured, first)
         maker = StepMaker(model_stages, storage)
         tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
-    return BuiltStages(
-        config, observed, arena, packs, model_stages, maker, tiers, prefill, known is not None, probe, drafter
-    )
+    from_store = known is not None or (drafter is not None and drafter.from_store)
+    return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe, drafter)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:

@@ -16,7 +16,6 @@ from speccompile import build as build_module
 from speccompile import stages as stages_module
 from speccompile.errors import CaptureMismatch, UnsupportedModel
 from speccompile.families.tiny import causal_lm_families, tiny_model
-from speccompile.graph_capture import check as check_module
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import inspect_model
@@ -133,17 +132,6 @@ def test_a_wrong_fresh_capture_is_an_error(model: LlamaForCausalLM, monkeypatch:
 
 
 # --- other families ------------------------------------------------------------------------------
-
-
-def test_the_model_of_a_stored_capture_decodes_for_no_check(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = []
-    decode = check_module._decoded
-    monkeypatch.setattr(check_module, "_decoded", lambda *given: decoded.append(1) or decode(*given))
-    for max_len in (15, 21):
-        wrap(model, max_len=max_len)
-    assert decoded == [1]
 
 
 def test_what_was_observed_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

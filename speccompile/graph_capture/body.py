@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from speccompile.graph_capture.fakes import fake, faking, kind
+from speccompile.graph_capture.fakes import fake, faking, kind, settings
 
 
 def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
@@ -50,7 +50,7 @@ class Body:
         shape = None if self.result is None else tuple(size_of(dim, sizes) for dim in self.result)
         if shape is not None and self.key in _RUN:
             return fake(shape, self.result_dtype, inputs[0].device)
-        call = self.key, tuple(map(kind, inputs))
+        call = self.key, settings(), *map(kind, inputs)
         if call in _RESULTS:
             return _RESULTS[call]
         with faking():
@@ -83,5 +83,5 @@ class Body:
 
 # Keys of bodies that were run on fakes in this process. A body is all that its key says.
 _RUN: set[str] = set()
-# Their fake results so far, by key and by the kinds of their inputs: 30 layers make one call.
-_RESULTS: dict[tuple[str, tuple[Hashable, ...]], torch.Tensor] = {}
+# Their fake results so far, by key, settings and the kinds of their inputs: 30 layers make one call.
+_RESULTS: dict[tuple[Hashable, ...], torch.Tensor] = {}

@@ -90,17 +90,8 @@ class Probe:
     precision: torch.dtype
 
     @staticmethod
-    def of(
-        model: PreTrainedModel,
-        info: ModelInfo,
-        arena: Arena,
-        reach: int,
-        max_len: int | None = None,
-        *,
-        decoded: bool = True,
-    ) -> Probe:
-        """``max_len`` is the longest text that the model is for; None is that of the arena. ``decoded``: hold the
-        model's own forward with a cache against the one without, as the model of a stored capture once was.
+    def of(model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, max_len: int | None = None) -> Probe:
+        """``max_len`` is the longest text that the model is for; None is that of the arena.
 
         Raises:
             UnsupportedModel: the model's own forward fails, or does not agree with itself.
@@ -116,11 +107,11 @@ class Probe:
         try:
             with torch.no_grad():
                 rows = [model(input_ids=row[None], use_cache=False, **only).logits[:, -kept:] for row in text]
-                own = _decoded(model, text[:1], only) if decoded else None
+                own = _decoded(model, text[:1], only)
         except Exception as error:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {told(error)}") from error
         expected = torch.cat(rows)
-        difference = 0.0 if own is None else min(_differences(own, expected[0, -own.shape[0] :]))
+        difference = min(_differences(own, expected[0, -own.shape[0] :]))
         if difference > TOLERANCE[info.dtype] * float(expected.abs().max()):
             raise UnsupportedModel(
                 model=info.name,

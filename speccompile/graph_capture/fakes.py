@@ -50,13 +50,18 @@ def of_kind(known: Any) -> Any:
         return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, stride, offset)
 
 
+def settings() -> Hashable:
+    """What results depend on besides the arguments."""
+    return torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
 @dataclass(frozen=True)
 class _Call:
     """A call of ``op``. ``told`` is all that it may see of its arguments."""
 
     op: torch._ops.OpOverload
     told: Hashable
-    dtype: torch.dtype
+    settings: Hashable
     args: Sequence[Any] = field(compare=False)
     kwargs: Mapping[str, Any] = field(compare=False)
 
@@ -64,7 +69,7 @@ class _Call:
 def result_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What ``op`` makes of fakes: the same as of others of their :func:`kind`. Layers are alike, and so are tiers."""
     with faking():
-        return _result(_Call(op, _told([*args, *kwargs.items()]), torch.get_default_dtype(), args, kwargs))
+        return _result(_Call(op, _told([*args, *kwargs.items()]), settings(), args, kwargs))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ import torch._inductor.config as inductor_config
 def instruction_sets() -> Thread:
     """Let Inductor find out beside other work. Who asks it before the thread has ended begins anew.
 
-    Torch's vectors are not compiled and loaded for trial, once for each kind that this CPU has: the C++ ops are made of
+    With AVX-512, torch's vectors are not compiled and loaded for trial, which takes seconds: the C++ ops are made of
     them. Where those do not come about, see :func:`try_vectors`.
     """
     # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
@@ -25,8 +25,11 @@ def instruction_sets() -> Thread:
 
     def find() -> None:
         # Whoever needs the answer asks again, and is told what is wrong.
-        with contextlib.suppress(Exception), granted:
-            pick()
+        with contextlib.suppress(Exception):
+            with granted:
+                picked = pick()
+            # Inductor will ask it whether it works. AVX2 forgets what was granted, and is tried.
+            bool(picked)
 
     thread = Thread(target=find, name="speccompile-probe", daemon=True)
     thread.start()
@@ -35,4 +38,10 @@ def instruction_sets() -> Thread:
 
 def try_vectors() -> None:
     """What was taken for granted, Inductor tries when it is asked the next time."""
-    importlib.import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list.cache_clear()
+    isas = importlib.import_module("torch._inductor.cpu_vec_isa")
+    isas.valid_vec_isa_list.cache_clear()
+    for isa in isas.supported_vec_isa_list:
+        # Those that have more than another one keep an answer of their own.
+        forget = getattr(type(isa).__bool__, "cache_clear", None)
+        if forget is not None:
+            forget()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.cpu.library import cpu_ops, lacking, load_cpu_ops, vector_name
+from speccompile.progress import task
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class _Coming(Kernels):
     """The C++ ops while they are being built: what there most likely will be."""
 
     def settled(self) -> Kernels:
-        missing = load_cpu_ops()
+        with task("compile the CPU ops"):
+            missing = load_cpu_ops()
         return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}", True)
 
 

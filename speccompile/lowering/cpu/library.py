@@ -12,7 +12,7 @@ import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread, get_native_id
+from threading import Thread
 
 import torch
 from filelock import FileLock
@@ -21,7 +21,6 @@ from torch._inductor.cpu_vec_isa import VecISA, invalid_vec_isa, pick_vec_isa
 
 from speccompile.lowering.instruction_sets import instruction_sets, try_vectors
 from speccompile.paths import cache_dir
-from speccompile.progress import task
 
 SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
@@ -77,13 +76,12 @@ def load_cpu_ops() -> str | None:
 
 def _failure() -> str | None:
     try:
-        with task("compile the CPU ops"):
-            library = cpu_ops().result()
-            if _load_error(library) is not None:
-                # A machine that goes down may leave an empty file behind.
-                library.unlink()
-                if (problem := _load_error(_library(library.parent))) is not None:
-                    return f"the library of the C++ ops does not load: {problem}"
+        library = cpu_ops().result()
+        if _load_error(library) is not None:
+            # A machine that goes down may leave an empty file behind.
+            library.unlink()
+            if (problem := _load_error(_library(library.parent))) is not None:
+                return f"the library of the C++ ops does not load: {problem}"
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
@@ -153,9 +151,9 @@ def _build(isa: VecISA, target: Path) -> None:
 
 
 def _stand_back() -> None:
-    """Leave the cores to the capture, which takes longer: on Linux a priority is a thread's, and its processes' too."""
+    """Leave the cores to the capture, which takes longer. On Linux a priority is a thread's, and its processes'."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)
+        os.nice(10)
 
 
 def _units(folder: Path) -> list[Path]:

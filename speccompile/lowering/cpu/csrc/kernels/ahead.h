@@ -24,7 +24,7 @@ struct Ahead {
     return {static_cast<const char*>(next) + steps * each * pass / passes, (each + passes - 1) / passes};
   }
 
-  // How many lines a step of a single pass touches is known to the compiler: none costs nothing.
+  // How many lines a step fetches is known to the compiler: none costs nothing.
   template <int LINES, typename Run>
   void with_lines(Run run) const {
     if (from == nullptr) {

@@ -17,12 +17,15 @@
 namespace speccompile {
 namespace {
 
+// Tiles of a row or two are passes that share what is fetched, for more rows than these.
+constexpr int kLines = kRows > kFewRows ? kColumns * 4 / kCacheLine : 1;
+
 template <int ROWS>
 void tile8_of(
     int64_t rows, const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed,
     const float* scales, float* y, int64_t y_stride, Ahead ahead) {
   if (rows == ROWS) {
-    ahead.with_lines<kColumns * 4 / kCacheLine>([&](auto lines) {
+    ahead.with_lines<kLines>([&](auto lines) {
       tile8<ROWS, decltype(lines)::value>(inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
     });
   } else if constexpr (ROWS > 1) {

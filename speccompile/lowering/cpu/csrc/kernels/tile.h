@@ -96,17 +96,23 @@ inline void tile(
   }
 }
 
-template <typename T, int ROWS, int VECS>
+// Lines of each step of a pass: all of them, where one pass is enough. Several share them; where that would need tiles of
+// their own for the compiler, each fetches as many.
+template <typename T>
+constexpr int kWideLines = kColumns * sizeof(T) / kCacheLine;
+template <typename T>
+constexpr int kNarrowLines = kVecs == kNarrowVecs ? kWideLines<T> : 1;
+
+template <typename T, int ROWS, int VECS, int LINES>
 inline void tile_of(
     int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
     int64_t c_stride, bool add, Ahead ahead) {
   if (rows == ROWS) {
-    constexpr int kLines = kColumns * sizeof(T) / kCacheLine;
-    ahead.with_lines<kLines>([&](auto lines) {
+    ahead.with_lines<LINES>([&](auto lines) {
       tile<T, ROWS, VECS, decltype(lines)::value>(a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
     });
   } else if constexpr (ROWS > 1) {
-    tile_of<T, ROWS - 1, VECS>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
+    tile_of<T, ROWS - 1, VECS, LINES>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
   }
 }
 
@@ -118,7 +124,7 @@ inline void product(
     int64_t c_stride, bool add, const T* next = nullptr) {
   constexpr int64_t kStep = kColumns * sizeof(T);
   if (rows <= kWideRows) {
-    tile_of<T, kWideRows, kVecs>(
+    tile_of<T, kWideRows, kVecs, kWideLines<T>>(
         rows, a, a_stride, b, b_stride, depth, c, c_stride, add, Ahead::share(rows, next, depth, kStep, 0, 1));
     return;
   }
@@ -128,7 +134,7 @@ inline void product(
   int64_t pass = 0;
   for (int64_t column = 0; column < kColumns; column += kNarrowVecs * kLanes) {
     for (int64_t row = 0; row < rows; row += each, ++pass) {
-      tile_of<T, kNarrowRows, kNarrowVecs>(
+      tile_of<T, kNarrowRows, kNarrowVecs, kNarrowLines<T>>(
           std::min(each, rows - row), a + row * a_stride, a_stride, b + column, b_stride, depth,
           c + row * c_stride + column, c_stride, add, Ahead::share(rows, next, depth, kStep, pass, passes));
     }
