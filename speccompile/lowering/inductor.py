@@ -114,13 +114,15 @@ def _compiled(body: Body, device: torch.device) -> BodyFunction:
 
 @contextlib.contextmanager
 def _noting_module(name: str, device: torch.device) -> Iterator[None]:
-    """Keep the module that Inductor loads inside of the block, compiled just now or before."""
+    """Keep the module that Inductor loads inside of the block, compiled just now or before. On a CPU it is linked with
+    the C++ ops, which are waited for then.
+    """
     cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
     load = cache.load_by_key_path
 
     def noted(*arguments: Any, **options: Any) -> ModuleType:
         if device.type == "cpu":
-            # Not sooner: they are built while Inductor writes the code that is linked with them.
+            # Not sooner: they are built while Inductor writes the module.
             load_cpu_ops()
         module: ModuleType = load(*arguments, **options)
         # A Triton kernel's module comes this way too, and calls nothing.

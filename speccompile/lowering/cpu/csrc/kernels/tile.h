@@ -96,8 +96,8 @@ inline void tile(
   }
 }
 
-// Lines of each step of a pass: all of them, where one pass is enough. Several share them; where that would need tiles of
-// their own for the compiler, each fetches as many.
+// Cache lines that a step fetches. A single pass fetches all; of several each has a share, one line at most. With AVX-512
+// both are the same tiles, which are not compiled twice for that: a line is fetched again there.
 template <typename T>
 constexpr int kWideLines = kColumns * sizeof(T) / kCacheLine;
 template <typename T>
