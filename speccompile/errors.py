@@ -83,7 +83,8 @@ class UnknownTier(UserError):
 class InvalidPolicy(UserError):
     template = (
         "policy={policy!r} is not valid: {reason}. Use 'fixed:K' (for example 'fixed:7'), "
-        "'schedule:ROWS=K,...' (for example 'schedule:1=7,4=3,8=0'), 'cost', 'ema' or 'gate' (with options: "
+        "'schedule:ROWS=K,...' (from so many live rows on, for example 'schedule:1=7,4=3,8=0', or up to so many: "
+        "'schedule:<=4=7,<=8=3'), 'cost', 'ema' or 'gate' (with options: "
         "'ema:alpha=0.3,candidates=0/3/7'), or an object with choose(live_rows) -> K."
     )
 

@@ -31,7 +31,7 @@ from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.lowering.inductor import ARTIFACTS
 from speccompile.lowering.machine import machine
 from speccompile.passes.finished import sources
-from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule
+from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule, ScheduleUpTo
 from speccompile.storage import CacheFolder, digest
 
 FORMAT = 1
@@ -93,7 +93,7 @@ def _plain(name: str, value: Any) -> Any:
             raise CannotSave(name=name, reason=f"the rule {type(value).__qualname__} is not one of this package's")
         fields = {key: _plain(f"{name}.{key}", item) for key, item in asdict(value).items()}
         return {"rule": value.name, "options": fields}
-    if isinstance(value, Fixed | Schedule | Cost | Ema | Gate):
+    if isinstance(value, Fixed | Schedule | ScheduleUpTo | Cost | Ema | Gate):
         return str(value)
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]

@@ -62,9 +62,10 @@ def wrap(
             the smallest of 1, 2, 4, ... rows that holds those alive.
         max_len: most tokens of a sequence, prompt included.
         backend: ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``.
-        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"cost"`` (what drafts are
-            worth over what the very tiers take, which are timed for it in front of the first step), ``"ema"``
-            (SGLang's), ``"gate"`` (none while too few are accepted), these with options
+        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"schedule:<=4=7,<=8=3"``
+            (up to so many live rows, that K, and none above the last: TensorRT-LLM's ``draft_len_schedule``),
+            ``"cost"`` (what drafts are worth over what the very tiers take, which are timed for it in front of the
+            first step), ``"ema"`` (SGLang's), ``"gate"`` (none while too few are accepted), these with options
             (``"ema:alpha=0.3,candidates=0/3/7"``), an object of :mod:`speccompile.policies`, or one with
             ``choose(live_rows) -> K``. None is ``"cost"``, and the largest tier under acceptance rules by which drawn
             text depends on the draft length.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from speccompile.errors import InvalidPolicy, UnknownTier, UserError
+from speccompile.policies import ScheduleUpTo
 from speccompile.runtime.policy import Fixed, Policy, Schedule, check_tier, parse_policy
 
 TIERS = (0, 1, 3, 7)
@@ -39,7 +42,46 @@ def test_of_a_schedule_the_largest_row_count_reached_counts(later: dict[int, int
     assert parse_policy(str(policy), TIERS) == policy
 
 
+@pytest.mark.parametrize(
+    ("schedule", "live_rows", "wanted"),
+    [
+        # The cases of TensorRT-LLM's test_draft_len_schedule.py from before its pull request 10860.
+        pytest.param({1: 5, 4: 4, 5: 3, 6: 2, 7: 1}, range(1, 8), [5, 5, 5, 4, 3, 2, 1], id="five steps"),
+        pytest.param({1: 3, 4: 2, 8: 1}, (1, 3, 4, 7, 8, 9), [3, 3, 2, 2, 1, 1], id="three steps"),
+        pytest.param({1: 4, 4: 2, 8: 0}, (1, 4, 8, 9), [4, 2, 0, 0], id="none from eight on"),
+    ],
+)
+def test_lower_bounds_mean_what_tensorrt_llms_keys_meant(
+    schedule: dict[int, int], live_rows: Sequence[int], wanted: list[int]
+) -> None:
+    policy = Schedule(tuple(schedule.items()))
+    assert [policy.choose(rows) for rows in live_rows] == wanted
+
+
+@pytest.mark.parametrize(
+    ("schedule", "live_rows", "wanted"),
+    [
+        # The cases of TensorRT-LLM's test_min_runtime_draft_len.py with a floor of 0.
+        pytest.param({4: 4, 8: 2, 32: 1}, (1, 4, 5, 8, 9, 32), [4, 4, 2, 2, 1, 1], id="the steps"),
+        pytest.param({4: 4, 8: 2, 32: 1}, (33, 64, 4096), [0, 0, 0], id="above the last key"),
+        pytest.param({4: 4, 8: 0}, (4, 5, 8), [4, 0, 0], id="a step of none"),
+        pytest.param({50: 4, 200: 3, 350: 2}, (1, 50, 64, 200, 256, 350, 384), [4, 4, 3, 3, 2, 2, 0], id="large keys"),
+        pytest.param({1: 4}, (1, 2), [4, 0], id="one key"),
+        pytest.param({1: 5, 4: 4, 5: 3, 6: 2, 7: 1}, range(1, 9), [5, 4, 4, 4, 3, 2, 1, 0], id="five steps"),
+    ],
+)
+def test_upper_bounds_mean_what_tensorrt_llms_keys_mean(
+    schedule: dict[int, int], live_rows: Sequence[int], wanted: list[int]
+) -> None:
+    text = "schedule:" + ",".join(f"<={rows}={draft_len}" for rows, draft_len in schedule.items())
+    policy = parse_policy(text, range(6))
+    assert policy == ScheduleUpTo(tuple(schedule.items()))
+    assert str(policy) == text
+    assert [policy.choose(rows) for rows in live_rows] == wanted
+
+
 def test_spaces_are_allowed_around_numbers() -> None:
+    assert parse_policy("schedule: <= 4 = 7, <=8=3", TIERS) == ScheduleUpTo(((4, 7), (8, 3)))
     assert parse_policy("fixed: 3", TIERS) == Fixed(3)
     assert parse_policy("schedule: 1=7, 4 = 3", TIERS) == Schedule(((1, 7), (4, 3)))
 
@@ -68,6 +110,13 @@ def test_spaces_are_allowed_around_numbers() -> None:
         ("schedule:1=7,4=3,4=1", "do not rise"),
         ("schedule:2=7", "begin with 1=K"),
         ("schedule:0=7,1=3", "begin with 1=K"),
+        ("schedule:<=", "'' is no whole number"),
+        ("schedule:<=4", "'' is no whole number"),
+        ("schedule:<4=7", "'<4' is no whole number"),
+        ("schedule:<=0=7", "at least 1"),
+        ("schedule:<=4=7,<=4=3", "do not rise"),
+        ("schedule:<=8=3,<=4=7", "do not rise"),
+        ("schedule:<=4=7,8=3", "either every row count is an upper bound"),
     ],
 )
 def test_text_that_cannot_be_read(text: str, says: str) -> None:
@@ -80,7 +129,9 @@ def test_text_that_cannot_be_read(text: str, says: str) -> None:
     assert "'schedule:1=7,4=3,8=0'" in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "tier"), [("fixed:2", 2), ("schedule:1=7,4=5", 5), ("schedule:1=4,4=3", 4)])
+@pytest.mark.parametrize(
+    ("text", "tier"), [("fixed:2", 2), ("schedule:1=7,4=5", 5), ("schedule:1=4,4=3", 4), ("schedule:<=4=4", 4)]
+)
 def test_a_tier_that_was_not_built(text: str, tier: int) -> None:
     with pytest.raises(UnknownTier) as error:
         parse_policy(text, TIERS)

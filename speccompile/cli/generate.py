@@ -29,7 +29,10 @@ def command(
         str | None, typer.Option(help="Draft lengths; 0,1,3,7, or as far as the drafter goes, if left out.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
+        str | None,
+        typer.Option(
+            help="fixed:K, schedule:ROWS=K,... or schedule:<=ROWS=K,..., cost, ema or gate; cost if left out."
+        ),
     ] = None,
     backend: Backend = "auto",
     max_len: Annotated[int, typer.Option(help="Most tokens, prompt included.")] = 2048,

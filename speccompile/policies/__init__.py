@@ -9,7 +9,7 @@ from speccompile.policies.fixed import Fixed
 from speccompile.policies.gate import Gate
 from speccompile.policies.options import check_tier
 from speccompile.policies.parse import parse_policy
-from speccompile.policies.schedule import Schedule
+from speccompile.policies.schedule import Schedule, ScheduleUpTo
 
 __all__ = [
     "AnyPolicy",
@@ -26,6 +26,7 @@ __all__ = [
     "Row",
     "RunningCosts",
     "Schedule",
+    "ScheduleUpTo",
     "TierCost",
     "Upcoming",
     "check_tier",

@@ -12,7 +12,7 @@ from speccompile.policies.ema import Ema
 from speccompile.policies.fixed import Fixed
 from speccompile.policies.gate import Gate
 from speccompile.policies.options import check_built, read_options
-from speccompile.policies.schedule import Schedule
+from speccompile.policies.schedule import Schedule, ScheduleUpTo
 
 #: Those whose options are written ``name=value``.
 LEARNING: dict[str, type[Cost] | type[Ema] | type[Gate]] = {"cost": Cost, "ema": Ema, "gate": Gate}
@@ -21,8 +21,9 @@ _MOST_DIGITS = 18
 
 
 def parse_policy(policy: str | AnyPolicy, tiers: Collection[int]) -> AnyPolicy:
-    """``"fixed:7"``, ``"schedule:1=7,4=3,8=0"`` (from so many live rows on, that K), ``"cost"``, ``"ema"`` or
-    ``"gate"`` with options (``"ema:alpha=0.3,candidates=0/3/7"``), or a policy object.
+    """``"fixed:7"``, ``"schedule:1=7,4=3,8=0"`` (from so many live rows on, that K), ``"schedule:<=4=7,<=8=3"`` (up to
+    so many live rows, that K; above the last, none), ``"cost"``, ``"ema"`` or ``"gate"`` with options
+    (``"ema:alpha=0.3,candidates=0/3/7"``), or a policy object.
 
     Raises:
         InvalidPolicy: the text cannot be read.
@@ -52,14 +53,20 @@ def _read(text: str) -> AnyPolicy:
 
 def _named(policy: AnyPolicy) -> set[int]:
     """Draft lengths that a policy of this package names; one of the user's own is asked when it chooses."""
-    if isinstance(policy, Schedule):
-        return {draft_len for _, draft_len in policy.steps}
+    if isinstance(policy, Schedule | ScheduleUpTo):
+        return set(policy.draft_lens)
     return {policy.draft_len} if isinstance(policy, Fixed) else set()
 
 
-def _schedule(text: str, policy: str) -> Schedule:
-    steps = [item.partition("=") for item in text.split(",")]
-    return Schedule(tuple((_whole(rows, policy), _whole(draft_len, policy)) for rows, _, draft_len in steps))
+def _schedule(text: str, policy: str) -> Schedule | ScheduleUpTo:
+    items = [item.strip() for item in text.split(",")]
+    bounds = [item.startswith("<=") for item in items]
+    if len(set(bounds)) > 1:
+        reason = "either every row count is an upper bound ('<=4=7') or none is"
+        raise InvalidPolicy(policy=policy, reason=reason)
+    parts = [item.removeprefix("<=").partition("=") for item in items]
+    steps = tuple((_whole(rows, policy), _whole(draft_len, policy)) for rows, _, draft_len in parts)
+    return ScheduleUpTo(steps) if all(bounds) else Schedule(steps)
 
 
 def _whole(text: str, policy: str) -> int:

@@ -1,8 +1,9 @@
-"""``schedule``: the draft length by the number of live rows, as TensorRT-LLM's ``draft_len_schedule``."""
+"""``schedule``: the draft length by the number of live rows, with lower or with upper bounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from speccompile.errors import InvalidPolicy
 from speccompile.policies.options import check_whole
@@ -10,19 +11,22 @@ from speccompile.policies.options import check_whole
 
 @dataclass(frozen=True)
 class Schedule:
-    """Draft length by the number of live rows: of ``steps`` (rows, K), the largest rows that is reached counts."""
+    """``schedule:1=7,4=3,8=0``: 7 drafts from one live row on, 3 from four, none from eight.
+
+    TensorRT-LLM's ``draft_len_schedule`` had this meaning until its pull request 10860 changed it to that of
+    :class:`ScheduleUpTo`.
+
+    Args:
+        steps: pairs (fewest live rows, K), rising, the first from one row on.
+
+    Raises:
+        InvalidPolicy: ``steps`` are no such pairs.
+    """
 
     steps: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        pairs = isinstance(self.steps, tuple | list) and all(
-            isinstance(step, tuple | list) and len(step) == 2 for step in self.steps
-        )
-        if not pairs:
-            raise InvalidPolicy(policy="schedule", reason=f"steps={self.steps!r} has to be pairs of (rows, K)")
-        for rows, draft_len in self.steps:
-            check_whole("schedule", "rows", rows, 0)
-            check_whole("schedule", "a draft length", draft_len, 0)
+        _check_pairs(self.steps)
         starts = [rows for rows, _ in self.steps]
         if starts != sorted(set(starts)):
             raise InvalidPolicy(policy=str(self), reason="its row counts do not rise")
@@ -33,5 +37,57 @@ class Schedule:
         reached = [draft_len for rows, draft_len in self.steps if rows <= live_rows]
         return reached[-1]
 
+    @property
+    def draft_lens(self) -> frozenset[int]:
+        """Every draft length that it can choose."""
+        return frozenset(draft_len for _, draft_len in self.steps)
+
     def __str__(self) -> str:
         return "schedule:" + ",".join(f"{rows}={draft_len}" for rows, draft_len in self.steps)
+
+
+@dataclass(frozen=True)
+class ScheduleUpTo:
+    """``schedule:<=4=7,<=8=3``: 7 drafts for up to four live rows, 3 for up to eight, none for more.
+
+    TensorRT-LLM's ``draft_len_schedule`` has this meaning: {4: 7, 8: 3} there is this schedule.
+
+    Args:
+        steps: pairs (most live rows, K), rising.
+
+    Raises:
+        InvalidPolicy: ``steps`` are no such pairs.
+
+    Source: TensorRT-LLM, ``get_draft_len_for_batch_size`` in ``tensorrt_llm/_torch/speculative/utils.py``.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        _check_pairs(self.steps)
+        ends = [rows for rows, _ in self.steps]
+        if ends != sorted(set(ends)):
+            raise InvalidPolicy(policy=str(self), reason="its row counts do not rise")
+        if not ends or ends[0] < 1:
+            raise InvalidPolicy(policy=str(self), reason="begin with <=ROWS=K for a number of rows of at least 1")
+
+    def choose(self, live_rows: int) -> int:
+        return next((draft_len for rows, draft_len in self.steps if live_rows <= rows), 0)
+
+    @property
+    def draft_lens(self) -> frozenset[int]:
+        """Every draft length that it can choose."""
+        return frozenset({0, *(draft_len for _, draft_len in self.steps)})
+
+    def __str__(self) -> str:
+        return "schedule:" + ",".join(f"<={rows}={draft_len}" for rows, draft_len in self.steps)
+
+
+def _check_pairs(steps: Any) -> None:
+    """Raises InvalidPolicy unless ``steps`` are pairs of a row count and a draft length."""
+    pairs = isinstance(steps, tuple | list) and all(isinstance(step, tuple | list) and len(step) == 2 for step in steps)
+    if not pairs:
+        raise InvalidPolicy(policy="schedule", reason=f"steps={steps!r} has to be pairs of (rows, K)")
+    for rows, draft_len in steps:
+        check_whole("schedule", "rows", rows, 0)
+        check_whole("schedule", "a draft length", draft_len, 0)

@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from play import MAX_NEW, TIERS, Play, prompts, reference, spec_of
 from test_engine_machine import EngineMachine
 
-from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule
+from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule, ScheduleUpTo
 
 # (mode, slots, options), built once.
 SWAPPED: tuple[tuple[str, int, dict[str, int]], ...] = (
@@ -39,7 +39,7 @@ class Turncoat:
 policies: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from([Cost(), Cost(probing=1.0), Ema(warmup=0, interval=1), Gate(0.9, 2, 3), Gate(0.1, 1, 1, 1)]),
     st.builds(Fixed, st.sampled_from(TIERS)),
-    st.just(Schedule(((1, 3), (2, 0), (3, 1)))),
+    st.sampled_from([Schedule(((1, 3), (2, 0), (3, 1))), ScheduleUpTo(((1, 3), (2, 1)))]),
     st.builds(Turncoat, st.lists(st.sampled_from(TIERS), min_size=1, max_size=5)),
 )
 

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 import speccompile.build
 from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier, UserError
-from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule
+from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo
 from speccompile.policy_lab import Recorder, read_trace
 
 TIERS = (0, 1, 3)
@@ -79,6 +79,9 @@ def test_candidates_are_refused_before_there_is_a_wrap(policy: type[Ema | Cost],
         (lambda: Schedule({1: 3}), "has to be pairs"),  # type: ignore[arg-type]
         (lambda: Schedule(((1,),)), "has to be pairs"),  # type: ignore[arg-type]
         (lambda: Schedule("1=3"), "has to be pairs"),  # type: ignore[arg-type]
+        (lambda: ScheduleUpTo(()), "begin with <=ROWS=K for"),
+        (lambda: ScheduleUpTo(((0, 3),)), "at least 1"),
+        (lambda: ScheduleUpTo({4: 3}), "has to be pairs"),  # type: ignore[arg-type]
     ],
 )
 def test_simple_policies_are_checked_however_they_are_made(make: Callable[[], object], says: str) -> None:
