@@ -1,4 +1,4 @@
-"""Top-p (nucleus): the most likely tokens stay, as few as make up the mass p."""
+"""Top-p (nucleus): the fewest of the most likely tokens whose probabilities sum to at least p stay."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 
 from speccompile.graph_capture.state import N, StateSpec
 from speccompile.sampling.base import Option, number
@@ -15,9 +16,15 @@ from speccompile.sampling.keep_greatest import KeepGreatest, Scans
 # 1,024, and a hundred times as fast as all are sorted.
 LOOKS = (256, 4096)
 
+#: A sum of probabilities reaches p if it is at most this much below p: four units in the last place of a float32 below
+#: 1. Sums of float32 probabilities are off by about one such unit, so without it one token too many stays at every
+#: fifth border where the exact sum equals p.
+ROUNDING = 2.0**-22
+
 
 class TopP(KeepGreatest):
-    """transformers' ``TopPLogitsWarper``, save that of equal scores at the border all stay."""
+    """transformers' ``TopPLogitsWarper``, with two differences: a sum that equals p up to :data:`ROUNDING` reaches it, and
+    tokens whose score equals the last one that stays also stay."""
 
     name = "top_p"
     options: ClassVar = (Option("top_p", number(0, 1, above=True), neutral=1.0, draws=True),)
@@ -34,8 +41,9 @@ class TopP(KeepGreatest):
         for look in (*LOOKS, vocab) if scores.device.type == "cpu" else (vocab,):
             values = scans.greatest(scores, min(look, vocab))
             mass = (values - values[..., :1]).exp() * most
-            # A token stays while those in front of it make up less than p.
-            inside = mass.cumsum(-1) - mass < top_p
+            # A token stays if the tokens before it do not reach p.
+            before = F.pad(mass.cumsum(-1)[..., :-1], (1, 0))
+            inside = before < top_p - ROUNDING
             inside[..., 0] = True
             count = inside.sum(-1, keepdim=True)
             if look == vocab or not ((count == look) & (top_p < 1)).any():

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from speccompile.lowering.triton.launch import Launch, run_all
+from speccompile.sampling.top_p import ROUNDING
 
 # Ids that a program looks at in one go.
 BLOCK = 2048
@@ -40,9 +41,11 @@ def cut_rows(  # type: ignore[no-untyped-def]
     score_place,
     vocab,
     MASS: tl.constexpr,
+    ROUNDING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (place, row): -inf in the place of every score below the border. ``wanted``: k, or p with ``MASS``."""
+    """Program (place, row): -inf in the place of every score below the border. ``wanted``: k, or p with ``MASS``, which
+    a sum reaches from ``ROUNDING`` below it on."""
     place, row = tl.program_id(0), tl.program_id(1)
     want = tl.load(wanted + row).to(tl.float32)
     if MASS:
@@ -65,7 +68,7 @@ def cut_rows(  # type: ignore[no-untyped-def]
             there = first + lane < vocab
             value = tl.load(scores + first + lane, mask=there, other=float("-inf"))
             total += tl.where(there, _mass(value, highest), 0.0)
-        enough = want * tl.sum(total)
+        enough = (want - ROUNDING) * tl.sum(total)
 
     # The border, less the least int32. It stays 0, which is a NaN as a float, if everything together is not enough.
     found = tl.program_id(0).to(tl.int64) * 0
@@ -114,6 +117,7 @@ def cut_launch(scores: torch.Tensor, wanted: torch.Tensor) -> Launch:
         "score_place": scores.stride(1),
         "vocab": vocab,
         "MASS": wanted.dtype.is_floating_point,
+        "ROUNDING": ROUNDING,
         "BLOCK": BLOCK,
     }
     return Launch(cut_rows, (width, rows), arguments, warps=8)

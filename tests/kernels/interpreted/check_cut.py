@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from nuclei import DYADIC, TRANSFORMERS, Nucleus, borders
 
 from speccompile.lowering.ops.cut import _on_cuda
 from speccompile.lowering.triton import cut as module
@@ -71,6 +72,23 @@ def test_top_p(rows: int, width: int, vocab: int, levels: int, wanted: list[floa
     scores = random_scores(rows, width, vocab, levels, seed) * (3 / levels)
     got, expected = both(TopP(), scores, torch.tensor(wanted[:rows]))
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("case", [*TRANSFORMERS, *DYADIC], ids=str)
+def test_top_p_keeps_as_few_as_make_up_the_mass(case: Nucleus) -> None:
+    assert kept_by_both(case) == case.ids()
+
+
+@generated
+@given(case=borders())
+def test_a_sum_that_equals_p_reaches_it(case: Nucleus) -> None:
+    assert kept_by_both(case) == case.ids()
+
+
+def kept_by_both(case: Nucleus) -> set[int]:
+    got, expected = both(TopP(), case.scores(vocab=40), torch.tensor([case.top_p]))
+    assert torch.equal(got, expected)
+    return {*(got[0, 0] > float("-inf")).nonzero().flatten().tolist()}
 
 
 @pytest.mark.parametrize("wanted", [torch.tensor([2]), torch.tensor([0.5])], ids=["top_k", "top_p"])
