@@ -14,6 +14,7 @@ from torch import fx
 from speccompile.errors import LoweringError
 from speccompile.graph_capture.body import Body
 from speccompile.graph_capture.graph import Port, StepGraph
+from speccompile.lowering.ops.native import needs_library
 
 # Arithmetic on sizes, as export leaves it, printed so that the file needs no import for it.
 _INFIX: dict[Any, str] = {
@@ -32,8 +33,10 @@ _HEADER = '''"""{title}"""
 import torch
 from torch import device, inf, nan  # noqa: F401
 
-import speccompile.lowering.ops  # noqa: F401  registers torch.ops.speccompile
+import speccompile.stage_ops  # noqa: F401  registers torch.ops.speccompile
 '''
+
+_LOAD = "speccompile.stage_ops.load_compiled()\n"
 
 _MAIN = '''
 
@@ -74,7 +77,10 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
     It defines one function a body, ``step(*inputs)`` with the graph's inputs in order, and ``make_inputs(seed)``.
     """
     used = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    modules = [graph.graph, *(body.module.graph for name, body in graph.bodies.items() if name in used)]
     parts = [_HEADER.format(title=title)]
+    if any(_needs_library(node) for module in modules for node in module.nodes):
+        parts.append(_LOAD)
     for name, body in graph.bodies.items():
         if name in used:
             parts.append(_body_function(body))
@@ -86,6 +92,10 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
         )
     )
     return "\n".join(parts)
+
+
+def _needs_library(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and needs_library(node.target)
 
 
 def load_python(source: str, filename: str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from torch._ops import OpOverload
+
 from speccompile.lowering.ops.attention import SCHEMA
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
@@ -81,17 +83,25 @@ def _native_cut_below(scores, threshold):  # type: ignore[no-untyped-def]
     """-inf in the place of scores ``[B, T, V]`` that are below ``threshold`` ``[B, T, 1]``."""
 
 
-for _name, _fake in (
-    ("packed_linear", _packed_linear),
-    ("packed_embedding", _packed_embedding),
-    ("int8_linear", _int8_linear),
-    ("int8_embedding", _int8_embedding),
-    ("packed_linears", _packed_linears),
-    ("int8_linears", _int8_linears),
-    ("native_attention", _native_attention),
-    ("choose_nearly", _choose_nearly),
-    ("native_greatest", _native_greatest),
-    ("native_greatest_share", _native_greatest_share),
-    ("native_cut_below_", _native_cut_below),
-):
+_FAKES = {
+    "packed_linear": _packed_linear,
+    "packed_embedding": _packed_embedding,
+    "int8_linear": _int8_linear,
+    "int8_embedding": _int8_embedding,
+    "packed_linears": _packed_linears,
+    "int8_linears": _int8_linears,
+    "native_attention": _native_attention,
+    "choose_nearly": _choose_nearly,
+    "native_greatest": _native_greatest,
+    "native_greatest_share": _native_greatest_share,
+    "native_cut_below_": _native_cut_below,
+}
+for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+
+
+def needs_library(op: OpOverload) -> bool:
+    """Whether ``op`` runs only after ``lowering.cpu.library.load_cpu_ops()``: these ops, and the ``native_`` forms of
+    others."""
+    namespace, _, name = op._schema.name.partition("::")
+    return namespace == "speccompile" and (name in _FAKES or name.startswith("native_"))
