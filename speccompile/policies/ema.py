@@ -1,47 +1,70 @@
-"""``ema``: tiers by a moving average of accepted drafts, as SGLang's adaptive speculation chooses them.
+"""``ema``: the tier by a moving average of accepted drafts, as SGLang's adaptive speculation chooses it.
 
-After SGLang's ``adaptive_spec_params.py``: signal, constants and thresholds are its own. It knows no costs; it is here
-to be compared with.
+It uses no costs. It is here to be compared with ``cost``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from speccompile.policies.base import Done, Ladder, Upcoming
-from speccompile.policies.options import check_built, check_candidates, check_number, check_whole, text_of
-
-#: SGLang does not say how often it tries again from K=0; this many steps.
-PROBE_EVERY = 50
+from speccompile.policies.options import (
+    by_rows,
+    check_built,
+    check_by_rows,
+    check_candidates,
+    check_number,
+    check_whole,
+    reached,
+    text_of,
+)
 
 
 @dataclass(frozen=True)
 class Ema:
-    """Moves one tier up or down by the mean number of accepted drafts of a batch.
+    """Moves over the tiers by the mean number of accepted drafts of a batch, step by step as SGLang does.
+
+    SGLang's own default is ``Ema(candidates={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}, down={1: -0.25,
+    8: 0.0})``. SGLang pads a batch to the rows of a CUDA graph before it looks up its candidates; here the live rows
+    count. ``down``, ``up``, ``ceiling`` and ``candidates`` may differ by live rows: of a mapping the largest number of
+    rows that is reached is valid, 1 is among them, and each range of ``candidates`` has its own average.
 
     Args:
-        alpha: how much of a new step counts.
-        warmup: steps without a decision at the start.
+        alpha: weight of a new step in the average.
+        warmup: steps before the first ``interval`` begins.
         interval: steps between two decisions.
-        down, up: what is added to the thresholds ``smaller tier - 0.5`` (0.5 if that is K=0) and ``tier - 0.5``.
-        candidates: draft lengths to choose from; None is all tiers. By live rows ({1: (1, 3, 7), 8: (0, 1)}), the
-            largest that is reached counts, and each has an average of its own.
+        down: is added to the threshold below which the next smaller tier is taken: that tier's K - 0.5, or 0.5 for K=0.
+        up: is added to the threshold above which the next larger tier is taken: K - 0.5.
+        ceiling: if positive, no decision but a rise leaves K above ``ceiling`` times the average, rounded up.
+        initial: K of the first steps. None, and ranges of ``candidates`` without it, start at their middle one.
+        candidates: draft lengths to choose from; None is all tiers.
+
+    Raises:
+        InvalidPolicy: a value is not valid.
+
+    Source: SGLang 0.5.23, ``AdaptiveStepSlot`` in ``python/sglang/srt/speculative/adaptive_spec_params.py``.
     """
 
     alpha: float = 0.2
     warmup: int = 10
     interval: int = 5
-    down: float = -0.25
-    up: float = 0.0
+    down: float | Mapping[int, float] = -0.25
+    up: float | Mapping[int, float] = 0.0
+    ceiling: float | Mapping[int, float] = 0.0
+    initial: int | None = None
     candidates: tuple[int, ...] | Mapping[int, tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         check_number("ema", "alpha", self.alpha, above=0.0, most=1.0)
         check_whole("ema", "warmup", self.warmup, 0)
         check_whole("ema", "interval", self.interval, 1)
-        check_number("ema", "down", self.down)
-        check_number("ema", "up", self.up)
+        check_by_rows("ema", "down", self.down)
+        check_by_rows("ema", "up", self.up)
+        check_by_rows("ema", "ceiling", self.ceiling, least=0.0)
+        if self.initial is not None:
+            check_whole("ema", "initial", self.initial, 0)
         check_candidates("ema", self.candidates, by_rows=True)
 
     def __str__(self) -> str:
@@ -52,68 +75,92 @@ class Ema:
         return False
 
     def check(self, draft_lens: Collection[int]) -> None:
-        for candidates in self._by_rows(tuple(draft_lens)).values():
-            check_built(candidates, draft_lens)
+        for candidates in by_rows(self.candidates).values():
+            check_built(candidates or (), draft_lens)
+        check_built([] if self.initial is None else [self.initial], draft_lens)
 
     def start(self, ladder: Ladder) -> EmaChooser:
-        by_rows = self._by_rows(ladder.draft_lens)
-        return EmaChooser(self, {rows: _Average(candidates) for rows, candidates in by_rows.items()})
-
-    def _by_rows(self, draft_lens: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
-        if self.candidates is None:
-            return {1: tuple(sorted(draft_lens))}
-        return dict(self.candidates) if isinstance(self.candidates, Mapping) else {1: self.candidates}
+        ranges = by_rows(self.candidates)
+        return EmaChooser({rows: EmaRange(self, rows, ranges[rows] or ladder.draft_lens) for rows in ranges})
 
 
-class _Average:
-    """Of one range of row counts."""
+class EmaRange:
+    """Average and tier of one range of row counts.
 
-    def __init__(self, candidates: tuple[int, ...]) -> None:
-        self.candidates = candidates
-        self.at = len(candidates) - 1
-        self.value: float | None = None
-        self.steps = 0
+    Args:
+        options: of the policy.
+        rows: the fewest live rows of the range.
+        candidates: its draft lengths, rising.
 
-    @property
-    def draft_len(self) -> int:
-        return self.candidates[self.at]
+    Attributes:
+        draft_len: K of the tier to run.
+        average: of the accepted drafts of a row and step; without drafts it stays as it is.
+    """
+
+    def __init__(self, options: Ema, rows: int, candidates: tuple[int, ...]) -> None:
+        self._options = options
+        self._candidates = candidates
+        self._down = reached(by_rows(options.down), rows)
+        self._up = reached(by_rows(options.up), rows)
+        self._ceiling = reached(by_rows(options.ceiling), rows)
+        middle = candidates[len(candidates) // 2]
+        self.draft_len = options.initial if options.initial in candidates else middle
+        self.average = float(self.draft_len - 1)
+        self._steps = 0
+
+    def note(self, accepted: Collection[int]) -> None:
+        """Take in a step's accepted drafts by row, and choose the next tier if it is time to."""
+        if not accepted:
+            return
+        options = self._options
+        if self.draft_len:
+            mean = sum(accepted) / len(accepted)
+            self.average = (1 - options.alpha) * self.average + options.alpha * mean
+        self._steps += 1
+        since = self._steps - options.warmup
+        if since > 0 and since % options.interval == 0:
+            self.draft_len = self._next()
+
+    def _next(self) -> int:
+        candidates, before = self._candidates, self.draft_len
+        at = candidates.index(before)
+        if before == 0:
+            return self._probe(at)
+        while at > 0 and self.average <= self._drop_below(candidates[at - 1]):
+            at -= 1
+        if candidates[at] == before:
+            while at + 1 < len(candidates) and self.average > candidates[at] - 0.5 + self._up:
+                at += 1
+        if self._ceiling and candidates[at] <= before:
+            highest = max(1, math.ceil(self.average * self._ceiling))
+            while at > 0 and candidates[at] > highest:
+                at -= 1
+        return candidates[at]
+
+    def _probe(self, at: int) -> int:
+        """Nothing is accepted where nothing is drafted, so every decision at K=0 is to try the next tier."""
+        target = self._candidates[min(at + 1, len(self._candidates) - 1)]
+        if target and self.average < 0:
+            # The range began at K=0: there is no history that could be continued.
+            self.average = float(target - 1)
+        return target
+
+    def _drop_below(self, smaller: int) -> float:
+        return (smaller - 0.5 if smaller else 0.5) + self._down
 
 
 class EmaChooser:
-    """See :class:`Ema`."""
+    """See :class:`Ema`.
 
-    def __init__(self, options: Ema, averages: dict[int, _Average]) -> None:
-        self._options = options
-        self._averages = averages
+    Args:
+        ranges: by the fewest live rows of each.
+    """
+
+    def __init__(self, ranges: Mapping[int, EmaRange]) -> None:
+        self._ranges = ranges
 
     def choose(self, upcoming: Upcoming) -> int:
-        return self._of(len(upcoming.rows)).draft_len
+        return reached(self._ranges, len(upcoming.rows)).draft_len
 
     def note(self, done: Done) -> None:
-        options, average = self._options, self._of(len(done.requests))
-        average.steps += 1
-        if not average.draft_len:
-            # Nothing is accepted where nothing is drafted.
-            if average.steps >= PROBE_EVERY and len(average.candidates) > 1:
-                average.at, average.steps, average.value = 1, 0, None
-            return
-        accepted = sum(done.accepted) / len(done.accepted)
-        seen = accepted if average.value is None else average.value
-        average.value = seen + options.alpha * (accepted - seen)
-        if average.steps >= options.warmup and average.steps % options.interval == 0:
-            self._decide(average, average.value)
-
-    def _decide(self, average: _Average, value: float) -> None:
-        before = average.at
-        if average.at > 0:
-            smaller = average.candidates[average.at - 1]
-            if value <= (smaller - 0.5 if smaller else 0.5) + self._options.down:
-                average.at -= 1
-        if average.at == before and average.at + 1 < len(average.candidates):
-            average.at += value > average.draft_len - 0.5 + self._options.up
-        if not average.draft_len:
-            average.steps = 0
-
-    def _of(self, rows: int) -> _Average:
-        reached = [start for start in sorted(self._averages) if start <= rows]
-        return self._averages[reached[-1]]
+        reached(self._ranges, len(done.requests)).note(done.accepted)

@@ -5,9 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from speccompile.errors import InvalidPolicy, UnknownTier
+
+T = TypeVar("T")
+
+
+def by_rows(value: T | Mapping[int, T]) -> Mapping[int, T]:
+    """``value`` by the fewest live rows for which it is valid; what is no mapping is valid from one row on."""
+    return value if isinstance(value, Mapping) else {1: value}
+
+
+def reached(values: Mapping[int, T], rows: int) -> T:
+    """Of ``values`` that of the largest row count up to ``rows``; for no rows that of the smallest."""
+    return values[max((start for start in values if start <= rows), default=min(values))]
 
 
 def check_number(
@@ -26,6 +38,19 @@ def check_whole(policy: str, name: str, value: Any, least: int) -> None:
     """Raises InvalidPolicy."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} has to be a whole number of at least {least}")
+
+
+def check_by_rows(policy: str, name: str, value: Any, *, least: float = -math.inf) -> None:
+    """Of a number, or of one for each range of row counts.
+
+    Raises:
+        InvalidPolicy: one is no number of at least ``least``, or none is for one row.
+    """
+    for rows, one in by_rows(value).items():
+        check_whole(policy, f"rows of {name}", rows, 1)
+        check_number(policy, name, one, least=least)
+    if 1 not in by_rows(value):
+        raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} does not say what one row uses")
 
 
 def check_candidates(policy: str, candidates: Any, *, by_rows: bool) -> None:
@@ -96,17 +121,18 @@ def read_options(policy: str, text: str, known: Collection[str]) -> dict[str, An
         if not equals or name not in known or name in options:
             reason = f"{item!r} is none of its options, each once: {', '.join(f'{option}=...' for option in known)}"
             raise InvalidPolicy(policy=policy, reason=reason)
-        options[name] = _read(policy, value.strip())
+        options[name] = _read(policy, name, value.strip())
     return options
 
 
-def _read(policy: str, text: str) -> Any:
+def _read(policy: str, name: str, text: str) -> Any:
     if ":" in text:
         pairs = [item.partition(":") for item in text.split(";")]
-        by_rows = {_number(policy, rows): _as_tuple(policy, rest) for rows, _, rest in pairs}
-        if len(by_rows) < len(pairs):
+        read = _as_tuple if name == "candidates" else _number
+        values = {_number(policy, rows): read(policy, rest) for rows, _, rest in pairs}
+        if len(values) < len(pairs):
             raise InvalidPolicy(policy=policy, reason=f"{text!r} names a number of rows twice")
-        return by_rows
+        return values
     return _as_tuple(policy, text) if "/" in text else _number(policy, text)
 
 

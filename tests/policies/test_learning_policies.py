@@ -116,30 +116,7 @@ def test_a_tier_that_was_not_built(policy: Any) -> None:
         parse_policy(policy, TIERS)
 
 
-# --- ema and gate --------------------------------------------------------------------------------
-
-
-def test_ema_has_sglangs_thresholds() -> None:
-    """Constant acceptance of a: from K=7 down while a <= smaller - 0.75, and up while a > K - 0.5."""
-    for right, settled in ((7, 7), (3, 7), (2, 3), (1, 3), (0, 0)):
-        assert play(start(Ema(candidates=(0, 1, 3, 7)), ladder()), 45, right)[-1] == settled, right
-
-
-def test_ema_decides_after_the_warm_up_and_at_intervals() -> None:
-    chosen = play(start(Ema(warmup=10, interval=5, candidates=(1, 3, 7)), ladder()), 16, 0)
-    assert chosen == [7] * 10 + [3] * 5 + [1]
-
-
-def test_ema_tries_again_from_no_drafts() -> None:
-    chooser = start(Ema(), ladder())
-    assert play(chooser, 40, 0)[-1] == 0
-    assert 1 in play(chooser, 60, 0)
-
-
-def test_ema_keeps_an_average_for_each_number_of_rows() -> None:
-    chooser = start(Ema(candidates={1: (1, 3, 7), 4: (0, 1)}), ladder())
-    assert play(chooser, 40, 0, rows=4)[-1] == 0
-    assert chooser.choose(upcoming(1)) == 7
+# --- gate --------------------------------------------------------------------------------
 
 
 def test_a_gate_closes_and_opens_again() -> None:

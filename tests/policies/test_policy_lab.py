@@ -55,7 +55,7 @@ def test_results_that_come_a_step_late() -> None:
 
 
 def test_ema_loses_where_costs_matter() -> None:
-    table, texts = COSTS["linear"], made_texts("seldom", seed=1)
+    table, texts = COSTS["flat"], made_texts("seldom", seed=1)
     ladder = Ladder(TIERS, table)
     best = max(simulate(Fixed(k), texts, ladder, table, ready=False).speed for k in TIERS)
     assert simulate(Ema(), texts, ladder, table, ready=False).speed < 0.95 * best
