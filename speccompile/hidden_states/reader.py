@@ -40,7 +40,10 @@ class SavedHiddenStates(Mapping[str, Record]):
             self._places.update({id: (path, index) for index, id in enumerate(ids)})
 
     def __getitem__(self, id: str) -> Record:
-        return read_record(*self._places[id], id)
+        path, index = self._places[id]
+        # Where there are records, it is known what they are about.
+        assert self.about is not None
+        return read_record(path, index, id, self.about.layers)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

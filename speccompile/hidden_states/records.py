@@ -1,6 +1,6 @@
 """One text with its hidden states, and how several of them lie in a safetensors file.
 
-The fields are those of the files that TensorRT-LLM (``SaveHiddenStatesDrafter``) and SpecForge
+The fields are those of the files that TensorRT-LLM (``SaveHiddenStatesResourceManager``) and SpecForge
 (``prepare_hidden_states.py``) write. Captured layers are stored once, though both have a name for them.
 """
 
@@ -19,7 +19,7 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from speccompile.errors import CorruptRecords, told
-from speccompile.hidden_states.options import SaveHiddenStates
+from speccompile.hidden_states.options import FINAL, SaveHiddenStates
 
 FORMAT = 1
 #: Under which a file's metadata has what it is about.
@@ -50,6 +50,7 @@ class Record:
         loss_mask: int64 ``[n]``, 1 at tokens to learn from: those that the target has written, or as was given.
         hidden_state: ``[n, M]``, behind the final norm, what the lm_head reads.
         aux_hidden_state: ``[n, layers * M]``, the captured layers' outputs side by side.
+        layers: the captured ones, -1 being the final norm.
     """
 
     id: str
@@ -57,15 +58,15 @@ class Record:
     loss_mask: torch.Tensor
     hidden_state: torch.Tensor
     aux_hidden_state: torch.Tensor
+    layers: tuple[int, ...]
 
     def as_trtllm(self) -> dict[str, Any]:
-        """As TensorRT-LLM saves it."""
-        return {
-            "id": self.id,
-            "input_ids": self.input_ids,
-            "hidden_state": self.hidden_state,
-            "hidden_state_features": self.aux_hidden_state,
-        }
+        """As TensorRT-LLM saves it: without ``aux_hidden_states`` if the final norm alone was captured.
+
+        Source: TensorRT-LLM, ``tensorrt_llm/_torch/speculative/save_hidden_state.py``.
+        """
+        saved = {"id": self.id, "input_ids": self.input_ids, "hidden_state": self.hidden_state}
+        return saved if self.layers == (FINAL,) else saved | {"aux_hidden_states": self.aux_hidden_state}
 
     def as_specforge(self) -> dict[str, torch.Tensor]:
         """As SpecForge saves it, with hidden states of a batch of one."""
@@ -150,14 +151,14 @@ def _about(described: Mapping[str, Any]) -> About:
     return About(described["model"], described["weights"], tuple(described["layers"]), described["dtype"])
 
 
-def read_record(path: Path, index: int, id: str) -> Record:
-    """One of a file.
+def read_record(path: Path, index: int, id: str, layers: tuple[int, ...]) -> Record:
+    """One of a file whose records have these layers.
 
     Raises:
         CorruptRecords: the file was cut off or taken away meanwhile.
     """
     try:
         with safe_open(path, "pt") as file:
-            return Record(id, *(file.get_tensor(f"{index}.{field}") for field in FIELDS))
+            return Record(id, layers=layers, **{field: file.get_tensor(f"{index}.{field}") for field in FIELDS})
     except (OSError, SafetensorError) as error:
         raise CorruptRecords(path=str(path), reason=told(error)) from error

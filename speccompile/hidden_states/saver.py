@@ -59,4 +59,5 @@ class Saver:
             # Never the same memory as what was captured, of which it may be a part: safetensors refuses that.
             final.clone(memory_format=torch.contiguous_format),
             captured.contiguous(),
+            self._rows.layers,
         )

@@ -15,10 +15,12 @@ class Gate:
     """One draft length, or none.
 
     Args:
-        threshold: share of judged drafts that has to be accepted.
-        window: steps with drafts over which that is counted.
+        threshold: mean acceptance rate below which it closes. A step's rate is accepted over judged drafts of all rows.
+        window: steps with drafts over which rates are averaged; each step has the same weight.
         pause: steps without drafts before ``window`` steps are tried again.
         draft_len: None is the largest tier.
+
+    Source: TensorRT-LLM, ``SpeculationGate`` in ``tensorrt_llm/_torch/speculative/speculation_gate.py``.
     """
 
     threshold: float = 0.2
@@ -53,7 +55,7 @@ class GateChooser:
     def __init__(self, options: Gate, draft_len: int) -> None:
         self._options = options
         self._draft_len = draft_len
-        self._window: deque[tuple[int, int]] = deque(maxlen=options.window)
+        self._rates: deque[float] = deque(maxlen=options.window)
         self._pause = 0
 
     def choose(self, upcoming: Upcoming) -> int:
@@ -65,8 +67,8 @@ class GateChooser:
             return
         if not sum(done.proposed):
             return
-        self._window.append((sum(done.accepted), sum(done.proposed)))
-        accepted, proposed = (sum(column) for column in zip(*self._window, strict=True))
-        if len(self._window) == self._options.window and accepted < self._options.threshold * proposed:
+        self._rates.append(sum(done.accepted) / sum(done.proposed))
+        full = len(self._rates) == self._options.window
+        if full and sum(self._rates) / len(self._rates) < self._options.threshold:
             self._pause = self._options.pause
-            self._window.clear()
+            self._rates.clear()

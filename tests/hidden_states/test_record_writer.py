@@ -32,6 +32,7 @@ def record(number: int, length: int = 5) -> Record:
         torch.ones_like(ids),
         torch.full((length, 4), 1.0 * number),
         ids[:, None].expand(length, 8) * 2.0,
+        ABOUT.layers,
     )
 
 
@@ -79,7 +80,20 @@ def test_the_fields_of_others(tmp_path: Path) -> None:
     other = read.as_trtllm()
     assert other.pop("id") == "0"
     shapes = {name: tuple(value.shape) for name, value in other.items()}
-    assert shapes == {"input_ids": (5,), "hidden_state": (5, 4), "hidden_state_features": (5, 8)}
+    assert shapes == {"input_ids": (5,), "hidden_state": (5, 4), "aux_hidden_states": (5, 8)}
+
+
+def test_tensorrt_llm_has_no_captured_layers_beside_the_final_norm_alone(tmp_path: Path) -> None:
+    """With ``eagle3_layers_to_capture={-1}`` its files have no ``aux_hidden_states``."""
+    to = writer(tmp_path, about=replace(ABOUT, layers=(-1,)))
+    to.order("0")
+    to.add(replace(record(0), aux_hidden_state=record(0).hidden_state.clone(), layers=(-1,)))
+    to.close()
+    read = SavedHiddenStates(tmp_path)["0"]
+    assert list(read.as_trtllm()) == ["id", "input_ids", "hidden_state"]
+    assert read.as_specforge()["aux_hidden_state"].shape == (1, 5, 4)
+    with_another = replace(read, layers=(1, -1))
+    assert "aux_hidden_states" in with_another.as_trtllm()
 
 
 def test_what_waits_is_not_told(tmp_path: Path) -> None:

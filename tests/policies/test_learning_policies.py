@@ -126,6 +126,46 @@ def test_a_gate_closes_and_opens_again() -> None:
     assert play(chooser, 20, 3) == [3] * 20
 
 
+def judged(accepted: tuple[int, ...], proposed: tuple[int, ...]) -> Done:
+    """A step of rows that had so many drafts, of which so many were accepted."""
+    rows = len(proposed)
+    return Done(8, tuple(range(rows)), (50,) * rows, proposed, accepted, tuple(a + 1 for a in accepted))
+
+
+def test_a_gate_averages_the_rates_of_steps() -> None:
+    """1 of 1 and 2 of 8: the mean of the rates is 0.625, though 3 of 9 drafts were accepted.
+
+    Rows of a step are summed.
+    """
+    chooser = start(Gate(threshold=0.5, window=2), ladder())
+    chooser.note(judged((1,), (1,)))
+    chooser.note(judged((2,), (8,)))
+    assert chooser.choose(upcoming()) == 7
+    chooser = start(Gate(threshold=0.5, window=2), ladder())
+    chooser.note(judged((1, 2), (1, 8)))
+    chooser.note(judged((1, 2), (1, 8)))
+    assert chooser.choose(upcoming()) == 0
+
+
+@pytest.mark.parametrize(
+    ("threshold", "rates", "closes"),
+    [
+        (0.5, [0.8, 0.8, 0.8], False),
+        (0.3, [0.1, 0.2], False),
+        (0.3, [0.1, 0.2, 0.3], True),
+        (0.7, [0.9, 0.9, 0.9], False),
+        (0.7, [0.9, 0.9, 0.9, 0.2], True),
+    ],
+    ids=str,
+)
+def test_a_gate_closes_where_tensorrt_llms_does(threshold: float, rates: list[float], closes: bool) -> None:
+    """The cases of its ``test_spec_gate.py``, with a window of three."""
+    chooser = start(Gate(threshold=threshold, window=3), ladder())
+    for rate in rates:
+        chooser.note(judged((round(10 * rate),), (10,)))
+    assert (chooser.choose(upcoming()) == 0) == closes
+
+
 # --- cost ----------------------------------------------------------------------------------------
 
 
