@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from speccompile.building import one_build
 from speccompile.drafter import Drafter
 from speccompile.errors import (
     CaptureError,
@@ -264,6 +265,7 @@ def _checked(
     return lowered, difference
 
 
+@one_build()
 def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: Iterable[Tier]) -> dict[str, bytes]:
     """What a build of the same would read from its storage, by name."""
     outlined = build.model.last.graph

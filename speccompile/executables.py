@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from speccompile.building import one_build
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
@@ -72,6 +73,7 @@ class ExecutableMaker:
         self._captures = captures
         self._mixed: dict[Kind, Mapping[TierName, Tier]] = {}
 
+    @one_build()
     def of_kind(self, kind: Kind) -> Executables:
         """Tiers and prompt chunks. Raises as :meth:`of_steps`."""
         with task(f"build the {kind} steps"):
@@ -100,6 +102,7 @@ class ExecutableMaker:
             )
         )
 
+    @one_build()
     def mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
         """Mixed tiers, the same ones whenever they are asked for; none where prompts cannot be read along. Raises as
         :meth:`of_steps`."""

@@ -15,6 +15,7 @@ from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import Probe
 from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.own_thread import twin
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.graph_capture.support import ModelInfo
@@ -81,9 +82,10 @@ def build_stages(
         known = None
     if known is None:
         with task("capture the model"):
-            observed = observe(model, info, routes)
+            captured_model = twin(model)
+            observed = observe(captured_model, info, routes)
             arena = Arena(plan_layout(info, config, observed.kv), info.device)
-            captured = capture(model, info, observed, arena.layout)
+            captured = capture(captured_model, info, observed, arena.layout)
     else:
         observed = known.observed
         arena = Arena(plan_layout(info, config, observed.kv), info.device)

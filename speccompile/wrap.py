@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from speccompile.acceptance import Rule
 from speccompile.build import build
+from speccompile.building import one_build
 from speccompile.errors import InvalidOption
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.records import about
@@ -153,6 +154,7 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
     return _wrap(model, given_options(package.manifest), Brought(package.files))
 
 
+@one_build()
 def _wrap(
     model: PreTrainedModel,
     options: dict[str, Any],

@@ -66,6 +66,7 @@ class Wrapped:
             ready=config.mode.ready and not config.rule.fills_drafts,
             options=options,
             one_shape=config.one_shape,
+            parks=build.captures is not None,
             reads_dead_places=config.reads_dead_places,
             reach=None if config.network is None else config.network.max_len,
             host_draft=config.mode.host_draft if config.max_draft_len else None,

@@ -87,7 +87,7 @@ def test_only_the_eager_route_replaces_masks_and_only_inside() -> None:
         assert ALL_MASK_ATTENTION_FUNCTIONS["eager"] is masking_utils.eager_mask
     with captured_by(model, "eager"):
         assert ALL_MASK_ATTENTION_FUNCTIONS["eager"] is not masking_utils.eager_mask
-        assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+        assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is not masking_utils.sdpa_mask
     assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is masking_utils.sdpa_mask
     assert ALL_MASK_ATTENTION_FUNCTIONS["eager"] is masking_utils.eager_mask
     # Another eager model is served by transformers' own mask again.

@@ -12,7 +12,8 @@ something that the op does not have (ALiBi).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,14 @@ class Running:
     causal: list[bool] = field(default_factory=list)
 
 
-_running: list[Running] = []
+class _Running(threading.local):
+    """Forwards under capture of this thread, innermost last; other threads run models as they are."""
+
+    def __init__(self) -> None:
+        self.stack: list[Running] = []
+
+
+_running = _Running()
 
 
 def _attention(
@@ -64,7 +72,7 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    run = _running[-1]
+    run = _running.stack[-1]
     if isinstance(attention_mask, ForeignMask):
         raise Unfit(f"attends by a mask that is neither causal, sliding nor chunked ({attention_mask.name})")
     if not isinstance(attention_mask, Mask):
@@ -105,7 +113,7 @@ def _recorded_mask(
 ) -> Mask | ForeignMask:
     if use_vmap:
         raise Unfit("combines its attention mask with one of its own")
-    return _running[-1].masks.ask(mask_function, local_size, device)
+    return _running.stack[-1].masks.ask(mask_function, local_size, device)
 
 
 def _mask_from_state(
@@ -117,7 +125,7 @@ def _mask_from_state(
     **arguments: Any,
 ) -> torch.Tensor:
     """transformers' additive mask ``[B, 1, T, S]``, of queries that stand at each row's own positions."""
-    run = _running[-1]
+    run = _running.stack[-1]
     if use_vmap:
         raise Unfit("combines its attention mask with one of its own")
     positions = run.positions
@@ -145,11 +153,11 @@ def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
         key: (config._attn_implementation_internal, config._experts_implementation_internal)
         for key, config in configs.items()
     }
-    own_masks = dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)
-    if route == "eager":
-        for name in OWN:
-            ALL_MASK_ATTENTION_FUNCTIONS[name] = _mask_from_state
+    masks = ALL_MASK_ATTENTION_FUNCTIONS._local_mapping
+    own_masks = {name: masks.get(name) for name in OWN} if route == "eager" else {}
     try:
+        for name in own_masks:
+            ALL_MASK_ATTENTION_FUNCTIONS[name] = _captured_mask(ALL_MASK_ATTENTION_FUNCTIONS[name])
         for config in configs.values():
             if route == "attention" or config._attn_implementation_internal not in OWN:
                 config._attn_implementation_internal = IMPLEMENTATION[route]
@@ -158,14 +166,27 @@ def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
     finally:
         for key, config in configs.items():
             config._attn_implementation_internal, config._experts_implementation_internal = before[key]
-        ALL_MASK_ATTENTION_FUNCTIONS._local_mapping = own_masks
+        for name, mask in own_masks.items():
+            if mask is None:
+                del masks[name]
+            else:
+                masks[name] = mask
+
+
+def _captured_mask(own: Callable[..., Any]) -> Callable[..., Any]:
+    """:func:`_mask_from_state` in a thread that captures, and ``own`` in any other."""
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        return (_mask_from_state if _running.stack else own)(*args, **kwargs)
+
+    return mask
 
 
 @contextlib.contextmanager
 def running(run: Running) -> Iterator[Running]:
     """Attention calls and masks inside belong to ``run``."""
-    _running.append(run)
+    _running.stack.append(run)
     try:
         yield run
     finally:
-        _running.pop()
+        _running.stack.pop()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -23,6 +21,7 @@ from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.graph import Port, StepGraph
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.observe import Observation, Place, extra_inputs, takes
+from speccompile.graph_capture.own_thread import unheard
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.graph_capture.state import Layout, primes_clear_of
 from speccompile.graph_capture.support import ModelInfo, is_quantised, named_tensors
@@ -137,7 +136,7 @@ def _export(
     with captured_by(model, observed.route), fixed_rotary(model), place.followed():
         try:
             # torch prints the unfinished graph to stderr before it raises.
-            with contextlib.redirect_stderr(io.StringIO()):
+            with unheard():
                 program = exported(Step(model, observed), inputs, shapes)
         except SpecCompileError:
             raise

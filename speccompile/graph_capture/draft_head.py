@@ -26,6 +26,7 @@ from speccompile.graph_capture.check import TOLERANCE
 from speccompile.graph_capture.draft_network import DraftNetwork, Run
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.graph import Port, Route, StepGraph
+from speccompile.graph_capture.own_thread import twin
 from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.store import HeadStore
 from speccompile.graph_capture.support import ModelInfo
@@ -185,7 +186,7 @@ class HeadNetwork(DraftNetwork):
         both = {0: dynamic, 1: dynamic}
         shapes = (both, both, {0: dynamic}, both, [both] * len(self.kv), [both] * len(self.kv))
         try:
-            program = exported(_Step(head), arguments, shapes)
+            program = exported(twin(_Step(head)), arguments, shapes)
         except Exception as error:
             raise CaptureError(f"the head {info.name} cannot be exported: {told(error)}") from error
         graph = program.graph_module.graph

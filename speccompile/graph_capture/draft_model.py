@@ -13,6 +13,7 @@ from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.draft_network import DraftNetwork, Run
 from speccompile.graph_capture.graph import Route, StepGraph
 from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.own_thread import twin
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.state import KVShape, Layout
 from speccompile.graph_capture.store import CaptureStore
@@ -33,7 +34,7 @@ class DraftModel(DraftNetwork):
     @cached_property
     def observed(self) -> Observation:
         settle_rotary(self.model)
-        return observe(self.model, self.info)
+        return observe(twin(self.model), self.info)
 
     @property
     def module(self) -> nn.Module:
@@ -52,7 +53,7 @@ class DraftModel(DraftNetwork):
         # The same model as a target may have been captured by another route.
         if known is not None and known.fits(layout) and known.observed == self.observed:
             return known.graph(layout), True
-        return capture(self.model, self.info, self.observed, layout), False
+        return capture(twin(self.model), self.info, self.observed, layout), False
 
     def keep(self, graph: StepGraph, storage: Storage) -> None:
         CaptureStore(self.model, self.info, storage).save(graph, self.observed)

@@ -10,10 +10,13 @@ import torch
 from torch import nn
 from torch.fx import config
 
+from speccompile.building import one_build
+from speccompile.graph_capture.own_thread import exported_alone
+
 
 def exported(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
     """``module`` traced in this interpreter, without autograd. Raises whatever export does."""
-    with torch.no_grad(), _without_stack_traces():
+    with one_build(), exported_alone(), torch.no_grad(), _without_stack_traces():
         return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=False)
 
 

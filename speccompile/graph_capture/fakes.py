@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +11,16 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from speccompile.building import one_build
+
 # One for all graphs, so that what was traced for one serves the others; a mode is for one thread at a time.
 _MODE = FakeTensorMode()
-_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def faking() -> Iterator[None]:
     """In here torch's ops take fakes and make fakes. One thread at a time."""
-    with _LOCK, _MODE, torch.no_grad():
+    with one_build(), _MODE, torch.no_grad():
         yield
 
 

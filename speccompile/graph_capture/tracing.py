@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from speccompile.described import NotDescribed, described
 from speccompile.graph_capture.fakes import faking, kind, of_kind
+from speccompile.graph_capture.own_thread import traced_alone
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _traced(call: Call) -> Trace:
         return flat_result
 
     structure: list[Any] = [None]
-    with faking():
+    with faking(), traced_alone():
         # A fake for every node, also where two of one trace have one: make_fx tells its inputs apart by identity.
         own = {index: of_kind(call.kinds[index]) for index in set(call.same)}
         traced = make_fx(flat)(*[own[index] for index in call.same])

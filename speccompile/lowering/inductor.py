@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from speccompile.building import one_build
 from speccompile.errors import LoweringError, told
 from speccompile.graph_capture.body import Body, size_of
 from speccompile.graph_capture.graph import StepGraph
@@ -64,6 +66,7 @@ _code: dict[str, str] = {}
 _brought: dict[str, bytes] = {}
 
 
+@one_build()
 def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
     """A compiled function for each body of ``graph``, by the body's name."""
     return {name: _compiled(body, graph.device) for name, body in graph.bodies.items()}
@@ -118,13 +121,16 @@ def _noting_module(name: str, device: torch.device) -> Iterator[None]:
     the C++ ops, which are waited for then.
     """
     cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
-    load = cache.load_by_key_path
+    load, owner = cache.load_by_key_path, threading.get_ident()
 
     def noted(*arguments: Any, **options: Any) -> ModuleType:
-        if device.type == "cpu":
+        if device.type == "cpu" and threading.get_ident() == owner:
             # Not sooner: they are built while Inductor writes the module.
             load_cpu_ops()
         module: ModuleType = load(*arguments, **options)
+        if threading.get_ident() != owner:
+            # Another thread's torch.compile.
+            return module
         # A Triton kernel's module comes this way too, and calls nothing.
         if hasattr(module, "call") and module.__file__ is not None:
             _modules[name], _code[name] = module, Path(module.__file__).read_text()

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 
+from speccompile.building import one_build
 from speccompile.described import NotDescribed, described
 from speccompile.errors import PassError
 from speccompile.graph_capture.graph import Port, StepGraph
@@ -96,6 +97,7 @@ class StepMaker:
     def _made_later(self, pipeline: Pipeline, name: str, source: str) -> Stages:
         """The stages that ``source`` comes from, made when somebody looks at them."""
 
+        @one_build()
         def made() -> Stages:
             stages = self._run(pipeline)
             if to_python(stages.last.graph, pipeline.tier) != source:

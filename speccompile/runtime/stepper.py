@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from speccompile.building import one_build
 from speccompile.hidden_states.saver import Saver
 from speccompile.lowering.tier import Executables, Kind, Tier, TierName
 from speccompile.modes.base import HostDraft
@@ -59,6 +60,7 @@ class Stepper(Prompts):
         options: of the engine.
         one_shape: all steps and chunks run one shape, so that a text depends in no bit on what else ran.
         reads_dead_places: attention also reads places of a slot that its text has not reached, and hides them.
+        parks: executables run once over the arena when they are made (CUDA graphs), so that no step may run meanwhile.
         host_draft: a drafter on the host, asked in front of each step.
         reach: most tokens of a text that the mode's own network reads; None is all of it.
         saver: saves hidden states of texts; None if nobody does.
@@ -79,6 +81,7 @@ class Stepper(Prompts):
         one_shape: bool,
         reads_dead_places: bool,
         state_of_weights: Callable[[], Hashable],
+        parks: bool = False,
         host_draft: HostDraft | None = None,
         reach: int | None = None,
         saver: Saver | None = None,
@@ -96,6 +99,7 @@ class Stepper(Prompts):
         self.tiers = dict(sorted(executables.tiers.items()))
         self._make, self._make_mixed = make, make_mixed
         self._mixed_kinds: set[Kind] = set()
+        self._parks = parks
         self.ready = ready
         self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
@@ -131,8 +135,9 @@ class Stepper(Prompts):
         """What requests of a kind run is there: for those whose tokens are ``watched``, mixed tiers too."""
         return any(built == kind for *_, built in self.tiers) and (not watched or kind in self._mixed_kinds)
 
+    @one_build()
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
-        """Make what is not there of that."""
+        """Make what is not there of that. Steps may run meanwhile, unless ``parks``."""
         if not any(built == kind for *_, built in self.tiers):
             made = self._make(kind)
             self.prefill_tiers = {**self.prefill_tiers, **made.prefill}

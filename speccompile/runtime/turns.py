@@ -223,13 +223,14 @@ class Turns(Stepper):
                 self._ensure_driver()
 
     def _prepare_in_turn(self, kind: Kind, *, watched: bool) -> None:
-        """The first request of a kind waits until its executables are there; so does a step that another thread does
-        meanwhile."""
-        if self._turn_owner == threading.get_ident():
+        """The first request of a kind waits until its executables are there. Steps of other threads go on, unless the
+        executables run over the arena when they are made."""
+        alone = self._parks and self._turn_owner != threading.get_ident()
+        with self._own_turn() if alone else contextlib.nullcontext():
             self.prepare(kind, watched=watched)
-            return
-        with self._own_turn():
-            self.prepare(kind, watched=watched)
+        if not alone and self.arena.device.type == "cpu":
+            # The next turn may be another thread's.
+            release_workers()
 
     # --- the end -------------------------------------------------------------------------------------
 

@@ -1,0 +1,204 @@
+"""Threads of one process that build, decode, and run models by transformers at the same time."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import greedy, random_prompt, tiny_llama
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import speccompile
+from speccompile import Speculator
+from speccompile.building import one_build
+from speccompile.families.tiny import causal_lm_families, tiny_model
+from speccompile.graph_capture.own_thread import exported_alone, traced_alone, twin, unheard
+
+PROMPT = random_prompt(9, seed=1)
+IDS = torch.tensor([PROMPT])
+NEW = 12
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Captures and steps are made, not read."""
+    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+
+
+def wrapped(model: PreTrainedModel, **options: Any) -> Speculator:
+    given: dict[str, Any] = {"tiers": (0,), "max_len": 32, "backend": "eager"} | options
+    return speccompile.wrap(model, **given)
+
+
+def text_of(spec: Speculator, **options: Any) -> list[int]:
+    return spec.generate(IDS, max_new_tokens=NEW, **options)[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.usefixtures("cold")
+def test_eight_threads_wrap_draw_their_first_tokens_and_generate() -> None:
+    models = [tiny_llama(seed=seed) for seed in range(5)]
+    # This one's attention is captured by its own masks, which transformers looks up by name for every model.
+    models.append(tiny_model(next(family for family in causal_lm_families() if family.name == "gptj")))
+    texts = [greedy(model, PROMPT, NEW) for model in models]
+    serving = [wrapped(model) for model in models[:2]]
+    building = threading.Event()
+    building.set()
+
+    def wraps(index: int) -> None:
+        with wrapped(models[index]) as spec:
+            assert text_of(spec) == texts[index]
+
+    def draws(index: int) -> list[int]:
+        return text_of(serving[index], do_sample=True, seed=7)
+
+    def decodes(index: int) -> None:
+        while building.is_set():
+            assert text_of(serving[index]) == texts[index]
+
+    def generates(index: int) -> None:
+        while building.is_set():
+            assert greedy(models[index], PROMPT, NEW) == texts[index]
+
+    with ThreadPoolExecutor(8) as threads:
+        # Among the models that transformers runs is one that is being wrapped.
+        going_on = [threads.submit(decodes, 0), threads.submit(generates, 4), threads.submit(generates, 2)]
+        draw = [threads.submit(draws, index) for index in range(2)]
+        builds = [threads.submit(wraps, index) for index in (2, 3, 5)]
+        try:
+            for build in builds:
+                build.result()
+            drawn = [drawing.result() for drawing in draw]
+        finally:
+            building.clear()
+        for thread in going_on:
+            thread.result()
+    assert drawn == [draws(0), draws(1)]
+    for spec in serving:
+        spec.close()
+
+
+def test_rows_go_on_while_their_speculator_waits_for_another_build() -> None:
+    model = tiny_llama()
+    with wrapped(model, max_batch=2) as spec, ThreadPoolExecutor(1) as threads:
+        with one_build():
+            drawing = threads.submit(text_of, spec, do_sample=True, seed=3)
+            time.sleep(0.2)
+            assert text_of(spec) == greedy(model, PROMPT, NEW)
+            assert not drawing.done()
+        assert len(drawing.result()) == NEW
+
+
+def test_a_callback_may_ask_for_a_kind_that_another_thread_builds() -> None:
+    """It holds the turn and waits for the build; who builds waits for no turn."""
+    with wrapped(tiny_llama(), max_batch=3) as spec, ThreadPoolExecutor(1) as threads:
+        other: list[Any] = []
+
+        class Submits:
+            def put(self, value: torch.Tensor) -> None:
+                if not other:
+                    other.append(threads.submit(text_of, spec, do_sample=True, seed=3))
+                    other.append(spec.engine.submit(PROMPT, max_new_tokens=NEW, do_sample=True, seed=3))
+
+            def end(self) -> None:
+                pass
+
+        text_of(spec, streamer=Submits())
+        assert other[0].result(60) == other[1].result(60).token_ids
+
+
+# --- what a trace changes in the process ---------------------------------------------------------
+
+
+def elsewhere(function: Callable[[], Any]) -> Any:
+    """``function()`` in another thread."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
+
+
+@pytest.fixture
+def module() -> Iterator[nn.Module]:
+    yield nn.Sequential(nn.Linear(4, 4))
+
+
+def test_modules_of_another_thread_are_called_past_the_tracer(module: nn.Module) -> None:
+    calls = nn.Module.__call__
+    seen = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        seen.append(elsewhere(lambda: (module(torch.ones(4)), torch.fx._symbolic_trace.is_fx_tracing())))
+        return x + 1
+
+    with traced_alone():
+        make_fx(traced)(torch.ones(4))
+    ((result, tracing),) = seen
+    assert type(result) is torch.Tensor and not tracing
+    assert nn.Module.__call__ is calls
+
+
+def test_only_the_thread_that_exports_is_compiling() -> None:
+    def states() -> tuple[bool, bool]:
+        return torch.compiler.is_compiling(), torch.compiler.is_exporting()
+
+    seen = []
+
+    class Looks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.extend([states(), elsewhere(states)])
+            return x + 1
+
+    before = torch.compiler.is_compiling, torch.compiler.is_exporting
+    with exported_alone():
+        torch.export.export(Looks(), (torch.ones(2),), strict=False)
+    assert seen == [(True, True), (False, False)]
+    assert (torch.compiler.is_compiling, torch.compiler.is_exporting) == before
+
+
+def test_what_other_threads_print_meanwhile_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", heard)
+    with unheard():
+        print("traced", file=sys.stderr)
+        elsewhere(lambda: print("warned", file=sys.stderr, flush=True))
+    assert heard.getvalue() == "warned\n"
+
+
+# --- twins ---------------------------------------------------------------------------------------
+
+
+def test_a_twin_has_the_same_tensors_and_nothing_else_of_the_model() -> None:
+    model = tiny_llama(tie=True)
+    copied = twin(model)
+    assert type(copied) is LlamaForCausalLM
+    assert {name: id(tensor) for name, tensor in copied.named_parameters(remove_duplicate=False)} == {
+        name: id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)
+    }
+    assert all(id(buffer) in set(map(id, model.buffers())) for buffer in copied.buffers())
+    assert not set(map(id, copied.modules())) & set(map(id, model.modules()))
+    assert copied.config is not model.config and copied.model.layers[0].self_attn.config is copied.config
+
+
+def test_a_method_of_something_else_that_was_put_into_a_model_stays_what_it_is() -> None:
+    model = tiny_llama()
+    with wrapped(model) as spec:
+        model.generate = spec.generate
+        assert twin(model).generate is model.generate
+
+
+def test_a_tree_that_cannot_be_copied_is_its_own_twin(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_llama()
+    model.lock = threading.Lock()
+    with caplog.at_level("INFO", "speccompile"):
+        assert twin(model) is model
+    assert "do not run it while it is captured" in caplog.text
+    with wrapped(model) as spec:
+        assert text_of(spec) == greedy(model, PROMPT, NEW)
