@@ -109,7 +109,11 @@ class UnknownAcceptance(UserError):
 
 
 class UnsupportedProcessor(UserError):
-    template = "logits_processor {name} cannot become part of a step: {reason}. {advice}."
+    template = (
+        "logits_processor {name} cannot become part of a step: {reason}. {advice}. A processor that is passed to a "
+        "request, spec.generate(..., logits_processor=...) or submit, may be any Python code: it is called on the host "
+        "before each token, and that request has no drafts."
+    )
 
 
 class ConsumeUnavailable(UserError):
@@ -318,13 +322,6 @@ class InsideStep(SpecCompileError):
     template = (
         "{what} was called in a callback (a streamer, a stopping criterion), which runs inside of a step that it would "
         "wait for. A callback may submit and cancel; wait in another thread."
-    )
-
-
-class ProcessorAtRequest(UserError):
-    template = (
-        "{where} does not take logits_processor: processors become part of the steps, which are built before any "
-        "request comes. Give them to speccompile.wrap(model, logits_processor=...); they hold for every request."
     )
 
 

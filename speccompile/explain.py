@@ -8,6 +8,7 @@ from speccompile.pipelines import MIXED_TOKENS, BuildConfig
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
+from speccompile.sampling.host import CALLED_ON_HOST
 
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
@@ -33,6 +34,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         **_saved(config, engine),
         **_processors(config),
+        "on the host": _on_host(build),
         "deterministic": _deterministic(config),
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_weights(build),
@@ -59,6 +61,13 @@ def _weights(build: Build) -> dict[str, str]:
 def _processors(config: BuildConfig) -> dict[str, str]:
     names = ", ".join(processor.name for processor in config.logits_processors)
     return {"logits processors": f"{names}: in every step, in front of temperature, top_k, ..."} if names else {}
+
+
+def _on_host(build: Build) -> str:
+    if build.captures is not None:
+        return f"prefix_allowed_tokens_fn before each token, without drafts; {' and '.join(CALLED_ON_HOST)} are refused"
+    names = ", ".join(("prefix_allowed_tokens_fn", *CALLED_ON_HOST))
+    return f"{names} of a request are called before each of its tokens, and it has no drafts; others keep theirs"
 
 
 def _saved(config: BuildConfig, engine: Engine) -> dict[str, str]:

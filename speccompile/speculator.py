@@ -107,7 +107,10 @@ class Speculator(Wrapped):
                 ``wrap(scores=True)``.
             output_attentions, output_hidden_states: refused if True.
             record: where hidden states are saved, whether those of these rows are.
-            options: of the sampling pipeline, as :meth:`Engine.submit` takes them.
+            options: of the sampling pipeline, as :meth:`Engine.submit` takes them. ``logits_processor`` is called for
+                each row by itself, with its ids as transformers shows them, padding included. With one row these are
+                the given objects; with several, each row has copies (``copy.deepcopy``; modules are shared), so that
+                processors that keep memory do not mix the rows.
 
         Returns:
             int64 ``[B, P + new]``, padded as transformers pads; or the output that has it as ``sequences``.

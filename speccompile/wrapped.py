@@ -54,6 +54,7 @@ class Wrapped:
             config.rule,
             config.logits_processors,
             () if build.drafter is None else build.drafter.weights.values(),
+            calls_host=build.captures is None,
         )
         self._engine: Engine | None = Engine(
             self._target,

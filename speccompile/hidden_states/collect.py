@@ -49,7 +49,7 @@ def save_texts(
         loss_masks = [[int(max_new_tokens == 1)] * len(prompt) for prompt in prompts]
 
     def submit(number: int, order: RecordOrder) -> Request:
-        own = None if sampling is None else sampling.of_row(number)
+        own = None if sampling is None else sampling.of_row(number, len(prompts))
         params = Params(max_new_tokens, tuple(eos), own, patient=True, record=order)
         shown = torch.tensor([prompts[number]])
         request = engine.new_request(prompts[number], params, shown, None, StoppingCriteriaList())

@@ -11,7 +11,7 @@ from torch import fx
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.greedy_accept import count_agreeing, drafts_of
-from speccompile.sampling import PENALTIES, PROCESSORS, WARPERS
+from speccompile.sampling import HOST_PROCESSORS, PENALTIES, PROCESSORS, WARPERS, WATERMARK
 from speccompile.sampling.base import Processor
 from speccompile.sampling.noise import DRAFTS, TOKENS
 from speccompile.sampling.user import UserProcessor, apply_processors
@@ -30,9 +30,11 @@ class ProcessLogits(Pass):
     def run(self, graph: StepGraph) -> Changes:
         state = [graph.state(name) for name in ("tokens", "length")]
         context, row_length = graph.insert(text_and_drafts, *state, graph.values["slots"], graph.values["drafts"])
-        scores = process(graph, graph.values["logits"], context, row_length, graph.output)
+        scores = process(graph, graph.values["logits"], context, row_length, graph.output, calls_host=True)
         graph.name_value("scores", scores)
-        order: tuple[Processor | UserProcessor, ...] = (*PENALTIES, *graph.logits_processors, *WARPERS)
+        order: tuple[Processor | UserProcessor, ...] = (
+            *PENALTIES, *graph.logits_processors, *HOST_PROCESSORS, *WARPERS, *WATERMARK
+        )  # fmt: skip
         return Changes(len(order), ", ".join(processor.name for processor in order))
 
 
@@ -78,13 +80,21 @@ def exact_accept(
 
 
 def process(
-    graph: StepGraph, logits: fx.Node, context: fx.Node, row_length: fx.Node, before: fx.Node, drafted: int = 0
+    graph: StepGraph,
+    logits: fx.Node,
+    context: fx.Node,
+    row_length: fx.Node,
+    before: fx.Node,
+    drafted: int = 0,
+    *,
+    calls_host: bool = False,
 ) -> fx.Node:
     """Insert all processors; returns their scores, float32 like ``logits`` ``[B, T, V]``.
 
     Args:
         context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
         drafted: how many of the ``row_length`` tokens are drafts.
+        calls_host: these are the target's scores: processors on the host are called, once for each token.
     """
     names = tuple(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
     user = graph.logits_processors
@@ -93,7 +103,8 @@ def process(
         tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
     # Traced as one: tracing each by itself takes several times as long.
     nodes = (logits, context, row_length, graph.values["slots"], *tensors)
-    scores: fx.Node = graph.insert(processed, *nodes, before=before, names=names, drafted=drafted, user=user)
+    options = {"names": names, "drafted": drafted, "user": user, "calls_host": calls_host}
+    scores: fx.Node = graph.insert(processed, *nodes, before=before, **options)
     return scores
 
 
@@ -110,6 +121,7 @@ def processed(
     names: tuple[str, ...],
     drafted: int = 0,
     user: tuple[UserProcessor, ...] = (),
+    calls_host: bool = False,
 ) -> torch.Tensor:
     """``tensors`` are the state called ``names``, and behind it what the user's processors hold."""
     whole, held = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
@@ -126,7 +138,9 @@ def processed(
     run(PENALTIES)
     if user:
         apply_processors(user, scores, context, row_length, held)
+    run(HOST_PROCESSORS if calls_host else ())
     run(WARPERS)
+    run(WATERMARK if calls_host else ())
     return scores
 
 

@@ -111,8 +111,13 @@ class Engine(Turns):
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
                 ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens``, ``forced_eos_token_id``,
                 ``suppress_tokens``, ``begin_suppress_tokens``, ``guide`` (of :mod:`speccompile.guides`),
-                ``prefix_allowed_tokens_fn`` (asked on the host, and without drafts). What is not given is what the
-                generation_config says.
+                ``prefix_allowed_tokens_fn``, ``logits_processor``, ``watermarking_config``. What is not given is what
+                the generation_config says.
+                The last three are called on the host, once before each token, so this request has no drafts; others
+                keep theirs. ``logits_processor`` is one of transformers' ``LogitsProcessor`` or a list of them, called
+                with int64 ``[1, P + new]`` and float32 ``[1, V]``. It may keep memory of the tokens before: requests
+                must not share such a processor. Processors that are tensor operations alone keep drafts if they are
+                given to ``wrap(logits_processor=...)``.
                 A slot has room for 256 ids of ``logit_bias``, 256 of ``suppress_tokens``, 64 of
                 ``begin_suppress_tokens``, 64 bad words of up to 8 tokens, and n-grams of up to 16 tokens; more is
                 refused.
@@ -196,6 +201,10 @@ class Engine(Turns):
     ) -> Request:
         """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
         self._target.check_prompt(prompt)
+        if params.sampling is not None and params.sampling.on_host:
+            sizes = self.arena.layout.vocab_size, self.arena.device
+            sampling = params.sampling.of_request(shown, len(prompt), *sizes)
+            params = replace(params, sampling=sampling, num_draft_tokens=0)
         watched = not params.patient
         if not self.prepared(params.kind, watched=watched):
             self._prepare_in_turn(params.kind, watched=watched)

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.errors import Closed, InvalidInput, OutputTruncated
-from speccompile.hidden_states.records import RecordOrder
 from speccompile.plain import plain
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.inputs import check_options, read_count, read_num_draft_tokens, read_prompts
@@ -106,9 +105,16 @@ def decode(
     """
     rows = [torch.tensor([prompt]) for prompt in prompts] if shown is None else list(shown.split(1))
     criteria = StoppingCriteriaList() if criteria is None else criteria
+    sampling, count = params.sampling, len(prompts)
+    # Each row draws with its own seed, and has its own copies of processors that the host calls.
+    own = [None if sampling is None else sampling.of_row(index, count) for index in range(count)]
     requests = [
         engine.new_request(
-            prompt, _params_of_row(params, index, engine.order_record("generate", record)), row, streamer, criteria
+            prompt,
+            replace(params, sampling=own[index], record=engine.order_record("generate", record)),
+            row,
+            streamer,
+            criteria,
         )
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
@@ -128,12 +134,6 @@ def decode(
         engine.stats.requests = [request.stats for request in requests]
     _warn_of_truncation(requests, engine.arena.layout.max_len)
     return requests
-
-
-def _params_of_row(params: Params, index: int, record: RecordOrder | None) -> Params:
-    """Each row draws with a seed of its own, and makes a record of its own."""
-    sampling = params.sampling
-    return replace(params, sampling=None if sampling is None else sampling.of_row(index), record=record)
 
 
 def _warn_of_truncation(requests: list[Request], max_len: int) -> None:

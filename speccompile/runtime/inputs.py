@@ -12,7 +12,6 @@ from speccompile.errors import (
     EmptyPrompt,
     InvalidInput,
     InvalidOption,
-    ProcessorAtRequest,
     PromptTooLong,
     TokenOutOfVocabulary,
     TooManyEosTokens,
@@ -29,7 +28,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (None, 1.0),
     "encoder_no_repeat_ngram_size": (None, 0),
     "exponential_decay_length_penalty": (None,),
-    "watermarking_config": (None,),
     "max_time": (None,),
     "top_h": (None,),
     "epsilon_cutoff": (None, 0.0),
@@ -84,11 +82,8 @@ def check_options(where: str, options: Mapping[str, Any], others: str) -> None:
     """Refuse keywords that are no options of the sampling pipeline; ``others`` are the caller's own arguments.
 
     Raises:
-        ProcessorAtRequest: processors are given to ``wrap``.
         UnknownOption: names them, and what there is.
     """
-    if "logits_processor" in options:
-        raise ProcessorAtRequest(where=where)
     if unknown := options.keys() - OPTIONS.keys():
         raise UnknownOption(where=where, names=", ".join(sorted(unknown)), known=f"{others}, {', '.join(OPTIONS)}")
 

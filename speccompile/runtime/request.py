@@ -19,7 +19,6 @@ from speccompile.plain import plain
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.stats import RequestStats
-from speccompile.sampling.allowed import AllowedTokensFunction
 from speccompile.sampling.request import Sampling
 
 #: No two requests of a process have the same number.
@@ -249,9 +248,15 @@ class Request:
         return self.params.max_new_tokens - len(self.new_tokens)
 
     @property
-    def asks(self) -> AllowedTokensFunction | None:
-        """What is asked on the host before each of its tokens."""
-        return None if self.params.sampling is None else self.params.sampling.asks
+    def on_host(self) -> bool:
+        """The host decides what each of its tokens may be."""
+        return self.params.sampling is not None and self.params.sampling.on_host
+
+    @property
+    def host_error(self) -> BaseException | None:
+        """What one of its processors on the host raised."""
+        call = None if self.params.sampling is None else self.params.sampling.host_call
+        return None if call is None else call.error
 
     def admit(self, slot: int, cached: int) -> None:
         """It owns ``slot``, which holds the KV of its first ``cached`` tokens."""

@@ -63,9 +63,14 @@ class Rows:
         self._bind_rows()
 
     def _ask(self, request: Request) -> None:
-        """Have its slot told what may come behind its text; what fails there is its own failure."""
+        """Write into its slot which tokens the host allows next, or what the step calls on the host. What fails there
+        is its own failure."""
         sampling, layout = request.params.sampling, self.arena.layout
-        if sampling is None or sampling.asks is None:
+        if sampling is None:
+            return
+        if sampling.host_call is not None:
+            self.arena.write("host_call", request.slot, sampling.host_call.number)
+        if sampling.asks is None:
             return
         try:
             allowed = ask(sampling.asks, sampling.row, request.prompt + request.new_tokens, layout.vocab_size)
@@ -97,7 +102,9 @@ class Rows:
     def _end(self, request: Request) -> None:
         """The graph has ended this row; say why."""
         text, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
-        if new and new[-1] in request.params.eos:
+        if request.host_error is not None:
+            self._blame(request, request.host_error)
+        elif new and new[-1] in request.params.eos:
             request.end("eos")
         elif len(new) == request.params.max_new_tokens:
             request.end("max_new_tokens")

@@ -164,7 +164,7 @@ class Stepper(Prompts):
         draft_len = self.policies.choose(offered, len(self._flights))
         # Behind its reach a network drafts for nobody.
         behind = self._reach is not None and not any(row.draft_len for row in offered)
-        if self._stuck or behind or any(request.asks is not None for request in self._rows):
+        if self._stuck or behind:
             draft_len = 0
         else:
             most = max((row.draft_len for row in offered), default=0) if self.ready else self._most_wanted()
@@ -203,7 +203,7 @@ class Stepper(Prompts):
 
     def _ready_rows(self) -> list[Request]:
         """The rows, when those that ask the host what may come next have been answered."""
-        asking = [request for request in self._rows if request.asks is not None]
+        asking = [request for request in self._rows if request.on_host]
         while asking and self._flights:
             self._collect(self._flights.popleft())
         for request in asking:

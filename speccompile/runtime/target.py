@@ -13,11 +13,12 @@ from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, Wei
 from speccompile.graph_capture.support import named_tensors
 from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.runtime.inputs import check_generation_config, read_count, token_list
+from speccompile.sampling.host import CALLED_ON_HOST
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.user import UserProcessor
 
 #: Options that say of every token which ones are allowed.
-GUIDED = ("guide", "prefix_allowed_tokens_fn")
+GUIDED = ("guide", "prefix_allowed_tokens_fn", *CALLED_ON_HOST)
 #: New tokens of a request that says nothing, where the model's generation_config does not either.
 NEW_TOKENS = 128
 #: Values of each weight that a change is looked for in.
@@ -36,6 +37,7 @@ class Target:
         rule: how drafts are accepted.
         processors: the user's own, in every step.
         drafter: weights of the mode's own network, which may be the target's; packs and KV follow them, too.
+        calls_host: a step may call the host.
     """
 
     def __init__(
@@ -47,10 +49,13 @@ class Target:
         rule: Rule,
         processors: Sequence[UserProcessor] = (),
         drafter: Iterable[torch.Tensor] = (),
+        *,
+        calls_host: bool = True,
     ) -> None:
         self.model = model
         self.processors = processors
         self._rule = rule
+        self._calls_host = calls_host
         self._vocab_size = vocab_size
         self._weights = weights
         self._watched = [*weights.values(), *drafter]
@@ -133,10 +138,18 @@ class Target:
         if self._rule.greedy_only and sampling is not None and sampling.values.get("temperature"):
             reason = f"the acceptance rule {self._rule.name!r} is for greedy decoding; use False, or wrap with another"
             raise InvalidOption(where=where, name="do_sample", value=True, reason=reason)
-        guided = [] if sampling is None else [name for name in GUIDED if name in sampling.values]
+        values = {} if sampling is None else sampling.values
+        guided = [name for name in GUIDED if name in values]
         if self._rule.breaks_guides and guided:
             reason = f"the acceptance rule {self._rule.name!r} accepts tokens that it forbids; wrap with another"
-            raise InvalidOption(where=where, name=guided[0], value=options[guided[0]], reason=reason)
+            raise InvalidOption(where=where, name=guided[0], value=values[guided[0]], reason=reason)
+        called = [name for name in CALLED_ON_HOST if name in values]
+        if called and not self._calls_host:
+            reason = (
+                "it is called on the host in the middle of a step, which a CUDA graph cannot do; wrap with "
+                'backend="inductor", or give processors that are tensor operations to wrap(logits_processor=...)'
+            )
+            raise InvalidOption(where=where, name=called[0], value=values[called[0]], reason=reason)
         return Sampling({}) if sampling is None and self.processors else sampling
 
     def check_prompt(self, prompt: list[int]) -> None:

@@ -12,6 +12,7 @@ from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.base import Option, Processor
 from speccompile.sampling.ends import ForcedEos, MinNewTokens
 from speccompile.sampling.guide import FollowGuide
+from speccompile.sampling.host import HostProcessors, Watermark
 from speccompile.sampling.lists import BeginSuppressTokens, LogitBias, SuppressTokens
 from speccompile.sampling.min_p import MinP
 from speccompile.sampling.penalties import FrequencyPenalty, PresencePenalty, RepetitionPenalty
@@ -37,7 +38,10 @@ PENALTIES: tuple[Processor, ...] = (
 )
 #: Behind the user's own processors, as in transformers; the penalties are in front of them.
 WARPERS: tuple[Processor, ...] = (Temperature(), TopK(), TopP(), MinP(), TypicalP())
-PROCESSORS = (*PENALTIES, *WARPERS)
+#: Python code of a request, before the warpers and after them. Only the target's scores go through these.
+HOST_PROCESSORS: tuple[Processor, ...] = (HostProcessors(),)
+WATERMARK: tuple[Processor, ...] = (Watermark(),)
+PROCESSORS = (*PENALTIES, *HOST_PROCESSORS, *WARPERS, *WATERMARK)
 OPTIONS: dict[str, Option] = {option.name: option for processor in PROCESSORS for option in processor.options}
 
 for _processor in PROCESSORS:

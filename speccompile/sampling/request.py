@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from speccompile.plain import plain
 from speccompile.runtime.arena import Arena
 from speccompile.sampling import OPTIONS, PROCESSORS
 from speccompile.sampling.allowed import AllowedTokensFunction
+from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call, own_copies
 from speccompile.sampling.noise import SEEDS
 
 
@@ -24,11 +25,13 @@ class Sampling:
 
     A request without any has None instead: it is decoded greedily, by executables that know nothing of all this. Where
     the wrap has processors of the user's, there are no such executables, and it has a ``Sampling`` without values.
+    ``host_call`` is what the host calls in each of the request's steps, once the request is there.
     """
 
     values: Mapping[str, Any]
     seed: int = 0
     row: int = 0
+    host_call: HostCall | None = None
 
     def place(self, arena: Arena, slot: int, prompt_length: int) -> None:
         """Write into the state of ``slot``, which holds nothing of a former owner."""
@@ -47,9 +50,26 @@ class Sampling:
         """What the host asks before each of its tokens."""
         return self.values.get("prefix_allowed_tokens_fn")
 
-    def of_row(self, row: int) -> Sampling:
-        """The same for a row of a batch, which draws with a seed of its own."""
-        return Sampling(self.values, (self.seed + row) % SEEDS, row)
+    @property
+    def on_host(self) -> bool:
+        """The host decides what each of its tokens may be, so its row has no drafts."""
+        return self.asks is not None or any(name in self.values for name in CALLED_ON_HOST)
+
+    def of_row(self, row: int, rows: int) -> Sampling:
+        """The same for one of the rows of a batch, which draws with its own seed. Where there are several, it calls its
+        own copies of the processors.
+
+        Raises:
+            InvalidOption: a processor cannot be copied.
+        """
+        values = self.values
+        if rows > 1 and "logits_processor" in values:
+            values = {**values, "logits_processor": own_copies(values["logits_processor"], row)}
+        return Sampling(values, (self.seed + row) % SEEDS, row)
+
+    def of_request(self, shown: torch.Tensor, prompt_length: int, vocab: int, device: torch.device) -> Sampling:
+        """The same with :attr:`host_call` for one request; ``shown`` ``[1, P]`` is its prompt as the caller gave it."""
+        return replace(self, host_call=host_call(self.values, shown, prompt_length, vocab, device))
 
 
 def read_sampling(
@@ -104,6 +124,11 @@ def read_sampling(
         # As in transformers: a text may always end.
         words = [word for word in values.pop("bad_words_ids") if list(word) not in [[item] for item in eos]]
         values |= {"bad_words_ids": words} if words else {}
+    if "logits_processor" in values:
+        given_processors = values["logits_processor"]
+        values["logits_processor"] = (
+            tuple(given_processors) if isinstance(given_processors, list | tuple) else (given_processors,)
+        )
     if "guide" in values:
         if not eos:
             reason = "a text that follows a guide ends with an EOS token, and this request has none: pass eos_token_id"

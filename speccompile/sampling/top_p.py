@@ -23,8 +23,8 @@ ROUNDING = 2.0**-22
 
 
 class TopP(KeepGreatest):
-    """transformers' ``TopPLogitsWarper``, with two differences: a sum that equals p up to :data:`ROUNDING` reaches it, and
-    tokens whose score equals the last one that stays also stay."""
+    """transformers' ``TopPLogitsWarper``, with two differences: a sum that equals p up to :data:`ROUNDING` reaches it,
+    and tokens whose score equals the last one that stays also stay."""
 
     name = "top_p"
     options: ClassVar = (Option("top_p", number(0, 1, above=True), neutral=1.0, draws=True),)

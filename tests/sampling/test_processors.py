@@ -150,7 +150,7 @@ def a_row(draw: st.DrawFn, names: list[str]) -> dict[str, Any]:
 
 
 #: What a tokenizer or the host decides; tests of their own hold these against what they allow.
-GUIDED = {"guide", "prefix_allowed_tokens_fn"}
+GUIDED = {"guide", "prefix_allowed_tokens_fn", "logits_processor", "watermarking_config"}
 
 
 def test_every_option_is_tried() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 from transformers.generation import logits_process as hf
-from users_processors import MAKE, MAX_LEN, VOCAB, AfterLast, spec_of, wrapped
+from users_processors import MAKE, MAX_LEN, VOCAB, AfterLast, wrapped
 
-from speccompile.errors import InvalidOption, ProcessorAtRequest, UnsupportedProcessor
+from speccompile.errors import InvalidOption, UnsupportedProcessor
 from speccompile.sampling.user_check import check_processors
 
 
@@ -188,10 +188,7 @@ def test_the_check_draws_nothing_from_torchs_generator() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_request_cannot_bring_its_own() -> None:
-    spec = spec_of("tensor", "ngram")
-    message = r"does not take logits_processor: .* speccompile\.wrap\(model, logits_processor=\.\.\.\)"
-    with pytest.raises(ProcessorAtRequest, match=f"generate {message}"):
-        spec.generate(torch.tensor([[1, 2]]), logits_processor=[AfterLast()])
-    with pytest.raises(ProcessorAtRequest, match=f"submit {message}"):
-        spec.engine.submit([1, 2], logits_processor=[AfterLast()])
+def test_the_error_names_the_route_of_a_request() -> None:
+    watermark = hf.WatermarkLogitsProcessor(VOCAB, "cpu")
+    with pytest.raises(UnsupportedProcessor, match=r"spec\.generate\(\.\.\., logits_processor=\.\.\.\) .* on the host"):
+        check_processors(watermark, vocab_size=VOCAB, max_len=50, places=54, device=torch.device("cpu"))

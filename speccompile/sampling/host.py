@@ -1,0 +1,187 @@
+"""Logits processors of one request: Python code that is called on the host, in the middle of a step."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from transformers.generation import BaseWatermarkingConfig
+
+from speccompile.errors import InvalidInput, InvalidOption, told
+from speccompile.graph_capture.state import N, StateSpec
+from speccompile.sampling.base import Option, Processor
+
+#: ``processor(input_ids [1, P + new] int64, scores [1, V] float32) -> scores [1, V]``.
+HostProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+#: Options of a request that are called on the host; its row goes without drafts.
+CALLED_ON_HOST = ("logits_processor", "watermarking_config")
+
+_calls: weakref.WeakValueDictionary[int, HostCall] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+class HostCall:
+    """What is called for one request, once for each of its tokens.
+
+    Args:
+        processors: called before temperature, top_k, ...; they may keep memory of the request's tokens.
+        watermark: called after these, or None.
+        shown: the prompt as the caller gave it, int64 ``[1, P]``, with its padding.
+        prompt_length: tokens of the prompt without padding.
+    """
+
+    def __init__(
+        self,
+        processors: Sequence[HostProcessor],
+        watermark: HostProcessor | None,
+        shown: torch.Tensor,
+        prompt_length: int,
+    ) -> None:
+        self.processors = tuple(processors)
+        self.watermark = () if watermark is None else (watermark,)
+        self._shown, self._prompt_length = shown, prompt_length
+        #: What one of them raised.
+        self.error: BaseException | None = None
+        #: Names it in the state of its slot.
+        self.number = next(_numbers)
+        _calls[self.number] = self
+
+    def run(self, processors: Sequence[HostProcessor], scores: torch.Tensor, text: torch.Tensor) -> None:
+        """Change ``scores`` ``[V]`` in place; where a processor fails they become NaN, which ends the request.
+
+        Args:
+            text: int64 ``[length]``, committed tokens.
+        """
+        shown = self._shown.to(text.device, torch.int64)
+        input_ids = torch.cat([shown, text[None, self._prompt_length :]], dim=1)
+        given = scores[None].clone()
+        try:
+            for processor in processors:
+                given = _checked(processor, processor(input_ids, given), scores)
+            scores.copy_(given[0])
+        except BaseException as error:
+            # A step is of many requests: the engine ends this one with its error when the step is over.
+            self.error = error
+            scores.fill_(float("nan"))
+
+
+def _checked(processor: HostProcessor, returned: Any, scores: torch.Tensor) -> torch.Tensor:
+    if isinstance(returned, torch.Tensor) and returned.shape == (1, len(scores)):
+        return returned
+    what = f"shape {list(returned.shape)}" if isinstance(returned, torch.Tensor) else repr(returned)
+    name = getattr(processor, "__name__", type(processor).__name__)
+    reason = f"{name} must return a tensor of shape [1, {len(scores)}], got {what}"
+    raise InvalidInput(name="logits_processor", reason=reason)
+
+
+def _problem(value: Any, vocab: int) -> str | None:
+    if callable(value) or (isinstance(value, list | tuple) and all(callable(item) for item in value)):
+        return None
+    return "it must be a LogitsProcessor or a list of them, callable with (input_ids, scores)"
+
+
+def _watermark_problem(value: Any, vocab: int) -> str | None:
+    if isinstance(value, BaseWatermarkingConfig):
+        return None
+    return "it must be transformers' WatermarkingConfig or SynthIDTextWatermarkingConfig"
+
+
+class _OnHost(Processor):
+    """An op that calls what belongs to the request of each row. It changes the first place of a row alone, since the
+    row has no drafts."""
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        # The engine writes ``host_call`` before the step that chooses the first token: chunks of a prompt choose none.
+        return {}
+
+    def call(
+        self,
+        scores: torch.Tensor,
+        context: torch.Tensor,
+        length: torch.Tensor,
+        drafted: int,
+        state: Sequence[torch.Tensor],
+    ) -> None:
+        # A CUDA graph cannot call the host; requests that would need it are refused there.
+        if scores.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
+            self.apply(scores, context, length, *state)
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        (numbers,) = state
+        for row, number in enumerate(numbers.tolist()):
+            host_call = _calls.get(number)
+            if host_call is not None and host_call.error is None and (processors := self.of(host_call)):
+                host_call.run(processors, scores[row, 0], context[row, : int(length[row])])
+
+    def of(self, host_call: HostCall) -> tuple[HostProcessor, ...]:
+        raise NotImplementedError
+
+
+class HostProcessors(_OnHost):
+    """The request's ``logits_processor``, as transformers' ``generate`` accepts it."""
+
+    name = "host_processors"
+    options: ClassVar = (Option("logits_processor", _problem, neutral=[]),)
+    #: The number of the request's :class:`HostCall`, 0 for none.
+    state: ClassVar = (StateSpec("host_call", (N,), torch.int64),)
+
+    def of(self, host_call: HostCall) -> tuple[HostProcessor, ...]:
+        return host_call.processors
+
+
+class Watermark(_OnHost):
+    """The request's ``watermarking_config``: after all other processors, as in transformers."""
+
+    name = "watermark"
+    options: ClassVar = (Option("watermarking_config", _watermark_problem),)
+    state: ClassVar = ()
+    reads: ClassVar = ("host_call",)
+
+    def of(self, host_call: HostCall) -> tuple[HostProcessor, ...]:
+        return host_call.watermark
+
+
+def host_call(
+    values: Mapping[str, Any], shown: torch.Tensor, prompt_length: int, vocab: int, device: torch.device
+) -> HostCall | None:
+    """What a request with these options has called on the host; None if nothing is.
+
+    Raises:
+        InvalidOption: the watermark cannot be built.
+    """
+    if not any(name in values for name in CALLED_ON_HOST):
+        return None
+    config, watermark = values.get("watermarking_config"), None
+    if config is not None:
+        try:
+            watermark = config.construct_processor(vocab, device)
+        except Exception as error:
+            reason = f"transformers cannot build its processor: {told(error)}"
+            raise InvalidOption(where="generate", name="watermarking_config", value=config, reason=reason) from error
+    return HostCall(values.get("logits_processor", ()), watermark, shown, prompt_length)
+
+
+def own_copies(processors: Sequence[HostProcessor], row: int) -> tuple[HostProcessor, ...]:
+    """Copies for one row of a batch, with memory that no other row changes. Modules are shared: they may be large.
+
+    Raises:
+        InvalidOption: one of them cannot be copied.
+    """
+    copies = []
+    for processor in processors:
+        held = getattr(processor, "__dict__", {}).values()
+        shared = {id(value): value for value in held if isinstance(value, torch.nn.Module)}
+        try:
+            copies.append(copy.deepcopy(processor, shared))
+        except Exception as error:
+            reason = (
+                f"each row needs its own copy, and copy.deepcopy fails for row {row}: {told(error)}. Submit each row "
+                "with its own processors (spec.engine.submit)"
+            )
+            raise InvalidOption(where="generate", name="logits_processor", value=processor, reason=reason) from error
+    return tuple(copies)
