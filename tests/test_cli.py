@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TextStreamer
 from typer.testing import CliRunner, Result
 
+from speccompile import Speculator
 from speccompile.cli import app
 from speccompile.cli import demo as demo_module
-from speccompile.cli.measure import Run
-from speccompile.cli.models import encode, tiny_tokenizer
+from speccompile.cli.measure import TRANSFORMERS, Run
+from speccompile.cli.models import encode, tiny_model, tiny_tokenizer
 from speccompile.cli.progress import show_tasks
+from speccompile.cli.prompts import BUILT_IN
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, SpecCompileError
 from speccompile.progress import listener, task
@@ -69,6 +72,17 @@ def test_inspect_bytes_are_those_of_the_arena() -> None:
     assert f"{2 * 2 * 2 * 65 * 2 * 16 * 4:,}" in result.stdout
 
 
+def test_inspect_says_that_packed_weights_are_a_second_copy() -> None:
+    model = tiny_model()
+    linears = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    packed = sum(weight.nbytes for weight in linears)
+    shared = sum(weight.nbytes for weight in model.parameters()) - packed
+    result = call("inspect", "tiny", "--no-build", "--tiers", "0", "--max-len", "64", "--mode", "none")
+    line = " ".join(result.stdout.splitlines()[-3:])
+    assert f"{shared:,} bytes" in line and "shared with the model" in line
+    assert f"{packed:,} bytes" in line and "packed: a second copy" in line and "consume=True" in line
+
+
 @pytest.mark.parametrize("stage", ["capture", "outline", "commit"])
 def test_inspect_stage_is_python_that_runs(stage: str) -> None:
     result = call("inspect", "tiny", "--stage", stage, "--tiers", "0,3", "--tier", "3", "--max-len", "64")
@@ -83,7 +97,7 @@ def test_inspect_refuses() -> None:
     quick = ["--tiers", "0,3", "--max-len", "64"]
     assert "no stage 'nope'" in fails("inspect", "tiny", *quick, "--stage", "nope")
     assert "no tier with draft length 5" in fails("inspect", "tiny", *quick, "--tier", "5")
-    assert "cannot load 'no/such/folder'" in fails("inspect", "no/such/folder", *quick)
+    assert "no such folder: 'no/such/folder'" in fails("inspect", "no/such/folder", *quick)
 
 
 def test_generate_streams_and_counts() -> None:
@@ -92,6 +106,36 @@ def test_generate_streams_and_counts() -> None:
     last = result.stdout.splitlines()[-1]
     assert last.startswith("12 tokens in ")
     assert "tokens/s, acceptance length" in last
+
+
+def test_generate_prints_text_before_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bool] = []
+    monkeypatch.setattr(TextStreamer, "on_finalized_text", lambda *_, stream_end=False: shown.append(stream_end))
+    result = call("generate", "tiny", *QUICK, "--prompt", "abcabcabc", "--max-new-tokens", "12", "--max-len", "64")
+    assert result.exit_code == 0
+    assert shown[:4] == [False] * 4 and shown[-1] is True
+
+
+def test_generate_draws_as_its_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {}
+    given: list[dict[str, object]] = []
+    generate = Speculator.generate
+
+    def noted(self: Speculator, *ids: torch.Tensor, **options: object) -> torch.Tensor:
+        given.append(options)
+        return generate(self, *ids, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(Speculator, "generate", noted)
+    sampling = ["--temperature", "0.9", "--top-p", "0.95", "--top-k", "40"]
+    for seed in ("1", "2", "1"):
+        result = call("generate", "tiny", *QUICK, "--prompt", "abc", "--max-len", "64", *sampling, "--seed", seed)
+        assert result.exit_code == 0, result.stderr
+        text = result.stdout.rpartition("\n")[0].rpartition("\n")[0]
+        assert texts.setdefault(seed, text) == text
+    assert texts["1"] != texts["2"]
+    wanted = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "seed": 1, "do_sample": True}
+    assert given[0].items() >= wanted.items()
+    assert "temperature=-1.0 is not valid" in fails("generate", "tiny", *QUICK, "--prompt", "a", "--temperature", "-1")
 
 
 def test_generate_warns_when_the_text_is_cut() -> None:
@@ -133,6 +177,28 @@ def test_demo_ends_with_the_verdict(tmp_path: Path) -> None:
     assert any("transformers generate" in line and "1.00x" in line for line in lines)
     for name in ("speccompile K=0", "speccompile K=3"):
         assert any(name in line and "2 of 2" in line for line in lines)
+    ratios = {
+        name: re.findall(r"([\d.]+)x", line)
+        for line in lines
+        for name in ("K=0", "K=3")
+        if f"speccompile {name} " in line
+    }
+    plain, (kernels, speculation, both) = ratios["K=0"], map(float, ratios["K=3"])
+    # K=0 has no drafts, so that all of its ratio is the kernels'; that of a tier is a product.
+    assert plain == [f"{kernels:.2f}"] * 2
+    assert kernels * speculation == pytest.approx(both, rel=0.05)
+
+
+def test_the_demos_ratios_are_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    def runs(seconds: float) -> list[Run]:
+        return [Run([1, 2, 3, 4], 0.0, seconds, 3, 4)]
+
+    measured = {TRANSFORMERS: runs(8.0), "speccompile K=0": runs(4.0), "speccompile K=3": runs(1.0)}
+    demo_module._show_table(measured, BUILT_IN[:1])
+    rows = {line[:21].strip(): line[21:].split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["transformers generate"] == ["0.5", "-", "-", "1.00x", "1.33", "-"]
+    assert rows["speccompile K=0"] == ["1.0", "2.00x", "-", "2.00x", "1.33", "1", "of", "1"]
+    assert rows["speccompile K=3"] == ["4.0", "2.00x", "4.00x", "8.00x", "1.33", "1", "of", "1"]
 
 
 def test_demo_fails_when_the_text_differs(monkeypatch: pytest.MonkeyPatch) -> None:

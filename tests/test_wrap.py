@@ -39,7 +39,7 @@ from speccompile.errors import (
 )
 
 # The module; the package's attribute of that name is the function.
-WRAP = sys.modules["speccompile.wrap"]
+WRAP = sys.modules[speccompile.wrap.__module__]
 VOCAB = 128
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from transformers import TextStreamer
 
 from speccompile import Speculator, modes, wrap
-from speccompile.cli.generate import Backend, Mode, Tiers
 from speccompile.cli.measure import (
     NEAR_TIE,
     TRANSFORMERS,
@@ -29,22 +28,14 @@ from speccompile.cli.measure import (
 from speccompile.cli.models import encode, load, max_len_for
 from speccompile.cli.progress import count_runs
 from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
-from speccompile.cli.session import parse_tiers, session
+from speccompile.cli.session import session
 
 
-def command(
-    new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 64,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Prompts of your own: Spec-Bench's or HumanEval's JSON lines.")
-    ] = None,
-    model: Annotated[str, typer.Option(help="smollm2, tiny (random weights), a local folder or a hub id.")] = "smollm2",
-    mode: Mode = "ngram",
-    tiers: Tiers = "0,1,3,7",
-    backend: Backend = "auto",
+def run(
+    model: str, mode: str, draft_lens: tuple[int, ...], backend: str, *, prompts: Path | None, new_tokens: int
 ) -> None:
-    """Compare speculative decoding at each tier with transformers' generate: speed, and that the text is the same."""
+    """See ``speccompile demo --help``; ``prompts`` None is the built-in ones."""
     with session():
-        draft_lens = parse_tiers(tiers)
         modes.create(mode, {})
         chosen = read_prompts(prompts) if prompts else list(BUILT_IN)
         target, tokenizer = load(model)
@@ -82,19 +73,32 @@ def _measure(
 
 
 def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
+    """``kernels``: K=0 over transformers; ``speculation``: a tier over K=0; ``both``: their product."""
     reference = Summary(runs[TRANSFORMERS])
-    table = Table(title=f"{len(prompts)} prompts: {', '.join(prompt.name for prompt in prompts[:6])}")
-    table.add_column("")
-    for heading in ("tokens/s", "ratio", "acceptance length", "same tokens"):
-        table.add_column(heading, justify="right")
+    # Seven columns have to be as wide as a terminal of 80 characters at most.
+    title = f"{len(prompts)} prompts: {', '.join(prompt.name for prompt in prompts[:6])}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for heading in ("tokens/s", "kernels", "speculation", "both", "acceptance\nlength", "same\ntokens"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    plain = Summary(runs[tier_name(0)])
+    kernels = _ratio(plain, reference)
     for name, own in runs.items():
         summary = Summary(own)
+        is_reference = name == TRANSFORMERS
         same = sum(run.tokens == expected.tokens for run, expected in zip(own, reference.runs, strict=True))
         table.add_row(
             name,
             f"{summary.tokens_per_second:.1f}",
-            f"{summary.tokens_per_second / reference.tokens_per_second:.2f}x",
+            "-" if is_reference else kernels,
+            "-" if is_reference or name == tier_name(0) else _ratio(summary, plain),
+            _ratio(summary, reference),
             f"{summary.acceptance_length:.2f}",
-            "-" if name == TRANSFORMERS else f"{same} of {len(own)}",
+            "-" if is_reference else f"{same} of {len(own)}",
         )
     Console().print(table)
+    typer.echo("kernels: K=0 / transformers; speculation: K / K=0; both: K / transformers")
+
+
+def _ratio(summary: Summary, base: Summary) -> str:
+    return f"{summary.tokens_per_second / base.tokens_per_second:.2f}x"

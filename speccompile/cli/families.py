@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import transformers
@@ -21,7 +20,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from speccompile.cli.generate import Backend
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
 from speccompile.families.family import Family, causal_lm_families, find_families
@@ -36,23 +34,8 @@ _WIDTH = 120
 _STYLES = {Verdict.EXACT: "green", Verdict.WRONG: "bold red", Verdict.BROKEN: "bold red"}
 
 
-def command(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Families, by the model_type of their config; all if left out.")
-    ] = None,
-    backend: Backend = "eager",
-    only: Annotated[Verdict | None, typer.Option(help="Show only the rows that ended so; all are counted.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all rows to this file, as JSON.")] = None,
-) -> None:
-    """Try a tiny random model of every causal-LM family of transformers: is its text exact, or why is it refused?
-
-    exact: the text of transformers' generate, in ragged batches, tiers changing
-    refused: wrap says what it cannot do
-    not made: there is no tiny model, or transformers cannot generate with it
-    wrong, broken: faults of speccompile; the exit code is then 1
-    route: attention (layers call the attention op) or eager (they keep their own)
-    acceptance length: behind a periodic prompt; 1.00 if no draft was accepted
-    """
+def run(names: Sequence[str] | None, backend: str, only: str | None, json_path: Path | None) -> None:
+    """See ``speccompile families --help``."""
     with session():
         families = find_families(dict.fromkeys(names)) if names else causal_lm_families()
         choose_backend(backend, torch.device("cpu"))

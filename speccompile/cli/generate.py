@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import typer
@@ -11,53 +12,35 @@ from transformers import TextStreamer
 
 from speccompile import modes, wrap
 from speccompile.cli.models import encode, load
-from speccompile.cli.session import parse_options, parse_tiers, session
-
-Model = Annotated[str, typer.Argument(help="smollm2, tiny (random weights), a local folder or a hub id.")]
-Mode = Annotated[str, typer.Option(help=f"How to draft: {', '.join(modes.available())}.")]
-Tiers = Annotated[str, typer.Option(help="Draft lengths to build, 0 among them.")]
-Backend = Annotated[str, typer.Option(help="auto, eager, inductor or cudagraph.")]
-Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the mode, name=value; may repeat.")]
+from speccompile.cli.session import session
 
 
-def command(
-    model: Model,
-    prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
-    mode: Mode = "ngram",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 128,
-    tiers: Annotated[
-        str | None, typer.Option(help="Draft lengths; 0,1,3,7, or as far as the drafter goes, if left out.")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="fixed:K, schedule:ROWS=K,... or schedule:<=ROWS=K,..., cost, ema or gate; cost if left out."
-        ),
-    ] = None,
-    backend: Backend = "auto",
-    max_len: Annotated[int, typer.Option(help="Most tokens, prompt included.")] = 2048,
-    chat: Annotated[
-        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default where there is one.")
-    ] = None,
-    option: Options = None,
+def run(
+    model: str,
+    prompt: str,
+    wrapping: Mapping[str, Any],
+    mode_options: Mapping[str, Any],
+    decoding: Mapping[str, Any],
+    *,
+    chat: bool | None,
 ) -> None:
-    """Decode one prompt speculatively and stream the text."""
+    """See ``speccompile generate --help``.
+
+    Args:
+        wrapping: arguments of ``wrap``, ``mode`` among them; ``mode_options``: those of the mode.
+        decoding: arguments of ``Speculator.generate``, such as ``max_new_tokens`` and ``temperature``.
+        chat: as :func:`speccompile.cli.models.encode` accepts it.
+    """
     with session():
-        options = parse_options(option or [])
-        draft_lens = None if tiers is None else parse_tiers(tiers)
         # Before the model is loaded, since that takes a while.
-        modes.create(mode, options)
+        modes.create(wrapping["mode"], dict(mode_options))
         target, tokenizer = load(model)
         ids = encode(tokenizer, prompt, chat).to(target.device)
-        with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, policy=policy, **options) as spec:
+        with wrap(target, **wrapping, **mode_options) as spec:
             streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             started = time.perf_counter()
             result = spec.generate(
-                ids,
-                torch.ones_like(ids),
-                max_new_tokens=max_new_tokens,
-                streamer=streamer,
-                return_dict_in_generate=False,
+                ids, torch.ones_like(ids), streamer=streamer, return_dict_in_generate=False, **decoding
             )
             seconds = time.perf_counter() - started
             count = result.shape[1] - ids.shape[1]

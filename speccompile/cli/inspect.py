@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from transformers import PreTrainedModel
 
 from speccompile import modes, wrap
-from speccompile.cli.generate import Backend, Mode, Model, Options, Tiers
 from speccompile.cli.models import load
-from speccompile.cli.session import parse_options, parse_tiers, session
+from speccompile.cli.session import session
 from speccompile.cli.tables import buffers_table, kernels_table, stages_table, tiers_table, weights_line
-from speccompile.errors import UnknownTier
 from speccompile.graph_capture.state import Layout
 from speccompile.lowering.called import kernels_called
 from speccompile.lowering.tier import Kind
@@ -41,40 +38,37 @@ class View:
     code: Mapping[str, str] = field(default_factory=dict)
 
 
-def command(
-    model: Model,
-    mode: Mode = "ngram",
-    tiers: Tiers = "0,1,3,7",
-    tier: Annotated[
-        int | None, typer.Option(help="The tier to look at, by draft length; the largest if left out.")
-    ] = None,
-    max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a sequence.")] = 2048,
-    max_batch: Annotated[int, typer.Option(min=1, help="Most rows.")] = 1,
-    stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
-    sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
-    build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
-    backend: Backend = "auto",
-    option: Options = None,
+def run(
+    model: str,
+    mode: str,
+    draft_lens: tuple[int, ...],
+    sizes: dict[str, int],
+    backend: str,
+    options: dict[str, Any],
+    *,
+    kind: Kind,
+    draft_len: int,
+    stage: str | None,
+    build: bool,
 ) -> None:
-    """Show what a model becomes: stages, ops and kernels, tiers, buffers."""
+    """See ``speccompile inspect --help``.
+
+    Args:
+        sizes: ``max_batch`` and ``max_len``; ``options``: those of the mode.
+        draft_len: the tier to show; ``stage``: the one to print instead.
+        build: whether to lower what the passes return.
+    """
     with session():
-        options = parse_options(option or [])
-        draft_lens = parse_tiers(tiers)
-        if tier is not None and tier not in draft_lens:
-            raise UnknownTier(tier=tier, built=", ".join(str(draft_len) for draft_len in draft_lens))
         modes.create(mode, options)
         target, _ = load(model)
-        kind: Kind = "sampled" if sampled else "greedy"
-        sizes = {"max_batch": max_batch, "max_len": max_len}
         if build and stage is None:
             view = _built(target, mode, draft_lens, sizes, backend, options, kind)
         else:
             view = _captured(target, mode, draft_lens, sizes, backend, options, kind)
-        draft_len = max(draft_lens) if tier is None else tier
         if stage is not None:
-            sys.stdout.write(view.tiers[draft_len, max_batch][stage].python)
+            sys.stdout.write(view.tiers[draft_len, sizes["max_batch"]][stage].python)
         else:
-            _show(view, draft_len, max_batch)
+            _show(view, draft_len, sizes["max_batch"])
 
 
 def _built(

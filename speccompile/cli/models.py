@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -14,20 +15,26 @@ from transformers import (
 
 from speccompile import pretrained
 from speccompile.errors import EmptyPrompt, InvalidOption
-
-TINY = "tiny"
+from speccompile.model_names import TINY, is_gguf
 
 # Every max_len has compiled code of its own, so nearby needs share one.
 _MAX_LEN_STEP = 512
 
 
 def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """``tiny``, ``smollm2``, a local folder or a hub id.
+    """``tiny``, ``smollm2``, a local folder, a GGUF file or a hub id. Of a GGUF file it reports that weights are
+    dequantised.
 
     Raises:
         PretrainedError: there is no such model, or it cannot be loaded.
     """
-    return (tiny_model(), tiny_tokenizer()) if name == TINY else pretrained.load(name)
+    if name == TINY:
+        return tiny_model(), tiny_tokenizer()
+    model, tokenizer = pretrained.load(name)
+    if is_gguf(name):
+        kind = str(model.dtype).removeprefix("torch.")
+        typer.echo(f"note: the weights of {name} are dequantised to {kind}", err=True)
+    return model, tokenizer
 
 
 def tiny_model() -> PreTrainedModel:

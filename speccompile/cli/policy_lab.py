@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from speccompile.cli.session import parse_tiers, session
+from speccompile.cli.session import one_line_errors, parse_tiers
 from speccompile.errors import InvalidOption
 from speccompile.policies import CostTable, Fixed, Ladder, parse_policy
 from speccompile.policy_lab.cost_tables import TABLES, cost_table
@@ -23,25 +22,18 @@ from speccompile.policy_lab.trace import read_trace
 ORACLE = "oracle"
 
 
-def command(
-    trace: Annotated[
-        str, typer.Argument(help=f"A file that spec.record_trace wrote, or one of {', '.join(TRACES)}.")
-    ] = "phases",
-    policy: Annotated[list[str] | None, typer.Option(help="A policy to try, as wrap takes it; may repeat.")] = None,
-    costs: Annotated[
-        str | None,
-        typer.Option(help=f"What tiers take: {', '.join(TABLES)}; those of the trace, else cpu, if left out."),
-    ] = None,
-    tiers: Annotated[str | None, typer.Option(help="Draft lengths; those of the trace if left out.")] = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Most requests at a time; if left out 8, or as many as have costs.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of a made-up trace.")] = 0,
-    late: Annotated[bool, typer.Option("--late", help="Policies learn of a step when the next one is on.")] = False,
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="A PNG to write.")] = None,
+def run(
+    trace: str,
+    policy: Sequence[str] | None,
+    costs: str | None,
+    tiers: str | None,
+    rows: int | None,
+    seed: int,
+    late: bool,
+    plot_to: Path | None,
 ) -> None:
-    """Compare policies with every static tier and with an oracle that knows what drafts are worth."""
-    with session():
+    """See ``speccompile policy-lab --help``."""
+    with one_line_errors():
         if costs is not None and costs not in TABLES:
             reason = f"choose from {', '.join(TABLES)}"
             raise InvalidOption(where="policy-lab", name="costs", value=costs, reason=reason)

@@ -9,32 +9,44 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
-from transformers.utils import logging as hf_logging
 
-from speccompile.cli.progress import show_tasks
 from speccompile.errors import InvalidOption, InvalidTiers, SpecCompileError
 
 EXIT_USER_ERROR = 2
 
 
 @contextlib.contextmanager
-def session() -> Iterator[None]:
-    """Runs a command's body.
+def one_line_errors() -> Iterator[None]:
+    """Print an error of this package to stderr as one line.
 
     Raises:
-        typer.Exit: with code 2, after the message of an error of this package went to stderr as one line.
+        typer.Exit: with code 2, after such an error.
     """
-    with _only_own_warnings():
-        try:
-            with show_tasks():
-                yield
-        except SpecCompileError as error:
-            typer.echo(f"error: {_one_line(error)}", err=True)
-            raise typer.Exit(EXIT_USER_ERROR) from None
+    try:
+        yield
+    except SpecCompileError as error:
+        typer.echo(f"error: {_one_line(error)}", err=True)
+        raise typer.Exit(EXIT_USER_ERROR) from None
+
+
+@contextlib.contextmanager
+def session() -> Iterator[None]:
+    """Run a command's body: :func:`one_line_errors`, only this package's warnings, progress on stderr.
+
+    Raises:
+        typer.Exit: with code 2, after an error of this package.
+    """
+    # It imports transformers, which the arguments of a command are checked without.
+    from speccompile.cli.progress import show_tasks
+
+    with _only_own_warnings(), one_line_errors(), show_tasks():
+        yield
 
 
 @contextlib.contextmanager
 def _only_own_warnings() -> Iterator[None]:
+    from transformers.utils import logging as hf_logging
+
     before = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     try:

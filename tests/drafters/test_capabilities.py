@@ -11,6 +11,7 @@ from drafters import random_drafter
 from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
+from speccompile import wrap
 from speccompile.acceptance import RULES
 from speccompile.capabilities import backend_refusal, rule_refusal, table
 from speccompile.errors import InvalidOption
@@ -19,7 +20,6 @@ from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.plan import make_plan
 from speccompile.policies.parse import LEARNING, parse_policy
-from speccompile.wrap import wrap
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
 POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)

@@ -3,8 +3,10 @@ rows are computed with it. Kernels: ``lowering/cpu/csrc/kernels``."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from speccompile.lowering.ops.attention import SCHEMA
@@ -83,7 +85,7 @@ def _native_cut_below(scores, threshold):  # type: ignore[no-untyped-def]
     """-inf in the place of scores ``[B, T, V]`` that are below ``threshold`` ``[B, T, 1]``."""
 
 
-_FAKES = {
+_FAKES: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_embedding": _packed_embedding,
     "int8_linear": _int8_linear,

@@ -1,0 +1,276 @@
+"""The commands and their options. Neither torch nor transformers is imported until the arguments are checked: they
+take seconds, and help and errors need neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import speccompile
+from speccompile.cli.arguments import (
+    Backend,
+    Mode,
+    Model,
+    ModelOption,
+    Options,
+    Tiers,
+    check_backend,
+    check_mode,
+)
+from speccompile.cli.session import one_line_errors, parse_layers, parse_options, parse_tiers
+from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, UnknownTier
+from speccompile.hub import check_reachable
+from speccompile.model_names import check_model_name, is_hub_id
+from speccompile.policies import parse_policy
+from speccompile.policy_lab.cost_tables import TABLES
+from speccompile.policy_lab.made import TRACES
+
+app = typer.Typer(
+    name="speccompile",
+    help="Speculative decoding for Hugging Face models, built around torch.compile.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"speccompile {speccompile.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("demo")
+def demo(
+    new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 64,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompts of your own: Spec-Bench's or HumanEval's JSON lines.")
+    ] = None,
+    model: ModelOption = "smollm2",
+    mode: Mode = "ngram",
+    tiers: Tiers = "0,1,3,7",
+    backend: Backend = "auto",
+) -> None:
+    """Compare speculative decoding at each tier with transformers' generate: speed, and that the text is the same."""
+    with one_line_errors():
+        draft_lens = parse_tiers(tiers)
+        _check(model, mode, backend)
+    from speccompile.cli import demo
+
+    demo.run(model, mode, draft_lens, backend, prompts=prompts, new_tokens=new_tokens)
+
+
+@app.command("generate")
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
+    mode: Mode = "ngram",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 128,
+    do_sample: Annotated[
+        bool | None,
+        typer.Option(
+            "--do-sample/--greedy",
+            help="Draw tokens, or take the most likely one. If left out: draw when an option below is given, else as "
+            "the model's generation_config says.",
+        ),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Divides the logits before tokens are drawn.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that make up this mass.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same text.")] = None,
+    tiers: Annotated[
+        str | None, typer.Option(help="Draft lengths; 0,1,3,7, or as far as the drafter goes, if left out.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
+    ] = None,
+    backend: Backend = "auto",
+    max_len: Annotated[int, typer.Option(help="Most tokens, prompt included.")] = 2048,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default where there is one.")
+    ] = None,
+    option: Options = None,
+) -> None:
+    """Decode one prompt speculatively and stream the text."""
+    drawing = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    sampling = {name: value for name, value in drawing.items() if value is not None}
+    with one_line_errors():
+        options = parse_options(option or [])
+        draft_lens = None if tiers is None else parse_tiers(tiers)
+        _check(model, mode, backend)
+        if policy is not None and draft_lens is not None:
+            parse_policy(policy, draft_lens)
+        if not prompt:
+            raise EmptyPrompt(row=0)
+        if do_sample is False and sampling:
+            name, value = next((f"--{name.replace('_', '-')}", value) for name, value in sampling.items())
+            reason = f"it draws tokens, and --greedy does not; leave out --greedy or {name}"
+            raise InvalidOption(where="generate", name=name, value=value, reason=reason)
+    from speccompile.cli import generate
+
+    generate.run(
+        model,
+        prompt,
+        {"mode": mode, "tiers": draft_lens, "policy": policy, "backend": backend, "max_len": max_len},
+        options,
+        {
+            "max_new_tokens": max_new_tokens,
+            "do_sample": True if do_sample is None and sampling else do_sample,
+            **sampling,
+        },
+        chat=chat,
+    )
+
+
+@app.command("inspect")
+def inspect(
+    model: Model,
+    mode: Mode = "ngram",
+    tiers: Tiers = "0,1,3,7",
+    tier: Annotated[
+        int | None, typer.Option(help="The tier to look at, by draft length; the largest if left out.")
+    ] = None,
+    max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a sequence.")] = 2048,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most rows.")] = 1,
+    stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
+    sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
+    build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
+    backend: Backend = "auto",
+    option: Options = None,
+) -> None:
+    """Show what a model becomes: stages, ops and kernels, tiers, buffers."""
+    with one_line_errors():
+        options = parse_options(option or [])
+        draft_lens = parse_tiers(tiers)
+        if tier is not None and tier not in draft_lens:
+            raise UnknownTier(tier=tier, built=", ".join(str(draft_len) for draft_len in draft_lens))
+        _check(model, mode, backend)
+    from speccompile.cli import inspect
+
+    inspect.run(
+        model,
+        mode,
+        draft_lens,
+        {"max_batch": max_batch, "max_len": max_len},
+        backend,
+        options,
+        kind="sampled" if sampled else "greedy",
+        draft_len=max(draft_lens) if tier is None else tier,
+        stage=stage,
+        build=build,
+    )
+
+
+@app.command("families")
+def families(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Families, by the model_type of their config; all if left out.")
+    ] = None,
+    backend: Backend = "eager",
+    only: Annotated[
+        Literal["exact", "refused", "not made", "wrong", "broken"] | None,
+        typer.Option(help="Show only the rows that ended so; all are counted."),
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all rows to this file, as JSON.")] = None,
+) -> None:
+    """Try a tiny random model of every causal-LM family of transformers: is its text exact, or why is it refused?
+
+    exact: the text of transformers' generate, in ragged batches, tiers changing
+    refused: wrap says what it cannot do
+    not made: there is no tiny model, or transformers cannot generate with it
+    wrong, broken: faults of speccompile; the exit code is then 1
+    route: attention (layers call the attention op) or eager (they keep their own)
+    acceptance length: behind a periodic prompt; 1.00 if no draft was accepted
+    """
+    with one_line_errors():
+        check_backend(backend)
+    from speccompile.cli import families
+
+    families.run(names, backend, only, json_path)
+
+
+@app.command("policy-lab")
+def policy_lab(
+    trace: Annotated[
+        str, typer.Argument(help=f"A file that spec.record_trace wrote, or one of {', '.join(TRACES)}.")
+    ] = "phases",
+    policy: Annotated[list[str] | None, typer.Option(help="A policy to try, as wrap takes it; may repeat.")] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(help=f"What tiers take: {', '.join(TABLES)}; those of the trace, else cpu, if left out."),
+    ] = None,
+    tiers: Annotated[str | None, typer.Option(help="Draft lengths; those of the trace if left out.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Most requests at a time; if left out 8, or as many as have costs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of a made-up trace.")] = 0,
+    late: Annotated[bool, typer.Option("--late", help="Policies learn of a step when the next one is on.")] = False,
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="A PNG to write.")] = None,
+) -> None:
+    """Compare policies with every static tier and with an oracle that knows what drafts are worth."""
+    from speccompile.cli import policy_lab
+
+    policy_lab.run(trace, policy, costs, tiers, rows, seed, late, plot_to)
+
+
+@app.command("save-hidden-states")
+def save_hidden_states(
+    model: Model,
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="JSON lines with 'conversations' or 'messages' (SpecForge), 'text', 'prompt' or 'turns', and "
+            "perhaps 'id'."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the records; those that are there are not made again.")],
+    layers: Annotated[
+        str | None, typer.Option(help="Decoder layers, such as 1,14,26; those that EAGLE-3 reads if left out.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Above 1, save what the model writes behind each text, too.")
+    ] = 1,
+    mode: Annotated[str, typer.Option(help="How to draft what the model writes.")] = "none",
+    interval: Annotated[int, typer.Option(min=1, help="Records of a file.")] = 20,
+    prefix: Annotated[str, typer.Option(help="What files are called; one for each process.")] = "data",
+    max_len: Annotated[int, typer.Option(min=2, help="Most tokens; of longer texts the beginning is saved.")] = 2048,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most texts at a time.")] = 4,
+    backend: Backend = "auto",
+) -> None:
+    """Save the hidden states of texts. Killed, it goes on where it stopped when it is started again."""
+    with one_line_errors():
+        if max_new_tokens >= max_len:
+            reason = f"of {max_len} tokens (--max-len) it leaves none to a text"
+            raise InvalidInput(name="--max-new-tokens", reason=reason)
+        chosen = None if layers is None else parse_layers(layers)
+        _check(model, mode, backend)
+    from speccompile.cli import save_hidden_states
+
+    save_hidden_states.run(
+        model,
+        data,
+        (output, interval, prefix, chosen),
+        max_new_tokens=max_new_tokens,
+        mode=mode,
+        backend=backend,
+        sizes={"max_len": max_len, "max_batch": max_batch},
+    )
+
+
+def _check(model: str, mode: str, backend: str) -> None:
+    """Raises: PretrainedError, UnknownMode, UnknownBackend."""
+    check_mode(mode)
+    check_backend(backend)
+    check_model_name(model)
+    if is_hub_id(model):
+        check_reachable(model)

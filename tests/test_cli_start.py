@@ -1,0 +1,101 @@
+"""The command line before a model is loaded: help, version and errors need neither torch nor transformers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args, get_type_hints
+
+import pytest
+
+import speccompile
+from speccompile import modes
+from speccompile.cli import arguments, commands
+from speccompile.families.survey import Verdict
+from speccompile.lowering.backends import BACKENDS
+
+PROGRAM = """
+import sys
+from speccompile.cli import app
+
+try:
+    app({arguments!r}, prog_name="speccompile")
+finally:
+    print("heavy", sorted({{"torch", "transformers", "tokenizers"}} & sys.modules.keys()))
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+COMMANDS = ["demo", "generate", "inspect", "families", "policy-lab", "save-hidden-states"]
+ERRORS = [
+    (["generate", "tiny"], "--prompt"),
+    (["generate", "tiny", "--prompt", "a", "--mode", "telepathy"], "unknown mode 'telepathy'"),
+    (["generate", "tiny", "--prompt", "a", "--policy", "fast", "--tiers", "0,1"], "there is no policy 'fast'"),
+    (["generate", "tiny", "--prompt", "a", "--backend", "magic"], "unknown backend 'magic'"),
+    (["generate", "tiny", "--prompt", ""], "prompt 0 is empty"),
+    (["generate", "tiny", "--prompt", "a", "--greedy", "--top-k", "3"], "leave out --greedy or --top-k"),
+    (["generate", "./nowhere", "--prompt", "a"], "no such folder: './nowhere'"),
+    (["generate", "nowhere.gguf", "--prompt", "a"], "no such file: 'nowhere.gguf'"),
+    (["demo", "--model", "/no/where"], "no such folder: '/no/where'"),
+    (["inspect", "tiny", "--tiers", "1,3"], "0 is missing"),
+]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_help_and_version_import_no_torch(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy []"
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").stdout.splitlines()[0] == f"speccompile {speccompile.__version__}"
+
+
+@pytest.mark.parametrize(("arguments", "message"), ERRORS)
+def test_errors_in_the_arguments_import_no_torch(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy []"
+
+
+def test_the_package_is_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "speccompile", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"speccompile {speccompile.__version__}\n"
+
+
+def test_names_that_arguments_accept_are_those_that_exist() -> None:
+    assert arguments.modes() == modes.available()
+    assert sorted(arguments._BACKENDS) == sorted(["auto", *BACKENDS])
+    verdicts = get_type_hints(commands.families)["only"]
+    assert set(get_args(get_args(verdicts)[0])) == set(Verdict)
+
+
+PUBLIC = """
+import sys, speccompile
+assert "torch" not in sys.modules
+names = sorted(speccompile.__all__)
+assert set(names) <= set(dir(speccompile))
+import speccompile.wrapping
+for name in names:
+    getattr(speccompile, name)
+print(speccompile.wrap.__name__, speccompile.load.__name__, speccompile.register_mode.__name__)
+try:
+    speccompile.unwrap
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_public_names_are_imported_at_first_use() -> None:
+    done = subprocess.run([sys.executable, "-c", PUBLIC], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["wrap load register", "module 'speccompile' has no attribute 'unwrap'"]

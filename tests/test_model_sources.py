@@ -1,0 +1,197 @@
+"""Where models come from: GGUF files, paths that do not exist, a hub that cannot be reached."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
+from huggingface_hub import constants, hf_hub_url
+from tokenizers import pre_tokenizers
+from typer.testing import CliRunner
+
+from speccompile import hub, pretrained
+from speccompile.cli import app
+from speccompile.errors import PretrainedError
+from speccompile.hub import check_reachable
+from speccompile.model_names import check_model_name, is_hub_id
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCAB = 64, 128, 4, 2, 16, 257
+SHAPES = {
+    "attn_q": (HEADS * HEAD, HIDDEN),
+    "attn_k": (KV_HEADS * HEAD, HIDDEN),
+    "attn_v": (KV_HEADS * HEAD, HIDDEN),
+    "attn_output": (HIDDEN, HEADS * HEAD),
+    "ffn_gate": (INNER, HIDDEN),
+    "ffn_up": (INNER, HIDDEN),
+    "ffn_down": (HIDDEN, INNER),
+}
+QUANTIZED = GGMLQuantizationType.Q8_0
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
+    """A Llama of one layer in Q8_0 over bytes, and the weight of its ``ffn_up``."""
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    generator = np.random.default_rng(0)
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCAB)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"])
+    writer.add_token_merges(["a b"])
+    for name in ("token_embd.weight", "output.weight"):
+        writer.add_tensor(name, generator.normal(size=(VOCAB, HIDDEN)).astype(np.float32))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+    up = np.empty(0)
+    for name, shape in SHAPES.items():
+        packed = quantize(generator.normal(scale=0.15, size=shape).astype(np.float32), QUANTIZED)
+        writer.add_tensor(f"blk.0.{name}.weight", packed, raw_dtype=QUANTIZED)
+        up = dequantize(packed, QUANTIZED) if name == "ffn_up" else up
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path, up
+
+
+def test_weights_of_a_gguf_file_are_dequantised(gguf_file: tuple[Path, np.ndarray[Any, Any]]) -> None:
+    path, up = gguf_file
+    model, tokenizer = pretrained.load(str(path))
+    assert model.dtype is torch.float32
+    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, torch.from_numpy(up))
+    assert len(tokenizer("abc")["input_ids"]) == 2
+    assert getattr(model.config, "quantization_config", None) is None
+
+
+def test_generate_reads_a_gguf_file_and_says_what_it_does(gguf_file: tuple[Path, np.ndarray[Any, Any]]) -> None:
+    path, _ = gguf_file
+    options = ["--tiers", "0,1", "--backend", "eager", "--max-len", "64", "--max-new-tokens", "4"]
+    result = CliRunner().invoke(app, ["generate", str(path), "--prompt", "abc", *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    assert f"note: the weights of {path} are dequantised to float32" in result.stderr.splitlines()
+    assert "4 tokens in " in result.stdout
+
+
+def test_a_path_that_does_not_exist_is_no_hub_id(tmp_path: Path) -> None:
+    for name in ("./nowhere", "/no/where", "../nowhere", "~/nowhere", "no/such/folder"):
+        with pytest.raises(PretrainedError, match=rf"^no such folder: '{name}'\.$"):
+            check_model_name(name)
+    with pytest.raises(PretrainedError, match=r"^no such file: 'nowhere\.gguf'\.$"):
+        check_model_name("nowhere.gguf")
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(PretrainedError, match=r"is a file; give the folder of a checkpoint, or a GGUF file"):
+        check_model_name(str(file))
+    for name in ("gpt2", "HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", "tiny", str(tmp_path)):
+        check_model_name(name)
+    assert is_hub_id("gpt2") and not is_hub_id(str(tmp_path)) and not is_hub_id("smollm2")
+
+
+@pytest.fixture
+def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the hub at a port of this machine."""
+
+    def url(repo_id: str, filename: str) -> str:
+        return hf_hub_url(repo_id, filename, endpoint=f"http://127.0.0.1:{port}")
+
+    monkeypatch.setattr(hub, "hf_hub_url", url)
+
+
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.mark.usefixtures("empty_hub_cache")
+def test_a_hub_that_cannot_be_reached_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at(closed_port(), monkeypatch)
+    loads: list[object] = []
+    monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", loads.append)
+    with pytest.raises(PretrainedError, match=r"not in the cache .* the hub cannot be reached \(Connect"):
+        pretrained.load("nobody/nothing")
+    assert loads == [], "transformers would retry for half a minute"
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """A hub that answers every request with 404; the first lines of the requests."""
+    requests: list[bytes] = []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        try:
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    requests.append(connection.recv(65536).splitlines()[0])
+                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        except OSError:
+            return
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    at(server.getsockname()[1], monkeypatch)
+    yield requests
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+
+
+@pytest.mark.usefixtures("empty_hub_cache")
+def test_what_the_hub_answers_is_left_to_transformers(answering: list[bytes]) -> None:
+    check_reachable("nobody/nothing")
+    assert answering == [b"HEAD /nobody/nothing/resolve/main/config.json HTTP/1.1"]
+
+
+@pytest.mark.usefixtures("empty_hub_cache")
+def test_a_slow_hub_is_not_taken_for_an_unreachable_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at(silent.getsockname()[1], monkeypatch)
+        metadata = hub.get_hf_file_metadata
+        monkeypatch.setattr(hub, "get_hf_file_metadata", lambda url: metadata(url, timeout=0.2))
+        started = time.monotonic()
+        check_reachable("nobody/nothing")
+        assert time.monotonic() - started >= 0.2
+
+
+def test_what_is_in_the_cache_asks_no_hub(empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = empty_hub_cache / "models--nobody--cached"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "snapshots" / "abc" / "config.json").write_text("{}")
+    monkeypatch.setattr(hub, "try_to_load_from_cache", _in(empty_hub_cache))
+    at(closed_port(), monkeypatch)
+    check_reachable("nobody/cached")
+    with pytest.raises(PretrainedError):
+        check_reachable("nobody/nothing")
+
+
+def _in(folder: Path) -> Any:
+    look = hub.try_to_load_from_cache
+    return lambda repo_id, filename: look(repo_id, filename, cache_dir=folder)
