@@ -52,10 +52,17 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
 
 
 def _weights(build: Build) -> dict[str, str]:
-    if build.packs.consumed is None:
-        return {}
-    size = f"{len(build.packs)} of them in {build.packs.nbytes / 2**20:.1f} MiB"
-    return {"weights": f"consumed: {size}, which the model itself unpacks whenever it reads them"}
+    packs = build.packs
+    if packs.consumed is not None:
+        size = f"{len(packs)} of them in {packs.nbytes / 2**20:.1f} MiB"
+        return {"weights": f"consumed: {size}, which the model itself unpacks whenever it reads them"}
+    if not packs:
+        return {"weights": "the model's own, in one copy"}
+    # Tied weights are packed once.
+    own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
+    copy = f"{len(packs)} packed, a second copy of {packs.nbytes / 2**20:.1f} MiB beside the model's own {own:.1f} MiB"
+    saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if packs.form == "same" else ""
+    return {"weights": copy + saves}
 
 
 def _processors(config: BuildConfig) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from rich.table import Table
 
 from speccompile.graph_capture.graph import StepGraph
@@ -119,10 +120,25 @@ def _type(tensor: StateTensor) -> str:
 
 
 def weights_line(graph: StepGraph) -> str:
-    weights = [port.value for port in graph.ports.values() if port.value is not None]
-    # Tied weights come in through one port each and lie in memory once.
-    size = sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
-    return f"Weights: {len(weights)} tensors, {size:,} bytes ({size / 2**20:.1f} MiB), shared with the model"
+    weights = [port for port in graph.ports.values() if port.value is not None]
+    packed = _nbytes(port.value for port in weights if port.own)
+    shared = _nbytes(port.value for port in weights if not port.own)
+    line = f"Weights: {len(weights)} tensors, {_size(shared)} shared with the model"
+    if packed:
+        line += (
+            f", {_size(packed)} packed: a second copy, beside the model's own weights "
+            "(wrap(consume=True) keeps one copy of weights in the model's own type)"
+        )
+    return line
+
+
+def _nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    # Tied weights have one port each, and lie in memory once.
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors if tensor is not None}.values())
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes:,} bytes ({nbytes / 2**20:.1f} MiB)"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched
+from packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched, wrapped
 from tiny import tiny_llama
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import isolated
 from speccompile.errors import ModelConsumed, WeightsReplaced
+from speccompile.lowering import kernels
 from speccompile.lowering.cpu import packing
 from speccompile.pretrained import fetch_smollm2
 
@@ -41,6 +42,25 @@ def test_what_is_not_consumed_keeps_its_weights() -> None:
     refs = watched(model)
     spec = consumed(model, consume=False)
     assert alive(refs) == set(refs) and "consumed" not in spec.explain()
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_explain_says_that_packed_weights_are_a_second_copy(tie: bool) -> None:
+    model = tiny_llama(tie=tie)
+    spec = wrapped(model)
+    matrices = {weight.data_ptr(): weight.nbytes for weight in model.parameters() if weight.dim() == 2}
+    if not tie:
+        del matrices[model.model.embed_tokens.weight.data_ptr()]
+    packed, own = spec._build.packs.nbytes / 2**20, sum(matrices.values()) / 2**20
+    explained = spec.explain()
+    assert f"a second copy of {packed:.1f} MiB beside the model's own {own:.1f} MiB" in explained
+    assert f"consume=True keeps one copy and saves {own:.1f} MiB" in explained
+
+
+def test_explain_says_that_unpacked_weights_are_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "lacking", lambda: "no C++ compiler was found")
+    explained = wrapped(tiny_llama()).explain()
+    assert "the model's own, in one copy" in explained and "second copy" not in explained
 
 
 def test_the_pack_is_what_the_model_has() -> None:
