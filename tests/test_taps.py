@@ -112,6 +112,8 @@ def test_hidden_states_are_the_model_s_own(
             Tap(norm_path): states[-1],
             Tap(3, post_norm=True): norm(states[4]),
             Tap(f"{layers}.0", post_norm=True): norm(states[1]),
+            Tap(0, before=True): states[0],
+            Tap(-1, before=True): states[LAYERS - 1],
         }
     chunks = run(tapped(graph, list(wanted), outlined=outlined), tokens).chunk(len(wanted), dim=-1)
     for (tap, state), found in zip(wanted.items(), chunks, strict=True):
@@ -136,6 +138,13 @@ def test_a_place_that_is_not_there(graph: StepGraph) -> None:
     for at in (LAYERS, -LAYERS - 1, "model.layers.9", "model.layers.1.mlp", "model.layer", "lm_head"):
         with pytest.raises(AnchorError, match=r"decoder layer|module of that path"):
             tapped(graph, [Tap(at)], outlined=False)
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_before_is_of_a_layer_alone(graph: StepGraph) -> None:
+    for tap in (Tap("model.norm", before=True), Tap(1, post_norm=True, before=True)):
+        with pytest.raises(AnchorError, match="before= is of a decoder layer"):
+            tapped(graph, [tap], outlined=False)
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)

@@ -69,9 +69,7 @@ class _Region:
 
     @staticmethod
     def of(graph: StepGraph, index: int, live_out: fx.Node) -> _Region:
-        nodes = [node for node in graph.graph.nodes if node.meta.get("layer") == index]
-        inside = set(nodes)
-        outside = list(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside))
+        nodes, outside = _region(graph, index)
         hidden = _hidden_state(outside, graph, index)
         return _Region(nodes, [hidden, *(x for x in outside if x is not hidden)], live_out)
 
@@ -153,6 +151,25 @@ class _Ref:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def layer_input(graph: StepGraph, index: int) -> fx.Node:
+    """The hidden state that decoder layer ``index`` reads, ``[B, T, M]``, of a captured or outlined model.
+
+    Raises:
+        AnchorError: the layer reads none.
+    """
+    layer = graph.anchors.layers[index]
+    if layer.op == "call_module":
+        return layer.all_input_nodes[0]
+    return _hidden_state(_region(graph, index)[1], graph, index)
+
+
+def _region(graph: StepGraph, index: int) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes of a decoder layer, and what they read from elsewhere, in the order of its first use."""
+    nodes = [node for node in graph.graph.nodes if node.meta.get("layer") == index]
+    inside = set(nodes)
+    return nodes, list(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside))
 
 
 def _hidden_state(outside: list[fx.Node], graph: StepGraph, index: int) -> fx.Node:

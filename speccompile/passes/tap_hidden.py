@@ -15,6 +15,7 @@ from torch import fx
 from speccompile.errors import AnchorError
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.outline import layer_input
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Tap:
         at: a decoder layer, by index (negative ones count from the end) or module path (``"model.layers.3"``), whose
             output is meant; or the module path of the final norm.
         post_norm: behind the model's final norm, whatever layer it is.
+        before: what the layer reads, not its output: of layer 0 the embedding, as the model scales it.
     """
 
     at: int | str
     post_norm: bool = False
+    before: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class MarkTaps(Pass):
     def run(self, graph: StepGraph) -> Changes:
         for index, tap in enumerate(self.taps):
             graph.values[mark(index, self.prefix)] = _place(graph, tap)
-        return Changes(len(self.taps), ", ".join(f"{tap.at}{', normed' * tap.post_norm}" for tap in self.taps))
+        told = (f"{'before ' * tap.before}{tap.at}{', normed' * tap.post_norm}" for tap in self.taps)
+        return Changes(len(self.taps), ", ".join(told))
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,14 @@ def side_by_side(*hidden: torch.Tensor) -> torch.Tensor:
 def _place(graph: StepGraph, tap: Tap) -> fx.Node:
     layers, normed = graph.anchors.layers, graph.anchors.final_norm
     index = tap.at if isinstance(tap.at, int) else _layer_at(graph, tap.at)
-    if index is None:
+    if index is None and not tap.before:
         return normed
+    if index is None or (tap.before and tap.post_norm):
+        raise AnchorError(anchor=f"{tap}", reason="before= is of a decoder layer, and without post_norm=")
     if not -len(layers) <= index < len(layers):
         raise AnchorError(anchor=f"decoder layer {index}", reason=f"the model has {len(layers)}")
+    if tap.before:
+        return layer_input(graph, index % len(layers))
     layer = layers[index]
     if not tap.post_norm:
         return layer
