@@ -13,6 +13,7 @@ from speccompile.graph_capture.splicing import prefix_bodies, prefix_names
 from speccompile.graph_capture.state import Layout
 from speccompile.lowering.backends import Eager
 from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.passes.draft_windows import add_wider_bodies
 from speccompile.passes.pipeline import Stage, Stages
 from speccompile.pipelines import BuildConfig, model_pipeline
 from speccompile.progress import task
@@ -82,6 +83,8 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     first = Stage("capture", "the captured drafter", named.copy(), 0.0)
     outlined, stages = model_pipeline(own, packs).run(named, first)
     prefix_bodies(outlined, PREFIX)
+    if network.windows_stay:
+        add_wider_bodies(outlined, config.max_draft_len)
     return Drafter(network, captured, _ending_in(stages, outlined), packs, from_store)
 
 

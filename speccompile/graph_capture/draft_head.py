@@ -55,15 +55,21 @@ class HeadCache:
     positions: torch.Tensor
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
     ) -> torch.Tensor:
         """``query`` ``[B, T, H, D]``, ``key`` and ``value`` ``[B, T, G, D]``, positions already in them; returns ``[B,
-        T, H, Dv]``. A query sees all places up to its own."""
+        T, H, Dv]``. A query attends to the last ``window`` places up to its own, or to all of them."""
         place = (self.slots.unsqueeze(1), self.positions)
         self.keys[layer].index_put_(place, key)
         self.values[layer].index_put_(place, value)
         return torch.ops.speccompile.attention(
-            query, self.keys[layer], self.values[layer], self.slots, self.positions, scale
+            query, self.keys[layer], self.values[layer], self.slots, self.positions, scale, window
         )
 
 

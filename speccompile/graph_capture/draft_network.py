@@ -47,6 +47,12 @@ class DraftNetwork(ABC):
         return None
 
     @property
+    def windows_stay(self) -> bool:
+        """Whether its sliding windows do not move along with draft tokens; see
+        :mod:`speccompile.passes.draft_windows`."""
+        return False
+
+    @property
     @abstractmethod
     def module(self) -> nn.Module:
         """It as it was given."""

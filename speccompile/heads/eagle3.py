@@ -94,12 +94,19 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(inputs, keys, bias=bias)
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.qk_norm = config.qk_norm
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: HeadCache) -> torch.Tensor:
-        query = rotated(self._heads(self.q_proj(x)), cos, sin)
-        key = rotated(self._heads(self.k_proj(x)), cos, sin)
-        value = self._heads(self.v_proj(x))
-        attended = cache.attend(self.layer, query, key, value, self.head_dim**-0.5)
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: HeadCache, window: int | None
+    ) -> torch.Tensor:
+        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+        attended = cache.attend(self.layer, query, key, value, self.head_dim**-0.5, window)
         out: torch.Tensor = self.o_proj(attended.flatten(2))
         return out
 
@@ -137,7 +144,13 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: HeadCache
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: HeadCache,
+        window: int | None,
     ) -> torch.Tensor:
         residual = hidden
         if self.first:
@@ -146,7 +159,7 @@ class Layer(nn.Module):
             residual = normed if self.norm_before_residual else hidden
         else:
             attended = self.input_layernorm(hidden)
-        hidden = residual + self.self_attn(attended, cos, sin, cache)
+        hidden = residual + self.self_attn(attended, cos, sin, cache, window)
         out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -198,8 +211,18 @@ class Eagle3Head(DraftHead):
 
     def with_taps(self, taps: tuple[int, ...]) -> Eagle3Head:
         """The same weights, over the outputs of these layers."""
+        return self._with(taps=taps)
+
+    def for_texts(self, max_len: int) -> Eagle3Head:
+        """The same head for sequences of up to ``max_len`` tokens: a window that holds them all is none."""
+        if not self.config.windows:
+            return self
+        windows = tuple(None if window is None or window >= max_len else window for window in self.config.windows)
+        return self._with(windows=windows if any(windows) else ())
+
+    def _with(self, **fields: Any) -> Eagle3Head:
         head = copy.copy(self)
-        head.config = replace(self.config, taps=taps)
+        head.config = replace(self.config, **fields)
         return head
 
     def share(self, *, embedding: torch.Tensor | None = None, lm_head: torch.Tensor | None = None) -> None:
@@ -239,8 +262,8 @@ class Eagle3Head(DraftHead):
         embedded = self.embed_tokens(input_ids)
         cos, sin = self.rotary(position_ids, fused.dtype)
         hidden = fused
-        for layer in self.layers:
-            hidden = layer(embedded, hidden, cos, sin, cache)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(embedded, hidden, cos, sin, cache, self.config.window(index))
         normed = self.norm(hidden)
         logits = self.lm_head(normed)
         named = {"fused": fused, "hidden": hidden, "logits": logits}

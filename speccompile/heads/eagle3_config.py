@@ -11,17 +11,24 @@ from transformers.activations import ACT2FN
 
 from speccompile.errors import InvalidHead
 
+#: A tap: the output of the layer that would come before layer 0, which is what layer 0 reads.
+EMBEDDING = -1
+
 
 @dataclass(frozen=True)
 class Eagle3Config:
     """The sizes and variants of a head. H is its own hidden size, Ht the target's.
 
     Args:
-        taps: the target's decoder layers whose outputs it reads, ascending; empty for the default three.
+        taps: the target's decoder layers whose outputs it reads, ascending; :data:`EMBEDDING` is what the first layer
+            reads. Empty for the default three.
         rope: transformers' ``rope_parameters``; the head's own, not the target's.
         fc_norm: an RMSNorm for each tapped state, in front of ``fc`` (EAGLE-3.1). ``norm_before_fc``: one over all.
         norm_before_residual: the residual is the hidden state behind ``hidden_norm``, not in front of it.
         norm_output: the next draft step reads the hidden state behind the last norm, not in front of it.
+        qk_norm: queries and keys have an RMSNorm over each head, as in Qwen3's layers.
+        windows: by layer, the number of rows that a query attends to, its own included; None is all of them. Empty for
+            all of them in every layer.
     """
 
     hidden_size: int
@@ -46,11 +53,17 @@ class Eagle3Config:
     norm_before_residual: bool = False
     norm_output: bool = False
     tie_word_embeddings: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
 
     @property
     def tapped(self) -> int:
         """How many hidden states it reads."""
         return len(self.taps) or 3
+
+    def window(self, layer: int) -> int | None:
+        """Of that layer."""
+        return self.windows[layer] if self.windows else None
 
     @staticmethod
     def for_target(model: PreTrainedModel, **fields: Any) -> Eagle3Config:
@@ -100,3 +113,7 @@ def check_config(config: Eagle3Config) -> None:
         refuse(f"transformers knows no activation {config.hidden_act!r}")
     if config.num_hidden_layers < 1:
         refuse("it has no layer")
+    if config.windows and len(config.windows) != config.num_hidden_layers:
+        refuse(f"it has {config.num_hidden_layers} layers and sliding windows of {len(config.windows)}")
+    if any(window is not None and window < 1 for window in config.windows):
+        refuse(f"its sliding windows {list(config.windows)} have to be None or sizes")

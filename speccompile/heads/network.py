@@ -25,6 +25,10 @@ class Eagle3Network(HeadNetwork):
         info = replace(target, name="Eagle3Head", num_layers=len(head.layers), hidden_size=config.hidden_size)
         super().__init__(head, info, max_len, weights)
 
+    @property
+    def windows_stay(self) -> bool:
+        return True
+
     def layout(self, target: Layout) -> Layout:
         # Row i of the head reads the token at i + 1.
         kv = [replace(spec, looks_ahead=1) for spec in kv_state(self.kv)]

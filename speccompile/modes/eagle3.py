@@ -15,6 +15,7 @@ from speccompile.errors import InvalidHead
 from speccompile.graph_capture.support import ModelInfo, decoder_layers
 from speccompile.heads import Eagle3Head, default_taps, load_eagle3
 from speccompile.heads.config_files import check_target
+from speccompile.heads.eagle3_config import EMBEDDING
 from speccompile.heads.network import Eagle3Network
 from speccompile.modes.head_mode import RecurrentHead, SplitHead
 from speccompile.passes.tap_hidden import Tap
@@ -59,11 +60,12 @@ class Eagle3OneModel(RecurrentHead):
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> Eagle3Network:
         most = self.draft_max_len or self.draft.config.max_position_embeddings
-        return Eagle3Network(self.draft, info, min(most, max_len), self.draft_weights)
+        longest = min(most, max_len)
+        return Eagle3Network(self.draft.for_texts(longest), info, longest, self.draft_weights)
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        return tuple(Tap(layer) for layer in self.draft.config.taps)
+        return tuple(Tap(0, before=True) if tap == EMBEDDING else Tap(tap) for tap in self.draft.config.taps)
 
     def explain(self) -> str:
         if not isinstance(self.draft, Eagle3Head):
@@ -74,7 +76,9 @@ class Eagle3OneModel(RecurrentHead):
             if config.draft_vocab_size == config.vocab_size
             else f", {config.draft_vocab_size} tokens of the vocabulary"
         )
-        return f"an EAGLE-3 head over the outputs of layers {', '.join(map(str, config.taps))} drafts{part}"
+        layers = ", ".join(str(tap) for tap in config.taps if tap != EMBEDDING)
+        reads = f"the embedding and the outputs of layers {layers}" if EMBEDDING in config.taps else ""
+        return f"an EAGLE-3 head over {reads or f'the outputs of layers {layers}'} drafts{part}"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def forward_drafter(
     before: fx.Node,
     outputs: Sequence[str] = ("logits",),
     given: Mapping[str, fx.Node] | None = None,
+    drafter: StepGraph | None = None,
 ) -> list[fx.Node]:
     """Copy a forward of the drafter into the step. It writes its KV, and reads what earlier ones wrote.
 
@@ -41,11 +42,12 @@ def forward_drafter(
         outputs: names of what the network computes, or ``"kv"``: nothing but its KV, without the lm_head.
         given: what stands for another input of the network (``hidden_states``), or for anything that it would compute
             itself, by name.
+        drafter: the network in another form; None is as the step has it.
 
     Returns:
         What stands for ``outputs``; of ``"kv"``, what the last layer leaves.
     """
-    drafter = drafter_of(graph)
+    drafter = drafter or drafter_of(graph)
     inputs = {node.name: node for node in drafter.placeholders}
     named = {**inputs, **drafter.values, "kv": drafter.anchors.layers[-1]}
     # What a text that the drafter can read never reaches, as in a prompt chunk's padding.

@@ -19,6 +19,7 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.splicing import splice_graph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.draft_chain import Forward
+from speccompile.passes.draft_windows import widened
 from speccompile.passes.drafter import DraftByNetwork, drafter_of, forward_drafter
 
 NEWEST = f"{PREFIX}newest"
@@ -105,7 +106,9 @@ class DraftByHead(DraftByNetwork):
                 given = {"hidden": graph.insert(of_rows, graph.state(NEWEST), slots, before=start)}
             else:
                 given = {reads: carried[-1]}
-            logits, carry = forward_drafter(graph, token, row, slots, before=start, outputs=outputs, given=given)
+            logits, carry = forward_drafter(
+                graph, token, row, slots, before=start, outputs=outputs, given=given, drafter=widened(head, place)
+            )
             carried.append(carry)
             return logits
 

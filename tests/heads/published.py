@@ -33,20 +33,14 @@ FLAT: dict[str, Any] = dict(
 )
 
 
-def speculators(**fields: Any) -> dict[str, Any]:
-    """The same as speculators writes it."""
-    inner = {key: value for key, value in FLAT.items() if key not in ("architectures", "draft_vocab_size")}
-    top = dict(
-        architectures=["Eagle3DraftModel"],
-        speculators_model_type="eagle3",
-        speculators_version="0.3.0",
-        draft_vocab_size=DRAFT_VOCAB,
-        norm_before_residual=True,
-        target_hidden_size=None,
-        transformer_layer_config=inner,
-        speculators_config={"algorithm": "eagle3", "proposal_methods": [], "verifier": {}},
-    )
-    return {key: value for key, value in (top | fields).items() if value is not None}
+#: What speculators saved of its heads, and what these draft; ``make_speculators_chains.py`` wrote it.
+SPECULATORS: dict[str, Any] = json.loads(Path(__file__).with_name("speculators_chains.json").read_text())
+
+
+def speculators(layer: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A config that speculators wrote, nulls included, with these fields of the decoder layers and of the head."""
+    written = SPECULATORS["cases"]["default ids"]["config"]
+    return written | {"transformer_layer_config": written["transformer_layer_config"] | (layer or {})} | fields
 
 
 def weights(layer: str = "midlayer", *, layers: int = 1, tapped: int = 3, seed: int = 0) -> Weights:

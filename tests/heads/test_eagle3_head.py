@@ -37,8 +37,15 @@ class ListedKV:
         self.held: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
     ) -> torch.Tensor:
+        assert window is None
         places = self.positions[0].tolist()
         for index, place in enumerate(places):
             self.held[layer, place] = key[0, index], value[0, index]

@@ -13,6 +13,7 @@ from tiny import tiny_llama
 
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.heads import Eagle3Head, load_eagle3
+from speccompile.heads.eagle3_config import EMBEDDING
 
 TARGET = tiny_llama(layers=8)
 
@@ -49,13 +50,84 @@ def test_names_of_the_layer(tmp_path: Path, layer: str) -> None:
 
 def test_speculators(tmp_path: Path) -> None:
     tensors = published.weights("layers.0") | {"embed_tokens.weight": published.embedding()}
-    config = published.speculators(norm_output=True, eagle_aux_hidden_state_layer_ids=[0, 2, 6])
-    head = loaded(tmp_path, tensors, config)
+    fields = dict(norm_before_residual=True, norm_output=True, eagle_aux_hidden_state_layer_ids=[1, 3, 7])
+    head = loaded(tmp_path, tensors, published.speculators(**fields))
     assert_holds(head, tensors)
     assert head.config.norm_before_residual
     assert head.config.norm_output
+    # An id is the layer that reads the state; taps are outputs.
     assert head.config.taps == (0, 2, 6)
+    assert head.config.target_hidden_size == HIDDEN
     assert torch.equal(head.embed_tokens.weight, published.embedding())
+
+
+def test_ids_mean_inputs_in_speculators_layout_and_outputs_in_the_flat_one(tmp_path: Path) -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [7, 2, 1]}
+    inputs = loaded(tmp_path / "speculators", published.weights("layers.0"), published.speculators(**ids))
+    outputs = loaded(tmp_path / "flat", published.weights("layers.0"), FLAT | ids)
+    assert (inputs.config.taps, outputs.config.taps) == ((0, 1, 6), (1, 2, 7))
+    ids["eagle_aux_hidden_state_layer_ids"] = [0, 4, 8]
+    edges = loaded(tmp_path / "edges", published.weights("layers.0"), published.speculators(**ids))
+    assert edges.config.taps == (EMBEDDING, 3, 7)
+
+
+def test_null_ids_are_the_usual_three(tmp_path: Path) -> None:
+    """speculators' default [2, L // 2, L - 3] and ours are the same states."""
+    config = published.speculators()
+    assert config["eagle_aux_hidden_state_layer_ids"] is None
+    assert loaded(tmp_path, published.weights("layers.0"), config).config.taps == (2 - 1, 8 // 2 - 1, 8 - 3 - 1)
+
+
+def test_windows_go_by_the_kinds_of_layers(tmp_path: Path) -> None:
+    tensors = published.weights("layers.0", layers=2)
+    slides = {"num_hidden_layers": 2, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    head = loaded(tmp_path / "one", tensors, published.speculators(slides))
+    assert head.config.windows == (8, None)
+    # A window that no layer is said to have, as configs copied from a target's hold one.
+    unused = FLAT | slides | {"layer_types": None}
+    assert loaded(tmp_path / "none", tensors, unused).config.windows == ()
+    # A window that holds whole sequences is none.
+    assert head.for_texts(9).config.windows == (8, None) and head.for_texts(8).config.windows == ()
+    assert head.for_texts(8).state_dict().keys() == head.state_dict().keys()
+
+
+def test_norms_of_queries_and_keys_are_seen_from_the_tensors_in_the_flat_layout(tmp_path: Path) -> None:
+    tensors = published.weights()
+    config = FLAT | {"model_type": "qwen3"}
+    assert not loaded(tmp_path / "llama", tensors, config).config.qk_norm
+    tensors |= {f"midlayer.self_attn.{name}.weight": torch.ones(published.HEAD_DIM) for name in ("q_norm", "k_norm")}
+    assert_holds(loaded(tmp_path / "qwen3", tensors, config), tensors)
+
+
+def test_a_qwen3_layer_without_its_norms(tmp_path: Path) -> None:
+    config = published.speculators({"model_type": "qwen3"})
+    with pytest.raises(HeadKeys, match=r"missing: layers.0.self_attn.q_norm.weight \[24\]"):
+        loaded(tmp_path, published.weights("layers.0"), config)
+
+
+@pytest.mark.parametrize(
+    ("layer", "fields", "reason"),
+    [
+        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, r"outputs of layers \[1, 3, 8\], and .* 0 .. 7"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [-1, 4, 5]}, r"outputs of layers \[-2, 3, 4\]"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": 2}, "eagle_aux_hidden_state_layer_ids=2, which has to be a list"),
+        ({"model_type": "mistral"}, {}, "model_type 'mistral', and .* 'llama' or 'qwen3'"),
+        ({"layer_types": ["sliding_attention"]}, {}, "sliding_window=None, which has to be a size"),
+        ({"layer_types": ["chunked_attention"]}, {}, r"layer_types=\['chunked_attention'\], which has to name one of"),
+        ({"layer_types": []}, {}, "which has to name one of .* for each layer"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 9.0}}}, {}, r"by kind of layer \(full_attention\)"),
+    ],
+)
+def test_speculators_config_refused(tmp_path: Path, layer: dict[str, Any], fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidHead, match=reason):
+        loaded(tmp_path, published.weights("layers.0"), published.speculators(layer, **fields))
+
+
+def test_rotary_parameters_by_kind_of_layer_are_those_of_sliding_ones(tmp_path: Path) -> None:
+    """speculators' ``flatten_rope_parameters``."""
+    nested = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
+    head = loaded(tmp_path, published.weights("layers.0"), published.speculators({"rope_parameters": nested}))
+    assert head.rotary.inv_freq[1] == pytest.approx(500.0 ** (-2 / published.HEAD_DIM))
 
 
 def test_eagle_config_of_tensorrt_llm(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Heads as speculators saves them draft what speculators' own ``Eagle3DraftModel`` drafts.
+
+``speculators_chains.json`` holds what it saved and drafted; ``make_speculators_chains.py`` says how it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eagle3_specs import drafted, drafted_in_front, eagle3
+from published import SPECULATORS, write
+from speculators_cases import CASES, DRAFT_LEN, WINDOW, head_tensors, target
+from tiny import admitted
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator
+
+OPTIONS: dict[str, Any] = {"tiers": (0, DRAFT_LEN), "max_batch": 1, "max_len": 63, "prefix_reuse": False}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return target()
+
+
+def write_case(folder: Path, name: str) -> Path:
+    """A head's folder as speculators left it."""
+    case = SPECULATORS["cases"][name]
+    tensors = head_tensors({key: tuple(shape) for key, (shape, _) in case["tensors"].items()})
+    assert {key: str(value.dtype) for key, value in tensors.items()} == {
+        key: f"torch.{kind}" for key, (_, kind) in case["tensors"].items()
+    }
+    return write(folder, tensors, case["config"])
+
+
+def chains(spec: Speculator, *, split: bool = False) -> Iterator[list[int]]:
+    """The draft tokens of the first step behind each prompt."""
+    for prompt in SPECULATORS["prompts"]:
+        request = admitted(spec.engine, prompt, max_new_tokens=DRAFT_LEN + 2)
+        yield drafted_in_front(spec, request.slot, DRAFT_LEN) if split else drafted(spec, request.slot, DRAFT_LEN)[0]
+        request.cancel()
+
+
+def wider_bodies(spec: Speculator) -> list[str]:
+    """Layers of the head that stand for its own with another window."""
+    return [name for name in spec.engine.tiers[DRAFT_LEN, 1, "greedy"].graph.bodies if "wider" in name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_chain_is_the_oracle_s(model: LlamaForCausalLM, tmp_path: Path, name: str) -> None:
+    with eagle3(model, write_case(tmp_path, name), **OPTIONS) as spec:
+        assert list(chains(spec)) == SPECULATORS["cases"][name]["chains"]
+
+
+@pytest.mark.parametrize("mode", ["eagle3_one_model", "eagle3"])
+def test_windows_in_either_place(model: LlamaForCausalLM, tmp_path: Path, mode: str) -> None:
+    """Each forward of a chain has a window of its own, in the step and in executables in front of it."""
+    with eagle3(model, write_case(tmp_path, "sliding window"), mode, **OPTIONS) as spec:
+        found = list(chains(spec, split=mode == "eagle3"))
+        assert found == SPECULATORS["cases"]["sliding window"]["chains"]
+        assert len(wider_bodies(spec)) == DRAFT_LEN - 1
+    # Where no sequence is longer than the window, there is none, and nothing is built for it.
+    short = OPTIONS | {"max_len": WINDOW}
+    with eagle3(model, write_case(tmp_path / "short", "sliding window"), mode, **short) as spec:
+        assert not wider_bodies(spec)
+
+
+def test_explain_says_that_the_embedding_is_read(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with eagle3(model, write_case(tmp_path, "embedding and last layer"), **OPTIONS | {"tiers": (0, 1)}) as spec:
+        assert "over the embedding and the outputs of layers 3, 7 drafts" in spec.explain()
