@@ -268,10 +268,6 @@ class PromptTooLong(UserError):
     )
 
 
-class TooManyRows(UserError):
-    template = "{rows} prompts, but max_batch={max_batch}. Wrap with a larger max_batch, or split the batch."
-
-
 class TokenOutOfVocabulary(UserError):
     template = "prompt {row} holds the token id {token}, outside of 0 .. {last} (vocabulary of {vocab})."
 

@@ -26,7 +26,8 @@ from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode
 from speccompile.pipelines import BuildConfig
 from speccompile.policies.default import default_policy
-from speccompile.runtime.inputs import check_generation_config, token_list
+from speccompile.runtime.arguments import GENERATE_ALONE, Settings
+from speccompile.runtime.inputs import token_list
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import AnyPolicy, parse_policy
 from speccompile.runtime.records import check_flag
@@ -139,7 +140,7 @@ def make_plan(
         places=max_len + config.max_width,
         device=info.device,
     )
-    check_generation_config(model.generation_config)
+    Settings(model.generation_config).check(heeded=GENERATE_ALONE)
     token_list(model.generation_config.eos_token_id)
     _warn_of_generation_config(model, info, max_len)
     engine = EngineOptions(max_waiting, prefill_budget, prefix_reuse)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.build import saved_files
-from speccompile.errors import CannotSave, InvalidOption
+from speccompile.errors import CannotSave, InvalidInput, InvalidOption
 from speccompile.hidden_states.collect import save_texts
 from speccompile.lowering.cpu.consume import is_consumed
 from speccompile.modes.auto import Auto
@@ -36,7 +36,7 @@ class Speculator(Wrapped):
     @overload
     def generate(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         *,
         return_dict_in_generate: Literal[True],
@@ -46,7 +46,7 @@ class Speculator(Wrapped):
     @overload
     def generate(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         *,
         return_dict_in_generate: Literal[False] | None = None,
@@ -55,13 +55,17 @@ class Speculator(Wrapped):
 
     def generate(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         *,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
         max_new_tokens: int | None = None,
+        max_length: int | None = None,
         eos_token_id: EosTokens = None,
         pad_token_id: int | None = None,
-        num_return_sequences: int = 1,
+        bos_token_id: int | None = None,
+        num_return_sequences: int | None = None,
         num_draft_tokens: int | None = None,
         stop_strings: str | Sequence[str] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -82,15 +86,21 @@ class Speculator(Wrapped):
         A thin layer over ``spec.engine``, beside whatever that runs: other threads may use both meanwhile.
 
         Args:
-            input_ids: int64 ``[B, P]``, padded on the left.
+            input_ids: int64 ``[B, P]``, padded on the left. Rows beyond ``max_batch`` wait for a slot. None is the BOS
+                token alone.
             attention_mask: ``[B, P]``, 0 at padding.
-            max_new_tokens: most new tokens of a row; None: what the model's generation_config says (``max_new_tokens``,
-                or ``max_length`` with the prompt), else 128. A row also ends at ``max_len``, with a warning.
-            eos_token_id: one or several ids that end a row; None takes those of the model's generation_config.
+            inputs: transformers' name for ``input_ids``.
+            generation_config: a ``GenerationConfig``. As in transformers, keywords take precedence over it, and fields
+                that it leaves at None are those of the model's generation_config.
+            max_new_tokens: most new tokens of a row; None: what the generation_config has (``max_new_tokens``, or
+                ``max_length``), else 128. A row also ends at ``max_len``, with a warning.
+            max_length: the same with the prompt included, where ``max_new_tokens`` is given nowhere.
+            eos_token_id: one or several ids that end a row; None takes those of the generation_config.
             pad_token_id: what rows that end early are padded with; None takes generation_config's, else the first
                 EOS id.
+            bos_token_id: the prompt where there is no other; None takes generation_config's.
             num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
-                transformers orders them. Without ``do_sample`` they are all alike.
+                transformers orders them. Without ``do_sample`` they are all alike. None is 1.
             num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
             stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
             stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
@@ -107,10 +117,12 @@ class Speculator(Wrapped):
                 ``wrap(scores=True)``.
             output_attentions, output_hidden_states: refused if True.
             record: where hidden states are saved, whether those of these rows are.
-            options: of the sampling pipeline, as :meth:`Engine.submit` takes them. ``logits_processor`` is called for
-                each row by itself, with its ids as transformers shows them, padding included. With one row these are
-                the given objects; with several, each row has copies (``copy.deepcopy``; modules are shared), so that
-                processors that keep memory do not mix the rows.
+            options: of the sampling pipeline, as :meth:`Engine.submit` accepts them, and the other parameters of
+                transformers' ``generate`` at values that do nothing. Any other value is an error with the reason
+                (:mod:`speccompile.runtime.arguments`). None for an option switches it off, as in transformers.
+                ``logits_processor`` is called for each row by itself, with its ids as transformers shows them, padding
+                included. With one row these are the given objects; with several, each row has copies
+                (``copy.deepcopy``; modules are shared), so that processors that keep memory do not mix the rows.
 
         Returns:
             int64 ``[B, P + new]``, padded as transformers pads; or the output that has it as ``sequences``.
@@ -119,17 +131,24 @@ class Speculator(Wrapped):
             UserError: see the classes in ``speccompile.errors``.
         """
         engine, target = self._open()
+        if inputs is not None and input_ids is not None:
+            raise InvalidInput(name="inputs", reason="input_ids is given too; give one of them")
         return generate(
             engine,
             target,
-            input_ids,
+            inputs if input_ids is None else input_ids,
             attention_mask,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            num_return_sequences=num_return_sequences,
+            generation_config=generation_config,
+            lengths_and_ends={
+                "max_new_tokens": max_new_tokens,
+                "max_length": max_length,
+                "eos_token_id": eos_token_id,
+                "pad_token_id": pad_token_id,
+                "bos_token_id": bos_token_id,
+                "num_return_sequences": num_return_sequences,
+                "stop_strings": stop_strings,
+            },
             num_draft_tokens=num_draft_tokens,
-            stop_strings=stop_strings,
             tokenizer=tokenizer,
             stopping_criteria=stopping_criteria,
             streamer=streamer,

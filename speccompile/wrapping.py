@@ -59,8 +59,8 @@ def wrap(
             ``auto`` chooses by what is given (``head=``, ``draft=``) and by what the model's checkpoint has;
             ``explain()`` says why.
         tiers: draft lengths to build, 0 among them. None is (0, 1, 3, 7), or as far as the drafter goes.
-        max_batch: slots: most requests that run at a time, and most prompts in one call of ``generate``. Steps run over
-            the smallest of 1, 2, 4, ... rows that holds those alive.
+        max_batch: slots: most requests that run at a time; further ones wait. Steps run over the smallest of 1, 2, 4,
+            ... rows that holds those alive.
         max_len: most tokens of a sequence, prompt included.
         backend: ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``.
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"schedule:<=4=7,<=8=3"``

@@ -22,7 +22,6 @@ from speccompile.errors import (
     PromptTooLong,
     SpecCompileError,
     TokenOutOfVocabulary,
-    TooManyRows,
     UnknownOption,
     UnknownTier,
 )
@@ -54,7 +53,6 @@ def ids(*rows: list[int]) -> torch.Tensor:
         ({"input_ids": torch.ones(1, 64, dtype=torch.int64)}, PromptTooLong, ["64 tokens", "at most 63", "larger"]),
         ({"input_ids": torch.ones(1, 0, dtype=torch.int64)}, EmptyPrompt, ["prompt 0", "at least one token"]),
         ({"input_ids": ids([5], [6]), "attention_mask": ids([1], [0])}, EmptyPrompt, ["prompt 1", "BOS"]),
-        ({"input_ids": ids([1], [2], [3])}, TooManyRows, ["3 prompts", "max_batch=2", "split the batch"]),
         ({"input_ids": ids([1, 2], [3, VOCAB])}, TokenOutOfVocabulary, ["prompt 1", "id 128", "0 .. 127"]),
         ({"input_ids": ids([-1, 2])}, TokenOutOfVocabulary, ["prompt 0", "id -1"]),
         ({"input_ids": torch.ones(3, dtype=torch.int64)}, InvalidInput, ["input_ids", "[rows, tokens]"]),
@@ -104,7 +102,7 @@ def test_check_refuses_the_same_prompts(
 @pytest.mark.parametrize(
     ("arguments", "kind", "says"),
     [
-        ({"top_h": 0.5, "num_beams": 2}, UnknownOption, ["generate", "num_beams, top_h", "max_new_tokens", "top_k"]),
+        ({"top_j": 0.5, "beams": 2}, UnknownOption, ["generate", "beams, top_j", "max_new_tokens", "top_k"]),
         ({"do_sample": 1}, InvalidOption, ["do_sample=1", "True, False or None"]),
         ({"max_new_tokens": 0}, InvalidOption, ["max_new_tokens=0", "at least 1"]),
         ({"max_new_tokens": -3}, InvalidOption, ["max_new_tokens=-3"]),
@@ -123,7 +121,7 @@ def test_bad_arguments_of_generate(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("min_length", 5),
+        ("renormalize_logits", True),
         ("sequence_bias", [[[3], 1.0]]),
         ("num_beams", 2),
     ],

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from speccompile.errors import Closed, InvalidInput, OutputTruncated
+from speccompile.errors import Closed, InvalidInput, OutputTruncated, QueueFull
 from speccompile.plain import plain
+from speccompile.runtime.arguments import Settings, read_settings
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.inputs import check_options, read_count, read_num_draft_tokens, read_prompts
+from speccompile.runtime.inputs import read_count, read_num_draft_tokens, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.records import Wanted, check_flag
 from speccompile.runtime.request import Params, Request
-from speccompile.runtime.target import EosTokens, Target
+from speccompile.runtime.target import Target
+from speccompile.sampling import OPTIONS
 
 
 def generate(
     engine: Engine,
     target: Target,
-    input_ids: torch.Tensor,
+    input_ids: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
     *,
-    max_new_tokens: int | None,
-    eos_token_id: EosTokens,
-    pad_token_id: int | None,
-    num_return_sequences: int,
+    generation_config: GenerationConfig | None,
+    lengths_and_ends: dict[str, Any],
     num_draft_tokens: int | None,
-    stop_strings: str | Sequence[str] | None,
     tokenizer: PreTrainedTokenizerBase | None,
     stopping_criteria: Any,
     streamer: Streamer | None,
@@ -43,33 +41,39 @@ def generate(
     record: bool,
     options: dict[str, Any],
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """:meth:`~speccompile.speculator.Speculator.generate`, with what is to be returned as ``outputs``."""
-    others = "input_ids, attention_mask, max_new_tokens, eos_token_id, pad_token_id, num_return_sequences, "
-    check_options(
-        "generate",
-        options,
-        f"{others}num_draft_tokens, stop_strings, tokenizer, stopping_criteria, streamer, do_sample, seed, "
-        "return_dict_in_generate, output_scores, output_logits, record",
-    )
+    """:meth:`~speccompile.speculator.Speculator.generate`.
+
+    Args:
+        lengths_and_ends: fields of a GenerationConfig, by name; None is not given.
+        outputs: what is to be returned, likewise.
+        options: every other keyword as given.
+    """
     check_flag("generate", "record", record)
-    wanted = read_outputs(outputs, target.model.generation_config, engine.arena)
+    fields = {**lengths_and_ends, **outputs, "do_sample": do_sample}
+    given = {name: value for name, value in fields.items() if value is not None}
+    settings = read_settings(target.model, generation_config, {**given, **options})
+    config = settings.config
+    wanted = read_outputs(outputs, settings, engine.arena)
     num_draft_tokens = read_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
-    target.check()
-    eos = target.eos(eos_token_id)
-    pad_token_id = plain(pad_token_id)
-    if not (pad_token_id is None or isinstance(pad_token_id, int)):
-        raise InvalidInput(name="pad_token_id", reason="it has to be one token id")
-    pad = target.model.generation_config.pad_token_id if pad_token_id is None else pad_token_id
-    copies = read_count("generate", "num_return_sequences", num_return_sequences)
+    target.check(settings)
+    eos = target.eos(given.get("eos_token_id"), settings)
+    pad = _one_token("pad_token_id", config.pad_token_id)
+    if isinstance(attention_mask, GenerationConfig):
+        raise InvalidInput(name="attention_mask", reason="it is a GenerationConfig; give that as generation_config=...")
+    input_ids = _begun(input_ids, attention_mask, config)
+    copies = 1 if config.num_return_sequences is None else config.num_return_sequences
+    copies = read_count(settings.source("num_return_sequences"), "num_return_sequences", copies)
     prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
     check_streamer(streamer)
     check_tokenizer(tokenizer)
     if streamer is not None and len(prompts) > 1:
         raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
-    criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
-    sampling = target.sampling("generate", options, do_sample=do_sample, seed=seed, eos=eos)
+    criteria = make_criteria(config.stop_strings, tokenizer, stopping_criteria, "stop_strings")
+    processors = {name: value for name, value in options.items() if name in OPTIONS}
+    processors |= _least_new_tokens(processors, settings, input_ids.shape[1])
+    sampling = target.sampling("generate", processors, do_sample=do_sample, seed=seed, eos=eos, settings=settings)
     params = Params(
-        target.new_tokens("generate", max_new_tokens, input_ids.shape[1]),
+        target.new_tokens("generate", given.get("max_new_tokens"), input_ids.shape[1], settings),
         tuple(eos),
         sampling,
         patient=True,
@@ -80,6 +84,38 @@ def generate(
     requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria, record=record)
     sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
     return sequences if wanted is None else as_output(sequences, requests)
+
+
+def _one_token(name: str, value: Any) -> int | None:
+    value = plain(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
+    if not (value is None or (isinstance(value, int) and not isinstance(value, bool))):
+        raise InvalidInput(name=name, reason=f"it must be one token id, got {value!r}")
+    return value
+
+
+def _begun(
+    input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, config: GenerationConfig
+) -> torch.Tensor:
+    """The prompts; without any, as in transformers, one that is the BOS token alone."""
+    if input_ids is not None:
+        return input_ids
+    bos = _one_token("bos_token_id", config.bos_token_id)
+    if bos is None or attention_mask is not None:
+        reason = "there is none; give token ids [rows, tokens], or bos_token_id=... and no attention_mask"
+        raise InvalidInput(name="input_ids", reason=reason)
+    return torch.tensor([[bos]])
+
+
+def _least_new_tokens(options: dict[str, Any], settings: Settings, width: int) -> dict[str, Any]:
+    """``min_length`` as the new tokens that it asks for: transformers counts padding as part of the prompt."""
+    asked = options.get("min_length")
+    least = plain(settings.config.min_length if asked is None else asked)
+    if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+        # None, or for the pipeline to refuse.
+        return {}
+    new = options.get("min_new_tokens")
+    new = settings.config.min_new_tokens if new is None else new
+    return {"min_length": 0, "min_new_tokens": max(0, least - width) if new is None else new}
 
 
 def decode(
@@ -94,6 +130,9 @@ def decode(
 ) -> list[Request]:
     """Decode all prompts to their end, beside whatever else the engine runs.
 
+    The engine has at most ``2 * max_batch`` of them at a time, so that a call with many prompts leaves room in the
+    queue for other callers.
+
     Args:
         shown: ``[B, P]``, the prompts as streamers and criteria see them; None shows them as they are.
         streamer: gets the tokens of the only row as they come.
@@ -101,6 +140,7 @@ def decode(
         record: save their hidden states, where they are saved.
 
     Raises:
+        QueueFull: the first ``max_batch`` of them have no room.
         Exception: what one of them ended with; the others are cancelled.
     """
     rows = [torch.tensor([prompt]) for prompt in prompts] if shown is None else list(shown.split(1))
@@ -119,10 +159,10 @@ def decode(
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
     try:
-        # A Ctrl-C that comes meanwhile is raised behind it, when they wait already.
-        engine.enqueue(requests)
-        for request in requests:
+        queued = 0
+        for index, request in enumerate(requests):
             while not request.finished:
+                queued = _enqueue_more(engine, requests, index, queued)
                 engine.wait(request, len(request.new_tokens))
             if request.error is not None:
                 raise request.error
@@ -134,6 +174,35 @@ def decode(
         engine.stats.requests = [request.stats for request in requests]
     _warn_of_truncation(requests, engine.arena.layout.max_len)
     return requests
+
+
+def _enqueue_more(engine: Engine, requests: list[Request], first: int, queued: int) -> int:
+    """Queue what fits of ``requests``, so that the one at ``first``, the oldest that has not finished, is queued.
+
+    Args:
+        queued: how many are queued already.
+
+    Returns:
+        How many are queued now.
+    """
+    slots = engine.arena.layout.max_batch
+    alive = sum(not request.finished for request in requests[first:queued])
+    while queued < len(requests) and alive < 2 * slots:
+        group = requests[queued : queued + (1 if queued else slots)]
+        try:
+            # A Ctrl-C that comes meanwhile is raised after it, when they are queued.
+            engine.enqueue(group)
+        except QueueFull:
+            if not queued:
+                raise
+            if queued > first:
+                break
+            # Other callers' requests are in the way of all that is left.
+            engine.step()
+            continue
+        queued += len(group)
+        alive += len(group)
+    return queued
 
 
 def _warn_of_truncation(requests: list[Request], max_len: int) -> None:

@@ -1,4 +1,4 @@
-"""What requests are made of, checked: prompts, EOS ids, and the settings of a generation_config."""
+"""What requests are made of, checked: prompts, EOS ids and counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig
 
 from speccompile.errors import (
     EmptyPrompt,
@@ -15,57 +14,11 @@ from speccompile.errors import (
     PromptTooLong,
     TokenOutOfVocabulary,
     TooManyEosTokens,
-    TooManyRows,
     UnknownOption,
 )
 from speccompile.graph_capture.state import EOS_CAPACITY, Layout
 from speccompile.plain import plain
 from speccompile.sampling import OPTIONS
-
-# Settings of a generation_config that change the text and are not built, with the values at which they do nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "min_length": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "exponential_decay_length_penalty": (None,),
-    "max_time": (None,),
-    "top_h": (None,),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
-    "renormalize_logits": (None, False),
-    "remove_invalid_values": (None, False),
-    "stop_strings": (None,),
-    "forced_bos_token_id": (None,),
-    "sequence_bias": (None,),
-    "guidance_scale": (None, 1.0),
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "num_return_sequences": (None, 1),
-    "diversity_penalty": (None, 0.0),
-    "penalty_alpha": (None,),
-    "dola_layers": (None,),
-    "force_words_ids": (None,),
-    "forced_decoder_ids": (None,),
-    "token_healing": (None, False),
-}
-
-
-def check_generation_config(config: GenerationConfig) -> None:
-    """Refuse settings that would change the text and that are not built yet.
-
-    Raises:
-        InvalidOption: names the setting.
-    """
-    for name, neutral in NEUTRAL.items():
-        value = getattr(config, name, None)
-        if value not in neutral:
-            raise InvalidOption(
-                where="the model's generation_config",
-                name=name,
-                value=value,
-                reason="it changes the text and is not supported yet; "
-                f"set model.generation_config.{name} = {neutral[0]}",
-            )
 
 
 def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
@@ -104,7 +57,7 @@ def read_prompts(
             no EOS id.
 
     Raises:
-        InvalidInput, TooManyRows, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
+        InvalidInput, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
     """
     if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
         raise InvalidInput(name="input_ids", reason="it has to be a tensor [rows, tokens]")
@@ -115,8 +68,6 @@ def read_prompts(
     rows = input_ids.shape[0]
     if rows == 0:
         raise InvalidInput(name="input_ids", reason="it has no rows")
-    if rows * copies > layout.max_batch:
-        raise TooManyRows(rows=rows * copies, max_batch=layout.max_batch)
     if attention_mask is None:
         kept = torch.ones_like(input_ids, dtype=torch.bool)
         if pad is not None and pad not in eos:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.errors import InvalidOption
 from speccompile.runtime.arena import Arena
+from speccompile.runtime.arguments import Settings
 from speccompile.runtime.records import Wanted, check_kept
 from speccompile.runtime.request import Request
 
@@ -18,17 +18,17 @@ from speccompile.runtime.request import Request
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def read_outputs(given: dict[str, Any], config: GenerationConfig, arena: Arena) -> Wanted | None:
+def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Wanted | None:
     """What is asked for beside the text; None is the text alone, as a tensor.
 
     Args:
-        given: ``return_dict_in_generate`` and :data:`OUTPUTS`; None is what the generation_config says. That one's
+        given: ``return_dict_in_generate`` and :data:`OUTPUTS` as given by keyword; None is what ``settings`` has. Its
             outputs count only where a dict is returned, as in transformers.
 
     Raises:
         InvalidOption: names the option and says what to do.
     """
-    wanted = {}
+    wanted, config = {}, settings.config
     for name, value in given.items():
         if not (value is None or isinstance(value, bool)):
             raise InvalidOption(where="generate", name=name, value=value, reason="use True, False or None")
@@ -39,7 +39,7 @@ def read_outputs(given: dict[str, Any], config: GenerationConfig, arena: Arena) 
         if value and not returns_dict:
             raise InvalidOption(where=where, name=name, value=value, reason="it needs return_dict_in_generate=True")
         if value is None and returns_dict:
-            value, where = bool(getattr(config, name)), "the model's generation_config"
+            value, where = bool(getattr(config, name)), settings.source(name)
         if value and name in ("output_attentions", "output_hidden_states"):
             reason = f"a step keeps none; set {name}=False, or run the model itself over the text"
             raise InvalidOption(where=where, name=name, value=value, reason=reason)

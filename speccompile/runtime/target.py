@@ -12,7 +12,8 @@ from speccompile.acceptance import Rule
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.support import named_tensors
 from speccompile.lowering.cpu.packing import WeightPacks
-from speccompile.runtime.inputs import check_generation_config, read_count, token_list
+from speccompile.runtime.arguments import Settings
+from speccompile.runtime.inputs import read_count, token_list
 from speccompile.sampling.host import CALLED_ON_HOST
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.user import UserProcessor
@@ -64,16 +65,25 @@ class Target:
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
         self._packed_state = self._read_state()
 
-    def check(self) -> None:
-        """Asked before every request.
+    @property
+    def settings(self) -> Settings:
+        """What holds for requests that bring no generation_config."""
+        return Settings(self.model.generation_config)
+
+    def check(self, settings: Settings | None = None) -> None:
+        """Called before every request.
+
+        Args:
+            settings: of the request, if they are checked; None checks the model's own.
 
         Raises:
             ModelInTraining, WeightsReplaced: its text is not that of the wrapped model any more.
-            InvalidOption: its generation_config asks for what is not built.
+            InvalidOption: its generation_config asks for what is not supported.
         """
         if self.model.training:
             raise ModelInTraining(model=type(self.model).__name__)
-        check_generation_config(self.model.generation_config)
+        if settings is None:
+            self.settings.check()
         self.state_of_weights()
         now = named_tensors(self.model)
         for path, weight in self._weights.items():
@@ -96,14 +106,14 @@ class Target:
         marks = sum(0 if weight.is_inference() else weight._version for weight in self._watched)
         return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
 
-    def eos(self, given: EosTokens) -> list[int]:
-        """The given EOS ids; for None, those of the model's generation_config, save what its vocabulary has not.
+    def eos(self, given: EosTokens, settings: Settings | None = None) -> list[int]:
+        """The given EOS ids; for None, those of the generation_config, except ids outside of the vocabulary.
 
         Raises:
             InvalidInput, TooManyEosTokens: they are no token ids of the model.
         """
         if given is None:
-            ids = token_list(self.model.generation_config.eos_token_id)
+            ids = token_list((settings or self.settings).config.eos_token_id)
             return [token for token in ids if 0 <= token < self._vocab_size]
         ids = token_list(given)
         if wrong := [token for token in ids if not 0 <= token < self._vocab_size]:
@@ -111,15 +121,16 @@ class Target:
             raise InvalidInput(name="eos_token_id", reason=reason)
         return ids
 
-    def new_tokens(self, where: str, given: Any, prompt_length: int) -> int:
-        """The given ``max_new_tokens``; for None, what the model's generation_config says, or else ``NEW_TOKENS``.
+    def new_tokens(self, where: str, given: Any, prompt_length: int, settings: Settings | None = None) -> int:
+        """The given ``max_new_tokens``; for None, that of the generation_config, or else ``NEW_TOKENS``.
 
         Raises:
             InvalidOption: it is no whole number of at least 1.
         """
-        config = self.model.generation_config
+        settings = settings or self.settings
+        config = settings.config
         if given is None and config.max_new_tokens is None and config.max_length is not None:
-            room = read_count("the model's generation_config", "max_length", config.max_length) - prompt_length
+            room = read_count(settings.source("max_length"), "max_length", config.max_length) - prompt_length
             if room < 1:
                 reason = f"the prompt has {prompt_length} tokens already; give max_new_tokens"
                 raise InvalidOption(where=where, name="max_length", value=config.max_length, reason=reason)
@@ -128,12 +139,26 @@ class Target:
         return read_count(where, "max_new_tokens", NEW_TOKENS if said is None else said)
 
     def sampling(
-        self, where: str, options: Mapping[str, Any], *, do_sample: bool | None, seed: int | None, eos: list[int]
+        self,
+        where: str,
+        options: Mapping[str, Any],
+        *,
+        do_sample: bool | None,
+        seed: int | None,
+        eos: list[int],
+        settings: Settings | None = None,
     ) -> Sampling | None:
-        """A request's options, checked; what it does not say is what the model's generation_config says."""
-        config, vocab_size = self.model.generation_config, self._vocab_size
+        """A request's options, checked; those that it does not give are the generation_config's."""
+        settings = settings or self.settings
         sampling = read_sampling(
-            where, options, do_sample=do_sample, seed=seed, config=config, eos=eos, vocab_size=vocab_size
+            where,
+            options,
+            do_sample=do_sample,
+            seed=seed,
+            config=settings.config,
+            eos=eos,
+            vocab_size=self._vocab_size,
+            source=settings.source,
         )
         if self._rule.greedy_only and sampling is not None and sampling.values.get("temperature"):
             reason = f"the acceptance rule {self._rule.name!r} is for greedy decoding; use False, or wrap with another"

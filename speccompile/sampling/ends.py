@@ -12,15 +12,17 @@ from speccompile.sampling.base import Option, Processor, as_ids, context_lengths
 
 
 class MinNewTokens(Processor):
-    """transformers' ``MinNewTokensLengthLogitsProcessor``: no EOS id comes before so many new tokens."""
+    """transformers' ``MinNewTokensLengthLogitsProcessor``, or ``MinLengthLogitsProcessor``, whose length includes the
+    prompt: no EOS id comes earlier. ``min_new_tokens`` takes precedence, as in transformers."""
 
     name = "min_new_tokens"
-    options: ClassVar = (Option("min_new_tokens", whole(0), neutral=0),)
+    options: ClassVar = (Option("min_new_tokens", whole(0), neutral=0), Option("min_length", whole(0), neutral=0))
     state: ClassVar = (StateSpec("eos_from", (N,), torch.int64, high=2),)
     reads: ClassVar = ("eos",)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
-        return {"eos_from": prompt_length + values["min_new_tokens"]}
+        new = values.get("min_new_tokens")
+        return {"eos_from": values["min_length"] if new is None else prompt_length + new}
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         earliest, eos = state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,7 @@ def read_sampling(
     config: GenerationConfig,
     eos: list[int],
     vocab_size: int,
+    source: Callable[[str], str] = lambda _: "the model's generation_config",
 ) -> Sampling | None:
     """Check a request's options, and add those of the model's generation_config, as transformers does.
 
@@ -89,6 +90,7 @@ def read_sampling(
         given: options by name; None is as if not given.
         do_sample: None is what the generation_config says.
         seed: None takes one from torch's default generator, if anything is drawn. If nothing is, it means nothing.
+        source: where a value of ``config`` is from, by name, for messages.
 
     Raises:
         InvalidOption: names the option and says what it may be.
@@ -103,10 +105,10 @@ def read_sampling(
     draws = bool(config.do_sample) if do_sample is None else do_sample
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
-        value, source = plain(given.get(name)), where
+        value, from_ = plain(given.get(name)), where
         if value is None:
-            value, source = plain(getattr(config, name, None)), "the model's generation_config"
-        elif option.draws and not draws:
+            value, from_ = plain(getattr(config, name, None)), source(name)
+        elif option.draws and not (draws or option.is_neutral(value) or value == option.default):
             raise InvalidOption(where=where, name=name, value=value, reason="it needs do_sample=True")
         if option.draws and not draws:
             continue
@@ -114,7 +116,7 @@ def read_sampling(
         if value is None:
             continue
         if problem := option.problem(value, vocab_size):
-            raise InvalidOption(where=source, name=name, value=value, reason=problem)
+            raise InvalidOption(where=from_, name=name, value=value, reason=problem)
         if not option.is_neutral(value):
             values[name] = value
     if draws and values["temperature"] == 0:

@@ -76,6 +76,8 @@ def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
         processors.append(hf.NoBadWordsLogitsProcessor(options["bad_words_ids"], eos))
     if options.get("min_new_tokens"):
         processors.append(hf.MinNewTokensLengthLogitsProcessor(len(prompt), options["min_new_tokens"], eos))
+    elif options.get("min_length"):
+        processors.append(hf.MinLengthLogitsProcessor(options["min_length"], eos))
     if options.get("forced_eos_token_id") is not None:
         processors.append(hf.ForcedEOSTokenLogitsProcessor(row["limit"], options["forced_eos_token_id"]))
     if options.get("suppress_tokens"):
@@ -125,6 +127,7 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "bad_words_ids": st.lists(st.lists(few, min_size=1, max_size=4), max_size=5),
     "no_repeat_ngram_size": st.integers(0, 5),
     "min_new_tokens": st.integers(0, 6),
+    "min_length": st.integers(0, 18),
     "forced_eos_token_id": tokens | st.lists(tokens, min_size=1, max_size=3),
 }
 
@@ -308,8 +311,9 @@ def test_bad_values(options: dict[str, Any], says: str) -> None:
 
 def test_options_that_draw_need_do_sample() -> None:
     for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
-        with pytest.raises(InvalidOption, match=f"{name}=1 is not valid: it needs do_sample=True"):
-            read({name: 1}, [], do_sample=False)
+        value = 3 if name == "top_k" else 0.5
+        with pytest.raises(InvalidOption, match=f"{name}={value} is not valid: it needs do_sample=True"):
+            read({name: value}, [], do_sample=False)
 
 
 def test_what_does_nothing_is_nothing() -> None:

@@ -1,0 +1,233 @@
+"""What ``generate`` accepts: every parameter of transformers' ``generate`` and every field of its ``GenerationConfig``.
+
+Each name is in exactly one of these tables, so that a name of transformers is never an unknown option:
+
+==================  ===================================================================================
+:data:`HEEDED`      ``generate`` does what transformers does
+``OPTIONS``         so does the sampling pipeline (:mod:`speccompile.sampling`)
+:data:`IGNORED`     any value: transformers itself looks at it only in modes that are refused here
+:data:`REFUSED`     neutral values pass; any other value is an error with the reason
+==================  ===================================================================================
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from speccompile.errors import InvalidOption, UnknownOption
+from speccompile.plain import plain
+from speccompile.sampling import OPTIONS
+
+#: Parameters and fields that ``generate`` reads itself. The last line is this project's own.
+HEEDED = (
+    *("inputs", "input_ids", "attention_mask", "generation_config", "stopping_criteria", "tokenizer", "streamer"),
+    *("max_new_tokens", "max_length", "eos_token_id", "pad_token_id", "bos_token_id", "stop_strings"),
+    *("num_return_sequences", "do_sample", "return_dict_in_generate"),
+    *("output_scores", "output_logits", "output_attentions", "output_hidden_states"),
+    *("num_draft_tokens", "seed", "record"),
+)
+#: Fields that ``generate`` reads and :meth:`Engine.submit` cannot: a request is one sequence, and has no tokenizer.
+GENERATE_ALONE = ("num_return_sequences", "stop_strings")
+
+IGNORED = frozenset(
+    {
+        # Of beam search.
+        *("early_stopping", "length_penalty", "low_memory"),
+        # Of assisted generation.
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "speculation_type"),
+        "max_matching_ngram_size",
+        # Of encoder-decoders.
+        "decoder_start_token_id",
+        # Says where a config is from.
+        "transformers_version",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a parameter is refused.
+
+    Args:
+        reason: part of the error; says what to do where something can be done.
+        neutral: values at which it does nothing, besides None.
+        changes_text: False where the text is the same with any value. Then a generation_config may have any value, and
+            only a caller that asks for one is refused.
+    """
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+    changes_text: bool = True
+
+    def passes(self, value: Any) -> bool:
+        value = plain(value)
+        return value is None or (isinstance(value, bool | int | float | str) and value in self.neutral)
+
+
+_UNBUILT = "it changes the text and is not supported yet"
+_BEAMS = "beam search is not supported; a slot decodes one sequence"
+_CACHE = "the KV cache is part of the steps"
+_COMPILED = "steps are compiled by speccompile.wrap; choose how with wrap(backend=...)"
+_GUIDANCE = "classifier-free guidance is not supported; it runs the model twice for each token"
+
+
+def _drafts(mode: str) -> str:
+    return f"what drafts is chosen at wrap: speccompile.wrap(model, {mode})"
+
+
+REFUSED: dict[str, Refusal] = {
+    # Other ways of searching.
+    "num_beams": Refusal(_BEAMS, (1,)),
+    "num_beam_groups": Refusal(_BEAMS, (1,)),
+    "diversity_penalty": Refusal(_BEAMS, (0.0,)),
+    "constraints": Refusal(_BEAMS),
+    "force_words_ids": Refusal(_BEAMS),
+    "penalty_alpha": Refusal("contrastive search is not supported", (0.0,)),
+    "dola_layers": Refusal("decoding by contrasting layers is not supported"),
+    "custom_generate": Refusal("the engine's own loop decodes"),
+    "trust_remote_code": Refusal("no code is loaded; it belongs to custom_generate", (False,), changes_text=False),
+    # Drafts.
+    "assistant_model": Refusal(_drafts("mode='draft_target', draft=assistant_model"), changes_text=False),
+    "assistant_tokenizer": Refusal(
+        _drafts("mode='draft_target', draft=assistant_model") + ", of the target's own vocabulary", changes_text=False
+    ),
+    "prompt_lookup_num_tokens": Refusal(_drafts("mode='ngram'"), changes_text=False),
+    "assistant_early_exit": Refusal(_drafts("mode='early_exit', exit_layer=..."), changes_text=False),
+    "use_mtp": Refusal(_drafts("mode='mtp'"), (False,), changes_text=False),
+    "is_assistant": Refusal(_drafts("mode='draft_target', draft=assistant_model"), (False,), changes_text=False),
+    # Logits processors that are not part of the steps.
+    "encoder_repetition_penalty": Refusal(_UNBUILT, (1.0,)),
+    "encoder_no_repeat_ngram_size": Refusal(_UNBUILT, (0,)),
+    "exponential_decay_length_penalty": Refusal(_UNBUILT),
+    "top_h": Refusal(_UNBUILT),
+    "epsilon_cutoff": Refusal(_UNBUILT, (0.0,)),
+    "eta_cutoff": Refusal(_UNBUILT, (0.0,)),
+    "renormalize_logits": Refusal(_UNBUILT, (False,)),
+    "remove_invalid_values": Refusal(_UNBUILT, (False,)),
+    "forced_bos_token_id": Refusal(_UNBUILT),
+    "forced_decoder_ids": Refusal(_UNBUILT),
+    "sequence_bias": Refusal(_UNBUILT),
+    "guidance_scale": Refusal(_GUIDANCE, (1.0,)),
+    "negative_prompt_ids": Refusal(_GUIDANCE),
+    "negative_prompt_attention_mask": Refusal(_GUIDANCE),
+    # Prompt and end.
+    "token_healing": Refusal(_UNBUILT, (False,)),
+    "max_time": Refusal("give stopping_criteria=[transformers.MaxTimeCriteria(max_time=...)]"),
+    # How it is computed.
+    "synced_gpus": Refusal("one process decodes", (False,), changes_text=False),
+    "use_cache": Refusal(_CACHE, (True,), changes_text=False),
+    "cache_implementation": Refusal(
+        f"{_CACHE}, in the model's own dtype",
+        ("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
+    ),
+    "cache_config": Refusal(_CACHE, changes_text=False),
+    "max_cache_len": Refusal(f"{_CACHE}; give speccompile.wrap(model, max_len=...)", changes_text=False),
+    "prefill_chunk_size": Refusal("prompts are cut into the chunks that wrap built", changes_text=False),
+    "compile_config": Refusal(_COMPILED, changes_text=False),
+    "disable_compile": Refusal(_COMPILED, (False,), changes_text=False),
+    "continuous_batching_config": Refusal("spec.engine batches continuously", changes_text=False),
+}
+
+#: What no generation_config may ask for.
+CHANGE_TEXT = {name: refusal for name, refusal in REFUSED.items() if refusal.changes_text}
+CHANGE_TEXT |= {name: Refusal("only generate heeds it", (1,)) for name in GENERATE_ALONE}
+
+_CODE = {"the model's generation_config": "model.generation_config"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds where a request's own arguments say nothing.
+
+    Args:
+        config: the model's generation_config, or a copy with what the caller gave.
+        given: the generation_config that the caller gave.
+        keywords: names of fields that the caller gave as keywords.
+    """
+
+    config: GenerationConfig
+    given: GenerationConfig | None = None
+    keywords: frozenset[str] = frozenset()
+
+    def source(self, name: str) -> str:
+        """Where the value of a field is from, for messages."""
+        if name in self.keywords:
+            return "generate"
+        return "the model's generation_config" if getattr(self.given, name, None) is None else "generation_config"
+
+    def check(self, heeded: Container[str] = ()) -> None:
+        """Refuse fields that would change the text and are not supported.
+
+        Args:
+            heeded: which of :data:`GENERATE_ALONE` the caller reads.
+
+        Raises:
+            InvalidOption: names the field.
+        """
+        for name, refusal in CHANGE_TEXT.items():
+            value = getattr(self.config, name, None)
+            if name not in heeded and not refusal.passes(value):
+                source, neutral = self.source(name), refusal.neutral[0] if refusal.neutral else None
+                reason = f"{refusal.reason}; set {_CODE.get(source, source)}.{name} = {neutral!r}"
+                raise InvalidOption(where=source, name=name, value=value, reason=reason)
+
+
+def read_settings(
+    model: PreTrainedModel, generation_config: GenerationConfig | None, arguments: Mapping[str, Any]
+) -> Settings:
+    """Check the names and merge as transformers does: keywords over ``generation_config`` over the model's own.
+
+    Args:
+        arguments: keywords as given. None for an option switches it off, as in transformers, also where a
+            generation_config has a value.
+
+    Raises:
+        InvalidOption: a value is refused; names it and the reason.
+        UnknownOption: names them, and what is known.
+    """
+    if not (generation_config is None or isinstance(generation_config, GenerationConfig)):
+        reason = "it must be a transformers GenerationConfig, or None"
+        raise InvalidOption(where="generate", name="generation_config", value=generation_config, reason=reason)
+    _check_keywords(model, arguments)
+    config = copy.copy(model.generation_config)
+    if generation_config is not None:
+        for name, value in vars(generation_config).items():
+            if value is not None:
+                setattr(config, name, value)
+    keywords = set()
+    for name, value in arguments.items():
+        if name not in OPTIONS and name in vars(config):
+            setattr(config, name, value)
+            keywords.add(name)
+        elif name in OPTIONS and value is None:
+            # An option with a default would take that for None.
+            setattr(config, name, None if OPTIONS[name].default is None else OPTIONS[name].neutral)
+    settings = Settings(config, generation_config, frozenset(keywords))
+    settings.check(heeded=GENERATE_ALONE)
+    return settings
+
+
+def _check_keywords(model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
+    unknown = []
+    for name, value in arguments.items():
+        if name in OPTIONS or name in HEEDED or name in IGNORED:
+            continue
+        if name in REFUSED:
+            if not REFUSED[name].passes(value):
+                raise InvalidOption(where="generate", name=name, value=value, reason=REFUSED[name].reason)
+        elif name in inspect.signature(model.forward).parameters:
+            if value is not None:
+                reason = "a step has no model inputs besides input_ids and attention_mask"
+                raise InvalidOption(where="generate", name=name, value=value, reason=reason)
+        else:
+            unknown.append(name)
+    if unknown:
+        known = ", ".join([*HEEDED, *OPTIONS])
+        raise UnknownOption(where="generate", names=", ".join(sorted(unknown)), known=known)
