@@ -321,6 +321,20 @@ class InsideStep(SpecCompileError):
     )
 
 
+class CannotMove(UserError):
+    template = (
+        "a wrapped model cannot be moved to {wanted}: its steps are built for {device} and {dtype}. Move the model and "
+        "call speccompile.wrap again; or give device=spec.device to what moves it (transformers.pipeline)."
+    )
+
+
+class PlaceholderToken(UserError):
+    template = (
+        "prompt token {position} is {token}, the model's {name}: it only stands for input that is not text, and steps "
+        "embed text alone. Leave such tokens out, or call the model's own generate with that input."
+    )
+
+
 class TooManyEosTokens(UserError):
     template = "{count} EOS ids, but a slot has room for {capacity}."
 

@@ -6,16 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from speccompile.build import saved_files
 from speccompile.errors import CannotSave, InvalidInput, InvalidOption
 from speccompile.hidden_states.collect import save_texts
 from speccompile.lowering.cpu.consume import is_consumed
+from speccompile.model_interface import ModelInterface
 from speccompile.modes.auto import Auto
 from speccompile.package import make_manifest, write_package
 from speccompile.plain import plain
@@ -25,10 +27,9 @@ from speccompile.runtime.inputs import read_count, read_prompt
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.policy import Fixed, check_tier
 from speccompile.runtime.target import EosTokens
-from speccompile.wrapped import Wrapped
 
 
-class Speculator(Wrapped):
+class Speculator(ModelInterface):
     """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
 
     # --- decoding --------------------------------------------------------------------------------
@@ -297,3 +298,7 @@ class Speculator(Wrapped):
             kept = {name: value for name, value in given.items() if name not in Auto.options}
             given = {**kept, "mode": choice.name, **choice.options}
         write_package(Path(path), make_manifest(target.model, given, files), files)
+
+
+# Pipelines log an error for a class that transformers does not know to be a causal LM.
+cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING).register(Speculator, Speculator, exist_ok=True)

@@ -117,7 +117,9 @@ def transformers_greedy(
 ) -> list[int]:
     """New tokens of the model's own greedy ``generate`` for one prompt, with logits processors of the user's."""
     ids = torch.tensor([prompt], device=model.device)
-    output = cast(Any, model).generate(
+    # Of the class: a caller may have set model.generate = spec.generate.
+    output = cast(Any, type(model)).generate(
+        model,
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,

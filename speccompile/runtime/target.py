@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from speccompile.acceptance import Rule
-from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, WeightsReplaced
+from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, PlaceholderToken, WeightsReplaced
 from speccompile.graph_capture.support import named_tensors
 from speccompile.lowering.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
@@ -24,6 +25,9 @@ GUIDED = ("guide", "prefix_allowed_tokens_fn", *CALLED_ON_HOST)
 NEW_TOKENS = 128
 #: Values of each weight that a change is looked for in.
 SAMPLES = 4
+
+#: Fields of a config that name a token whose embedding is replaced.
+PLACEHOLDER = re.compile("(image|img|video|audio|speech|vision)(_context)?_token_(id|index)")
 
 EosTokens = int | Sequence[int] | torch.Tensor | None
 
@@ -178,11 +182,32 @@ class Target:
         return Sampling({}) if sampling is None and self.processors else sampling
 
     def check_prompt(self, prompt: list[int]) -> None:
-        """Raises InvalidInput: it is shorter than what a processor looks back."""
+        """
+        Raises:
+            PlaceholderToken: it has a token that stands for an image or other input that is not text.
+            InvalidInput: it is shorter than what a processor looks back.
+        """
+        placeholders = placeholder_tokens(self.model.config)
+        if found := placeholders.keys() & set(prompt):
+            position = next(place for place, token in enumerate(prompt) if token in found)
+            token = prompt[position]
+            raise PlaceholderToken(position=position, token=token, name=placeholders[token])
         for processor in self.processors:
             if len(prompt) < processor.least:
                 reason = f"it has {len(prompt)} tokens, and the logits processor {processor.name} fails for fewer than "
                 raise InvalidInput(name="the prompt", reason=f"{reason}{processor.least}")
+
+
+def placeholder_tokens(config: PreTrainedConfig) -> dict[int, str]:
+    """Token ids in whose place a model puts embeddings of images, video or audio, with the config's name of each.
+
+    Tokens that mark where such input begins and ends (``vision_start_token_id``) are ordinary tokens.
+    """
+    return {
+        value: f"config.{name}"
+        for name, value in vars(config).items()
+        if PLACEHOLDER.fullmatch(name) and isinstance(value, int)
+    }
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:

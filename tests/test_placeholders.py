@@ -1,0 +1,77 @@
+"""Token ids that only stand for images, video or audio are refused in prompts: steps embed text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny import tiny_llama
+from transformers import (
+    Gemma3Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen2AudioConfig,
+)
+
+import speccompile
+from speccompile import Speculator
+from speccompile.errors import InvalidOption, PlaceholderToken
+from speccompile.runtime.target import placeholder_tokens
+
+IMAGE, VIDEO, VISION_START = 100, 101, 102
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=VISION_START)
+
+
+@pytest.fixture(scope="module")
+def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
+    with speccompile.wrap(model, "none", tiers=(0,), max_batch=2, max_len=32, backend="eager") as spec:
+        yield spec
+
+
+@pytest.mark.parametrize(("token", "name"), [(IMAGE, "config.image_token_id"), (VIDEO, "config.video_token_id")])
+def test_a_prompt_with_one_is_refused_by_name(spec: Speculator, token: int, name: str) -> None:
+    for decode in (
+        lambda: spec.generate(torch.tensor([[5, 6, 7], [5, token, 7]]), max_new_tokens=2),
+        lambda: spec.engine.submit([5, token, 7]),
+        lambda: spec.check([[5, token, 7]], max_new_tokens=2),
+    ):
+        with pytest.raises(PlaceholderToken, match=rf"prompt token 1 is {token}, the model's {name}: it only stands"):
+            decode()
+    assert spec.engine.idle
+
+
+def test_markers_and_padding_are_no_placeholders(spec: Speculator, model: LlamaForCausalLM) -> None:
+    ids, mask = torch.tensor([[IMAGE, VISION_START, 6]]), torch.tensor([[0, 1, 1]])
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=4)
+    assert torch.equal(spec.generate(ids, mask, max_new_tokens=4), expected)
+
+
+def test_images_themselves_are_refused_by_name(spec: Speculator) -> None:
+    """Of a model whose forward has such an input; otherwise the name is unknown."""
+    with pytest.raises(InvalidOption, match=r"inputs_embeds=.*no model inputs besides input_ids and attention_mask"):
+        spec.generate(torch.tensor([[5, 6]]), inputs_embeds=torch.zeros(1, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (LlavaConfig(), {"config.image_token_index"}),
+        (Gemma3Config(), {"config.image_token_index"}),
+        (Qwen2_5_VLConfig(), {"config.image_token_id", "config.video_token_id"}),
+        (Qwen2AudioConfig(), {"config.audio_token_index"}),
+        (LlamaConfig(), set()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_configs_of_transformers_name_theirs(config: PreTrainedConfig, names: set[str]) -> None:
+    assert {name.replace("_id", "_index") for name in placeholder_tokens(config).values()} == {
+        name.replace("_id", "_index") for name in names
+    }
