@@ -109,8 +109,9 @@ class Engine(Turns):
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
-                ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens``, ``forced_eos_token_id``,
-                ``suppress_tokens``, ``begin_suppress_tokens``, ``guide`` (of :mod:`speccompile.guides`),
+                ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens``, ``min_length`` (with the prompt),
+                ``forced_eos_token_id``, ``suppress_tokens``, ``begin_suppress_tokens``, ``guide`` (of
+                :mod:`speccompile.guides`),
                 ``prefix_allowed_tokens_fn``, ``logits_processor``, ``watermarking_config``. What is not given is what
                 the generation_config says.
                 The last three are called on the host, once before each token, so this request has no drafts; others
