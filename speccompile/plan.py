@@ -22,7 +22,7 @@ from speccompile.hidden_states.options import SaveHiddenStates, saved_rows
 from speccompile.lowering.backends import choose_backend
 from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.lowering.kernels import Kernels
-from speccompile.modes.auto import Auto
+from speccompile.modes.auto import Auto, Failed, replacing
 from speccompile.modes.base import Mode
 from speccompile.pipelines import BuildConfig
 from speccompile.policies.default import default_policy
@@ -68,9 +68,18 @@ def make_plan(
     scores: bool = False,
     consume: bool = False,
     save_hidden_states: SaveHiddenStates | str | Path | None = None,
+    passed_over: Failed | None = None,
     **mode_options: Any,
 ) -> Plan:
-    """Check the arguments of :func:`wrap`, which are explained there."""
+    """Check the arguments of :func:`wrap`, which are explained there.
+
+    Args:
+        passed_over: what ``auto`` chose before and could not be built, see
+            :func:`~speccompile.modes.auto.first_that_works`.
+
+    Raises:
+        ChoiceFailed: what ``auto`` chose now cannot be built.
+    """
     draft_lens = _check_tiers(DEFAULT_TIERS if tiers is None else tiers)
     _check_whole("max_batch", max_batch, 1)
     _check_whole("max_len", max_len, 2)
@@ -93,18 +102,19 @@ def make_plan(
     kernels = chosen_backend.choose_kernels(info)
     choice, chosen_mode = None, asked
     if isinstance(asked, Auto):
-        choice = asked.choose(
-            model, modes.available(), draft_len=max(draft_lens), slots=max_batch, native=kernels.native
-        )
+        sizes: dict[str, Any] = dict(draft_len=max(draft_lens), slots=max_batch, native=kernels.native)
+        choice = asked.choose(model, modes.available(), **sizes, failed=passed_over)
         chosen_mode = modes.create(choice.name, choice.options)
     assert isinstance(chosen_mode, Mode)
-    chosen_mode.check(info)
-    _check_rule(rule, chosen_mode, draft_lens)
+    with replacing(choice):
+        chosen_mode.check(info)
+        _check_rule(rule, chosen_mode, draft_lens)
     saves = _choose_saves(save_hidden_states, chosen_mode)
     if saves is not None:
         saves.check(model)
     if reason := backend_refusal(chosen_mode, chosen_backend.name):
-        raise InvalidOption(where="wrap", name="backend", value=chosen_backend.name, reason=reason)
+        with replacing(choice):
+            raise InvalidOption(where="wrap", name="backend", value=chosen_backend.name, reason=reason)
     if consume or weights != "same":
         # There is no other way then, so a model is not captured in vain.
         kernels = kernels.settled()
@@ -147,14 +157,16 @@ def make_plan(
     # Behind everything that is quickly refused: it may have to be loaded.
     network = None
     if max(draft_lens) > 0:
-        chosen_mode = chosen_mode.loaded(model)
-        network = chosen_mode.network(model, info, max_len)
+        with replacing(choice):
+            chosen_mode = chosen_mode.loaded(model)
+            network = chosen_mode.network(model, info, max_len)
     if network is not None:
         if tiers is None and network.most_drafts is not None:
             draft_lens = tuple(sorted({min(size, network.most_drafts) for size in draft_lens}))
             chosen_policy = _choose_policy(policy, draft_lens, rule)
             config = replace(config, tiers=draft_lens)
-        _check_network(network, config, model, consume)
+        with replacing(choice):
+            _check_network(network, config, model, consume)
     saved = None if saves is None else saved_rows(model, saves)
     config = replace(config, mode=chosen_mode, logits_processors=processors, network=network, saved=saved)
     return Plan(info, config, chosen_policy, engine, consume, saves)

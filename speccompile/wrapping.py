@@ -19,6 +19,7 @@ from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.cpu.consume import consuming
 from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.lowering.inductor import bring
+from speccompile.modes.auto import Failed, first_that_works, replacing
 from speccompile.package import check_fits, given_options, read_package
 from speccompile.plan import make_plan
 from speccompile.runtime.options import EngineOptions
@@ -161,17 +162,27 @@ def _wrap(
     storage: Storage | None = None,
 ) -> Speculator:
     """``options`` are the arguments of :func:`wrap`."""
+    return first_that_works(lambda failed: _wrapped(model, options, storage, failed))
+
+
+def _wrapped(model: PreTrainedModel, options: dict[str, Any], storage: Storage | None, failed: Failed) -> Speculator:
+    """The same, without what ``auto`` chose before and could not be built.
+
+    Raises:
+        ChoiceFailed: what it chose now cannot be built.
+    """
     sampling = options["sampling"]
     if not isinstance(sampling, bool):
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
     planned = {name: value for name, value in options.items() if name != "sampling"}
-    plan = make_plan(model, **planned)
+    plan = make_plan(model, passed_over=failed, **planned)
     # In front of the build: what is wrong with the folder is told at once.
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
     try:
         CacheFolder().drop_unread()
         with consuming(model, plan.consume) as consumed:
-            built = build(model, plan.info, plan.config, storage, consumed)
+            with replacing(plan.config.choice):
+                built = build(model, plan.info, plan.config, storage, consumed)
             spec = Speculator(model, built, plan.policy, plan.engine, options, writer)
             if sampling:
                 spec.engine.prepare("sampled")

@@ -17,6 +17,7 @@ from speccompile.cli.tables import buffers_table, kernels_table, stages_table, t
 from speccompile.graph_capture.state import Layout
 from speccompile.lowering.called import kernels_called
 from speccompile.lowering.tier import Kind
+from speccompile.modes.auto import first_that_works
 from speccompile.passes.pipeline import Stages
 from speccompile.plan import make_plan
 from speccompile.stages import build_stages
@@ -107,7 +108,8 @@ def _captured(
     options: dict[str, Any],
     kind: Kind,
 ) -> View:
-    plan = make_plan(model, mode, tiers=tiers, backend=backend, **sizes, **options)  # type: ignore[arg-type]
+    asked: dict[str, Any] = dict(tiers=tiers, backend=backend, **sizes, **options)
+    plan = first_that_works(lambda failed: make_plan(model, mode, passed_over=failed, **asked))
     # What is printed can be run.
     config = replace(plan.config, kernels=plan.config.kernels.settled())
     stages = build_stages(model, plan.info, config, kind=kind)

@@ -136,6 +136,7 @@ def _taps(ids: Any, name: str, *, inputs: bool) -> tuple[int, ...]:
       ``scripts/launch_vllm.py``), and vLLM collects them so (``aux_hidden_state_layers`` of its models).
     - otherwise, the flat layout: id j is the output of layer j. SGLang adds 1 to name the layer before which it
       captures (``set_eagle3_layers_to_capture`` of its ``models/llama.py``), TensorRT-LLM captures after the layer.
+      SafeAILab's own configs have no ids.
 
     The default is the same three states in both, see ``default_taps``.
     """

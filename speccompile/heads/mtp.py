@@ -79,10 +79,12 @@ class MtpHead(DraftHead):
                 raise InvalidHead(source=SOURCE, reason=f"{type(base).__name__} has no module {name!r} to share")
         text = target.config.get_text_config(decoder=True)
         self.variant = variant or VARIANTS.get(text.model_type, DEEPSEEK)
-        self.config = module_config(text, modules, self.variant)
         self.vocab_size = int(text.vocab_size)
         try:
+            self.config = module_config(text, modules, self.variant)
             made = [MtpModule(target, self.config, index, self.variant) for index in range(modules)]
+            self.masks = [layer_mask(self.config, index) for index in range(modules)]
+            self.rotary_options = [rotary_options(self.config, index) for index in range(modules)]
         except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
             kind = type(decoder_layers(target)[1][-1]).__name__
             raise InvalidHead(source=SOURCE, reason=f"a {kind} cannot be made: {told(error)}") from error
@@ -210,10 +212,12 @@ class MtpHead(DraftHead):
         carried = hidden_states
         if self.variant.normed_target:
             carried = named["fused"] = self.final_norm(hidden_states)
-        mask = Mask() if route == "attention" else causal_mask(position_ids, places, carried.dtype)
         run = Running(cache, position_ids, MaskLog())
         with running(run):
             for index, (module, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+                mask: Mask | torch.Tensor = self.masks[index]
+                if route == "eager":
+                    mask = causal_mask(position_ids, places, carried.dtype, self.masks[index])
                 # Tokens stand so far behind their rows; none but the distances counts, and transformers tells these.
                 positions = position_ids + (index + 1)
                 hidden = module(
@@ -222,7 +226,7 @@ class MtpHead(DraftHead):
                     attention_mask=mask,
                     position_ids=positions,
                     past_key_values=cache,
-                    position_embeddings=self.rotary_emb(embedded, positions),
+                    position_embeddings=self.rotary_emb(embedded, positions, **self.rotary_options[index]),
                 )
                 normed = norm(hidden)
                 carried = normed if self.variant.normed_carry else hidden
@@ -232,11 +236,35 @@ class MtpHead(DraftHead):
         return named | {"logits": self.lm_head(normed)}, run
 
 
-def causal_mask(positions: torch.Tensor, places: int | torch.SymInt, dtype: torch.dtype) -> torch.Tensor:
-    """Additive, ``[B, 1, T, S]``: a query at ``positions`` ``[B, T]`` sees all places up to its own."""
+def layer_mask(config: PreTrainedConfig, index: int) -> Mask:
+    """What module ``index`` attends to, by the type of its layer, as ``MtpModel.create_masks_for_mtp_layer``.
+
+    Raises:
+        ValueError: no such type is known.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None or kinds[index] == "full_attention":
+        return Mask()
+    if kinds[index] == "sliding_attention":
+        return Mask(window=config.sliding_window)
+    raise ValueError(f"a module of layer type {kinds[index]!r} is not supported")
+
+
+def rotary_options(config: PreTrainedConfig, index: int) -> dict[str, str]:
+    """What the target's rotary table is asked for besides positions: where a config has rotary parameters by type of
+    layer (Mellum), the type of this one; as ``MtpModel.forward_layer``."""
+    by_type = any(isinstance(value, dict) for value in (getattr(config, "rope_parameters", None) or {}).values())
+    return {"layer_type": config.layer_types[index]} if by_type else {}
+
+
+def causal_mask(
+    positions: torch.Tensor, places: int | torch.SymInt, dtype: torch.dtype, mask: Mask | None = None
+) -> torch.Tensor:
+    """Additive, ``[B, 1, T, S]``: a query at ``positions`` ``[B, T]`` attends to what ``mask`` lets it, None being all
+    places up to its own."""
     key = torch.arange(cast(int, places), device=positions.device)
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=positions.device)
-    seen = key <= positions[:, None, :, None]
+    seen = (mask or Mask()).sees(positions[:, None, :, None], key)
     return torch.where(seen, torch.zeros_like(hidden), hidden)
 
 

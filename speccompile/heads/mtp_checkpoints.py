@@ -56,7 +56,7 @@ def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVar
     modules = 1 + max(int(key.split(".")[1]) for key in tensors)
     model_type = target.config.get_text_config(decoder=True).model_type
     head = MtpHead(target, modules, variant or VARIANTS.get(model_type, layout.variant))
-    problems += _fill(head, tensors, target)
+    problems += _fill(head, tensors, target, name)
     if problems:
         raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
     head.layers.requires_grad_(False)
@@ -153,7 +153,7 @@ class _Modules(PreTrainedModel):
         self.layers, self.norms = head.layers, head.norms
 
 
-def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrainedModel) -> list[str]:
+def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrainedModel, name: str) -> list[str]:
     """Load them; returns what is wrong."""
     modules = _Modules(head)
     shapes = {key: list(value.shape) for key, value in modules.state_dict().items()}
@@ -163,7 +163,10 @@ def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrained
     config = LoadStateDictConfig(
         weight_mapping=conversions, device_map={"": target.device}, dtype=target.dtype, ignore_mismatched_sizes=True
     )
-    info, _ = convert_and_load_state_dict_in_model(modules, dict(tensors), config)
+    try:
+        info, _ = convert_and_load_state_dict_in_model(modules, dict(tensors), config)
+    except Exception as error:
+        raise InvalidHead(source=name, reason=f"transformers cannot fill its modules: {told(error)}") from error
     problems = [f"not known: {key}" for key in sorted(info.unexpected_keys)]
     mismatched = sorted(info.mismatched_keys)
     problems += [

@@ -93,7 +93,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
     ),
     KeyLayout(
         # One module, whatever ``mtp.layers`` counts: they would share one projection.
-        "Qwen3-Next, Qwen3.5",
+        "Qwen3-Next, Qwen3.5, Mellum",
         claims=r"(?:model\.)?mtp\..+",
         rules=(
             (r".*mtp\.pre_fc_norm_embedding\.(?P<rest>.+)", "layers.{k}.enorm.{rest}"),

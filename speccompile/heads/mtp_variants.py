@@ -30,6 +30,7 @@ class MtpVariant:
 #: DeepSeek-V3's, as transformers (``modeling_layers.MtpLayer``), TensorRT-LLM and SGLang run it; and GLM's.
 DEEPSEEK = MtpVariant()
 #: Qwen3-Next's and Qwen3.5's, as vLLM and SGLang run it: the layer attends fully, whatever the target's layers do.
+#: JetBrains' Mellum has the same parts, as transformers runs it; its config names the type of the module's layer.
 QWEN = MtpVariant(config={"mlp_only_layers": [], "decoder_sparse_step": 1})
 #: Xiaomi's MiMo (``MiMoMTPLayers`` of its own code).
 MIMO = MtpVariant(hidden_first=True)
@@ -44,6 +45,7 @@ VARIANTS: dict[str, MtpVariant] = {
     "qwen3_next": QWEN,
     "qwen3_5_text": QWEN,
     "qwen3_5_moe_text": QWEN,
+    "mellum": QWEN,
     "mimo": MIMO,
     "ernie4_5_moe": ERNIE,
 }

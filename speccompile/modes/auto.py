@@ -5,14 +5,15 @@ TensorRT-LLM's ``AUTO`` (``auto_heuristic.py``) always takes n-grams. Here what 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidHead, InvalidOption, SpecCompileError
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes.mtp_weights import mtp_modules
 from speccompile.pretrained import SMOLLM2
@@ -24,19 +25,61 @@ SUFFIX_SLOTS = 4
 HEAD_KEYS = ("speculators_model_type", "draft_vocab_size", "eagle_config")
 
 
+T = TypeVar("T")
+
+#: Modes that were chosen and could not be built, with the reasons.
+Failed = Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Choice:
-    """A mode by name, with its options, and why that."""
+    """A mode by name, with its options, and why that. ``replaceable``: the caller did not ask for it, and another one
+    can take its place."""
 
     name: str
     reason: str
     options: dict[str, Any] = field(default_factory=dict)
+    replaceable: bool = False
+
+
+class ChoiceFailed(Exception):
+    """What was chosen cannot be built, and another one can take its place; see :func:`first_that_works`."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
+
+
+@contextlib.contextmanager
+def replacing(choice: Choice | None) -> Iterator[None]:
+    """A failure in the block is that of ``choice``.
+
+    Raises:
+        ChoiceFailed: instead of any error of this package, where the choice is replaceable.
+    """
+    try:
+        yield
+    except SpecCompileError as error:
+        if choice is None or not choice.replaceable:
+            raise
+        raise ChoiceFailed(choice.name, _in_line(error)) from error
+
+
+def first_that_works(attempt: Callable[[Failed], T]) -> T:
+    """What ``attempt`` returns, called again with what has failed so far while it raises :class:`ChoiceFailed`. The
+    last choice is not replaceable, so its error is raised as it is."""
+    failed: dict[str, str] = {}
+    while True:
+        try:
+            return attempt(failed)
+        except ChoiceFailed as error:
+            failed[error.name] = error.reason
 
 
 @dataclass(frozen=True)
 class Auto:
     """Takes the first of these that there is: the head, or the draft, that was given; MTP modules in the model's own
-    checkpoint; suffix tries, or n-grams.
+    checkpoint; suffix tries, or n-grams. Of what was not given the next one is taken where one cannot be built.
 
     Args:
         head: an EAGLE-3 head, as ``eagle3_one_model`` takes it.
@@ -50,7 +93,14 @@ class Auto:
     options: ClassVar[tuple[str, ...]] = ("head", "draft")
 
     def choose(
-        self, model: PreTrainedModel, modes: Collection[str], *, draft_len: int, slots: int, native: bool
+        self,
+        model: PreTrainedModel,
+        modes: Collection[str],
+        *,
+        draft_len: int,
+        slots: int,
+        native: bool,
+        failed: Failed | None = None,
     ) -> Choice:
         """The mode for ``model``.
 
@@ -59,6 +109,7 @@ class Auto:
             draft_len: of the largest tier.
             slots: most rows of a step.
             native: steps run on our C++ ops.
+            failed: what was chosen before and could not be built, with the reasons.
 
         Raises:
             InvalidOption: both a head and a draft were given, or a draft that no mode takes.
@@ -70,7 +121,8 @@ class Auto:
             return Choice("eagle3_one_model", "a head was given", {"draft": self.head})
         if self.draft is not None:
             return self._by_draft(draft_len)
-        return self._by_modules(model, modes, draft_len) or _by_text(slots, native)
+        found, nothing = _by_modules(model, modes, draft_len, failed or {})
+        return found or _by_text(slots, native, nothing, failed or {})
 
     def _by_draft(self, draft_len: int) -> Choice:
         draft = self.draft
@@ -87,14 +139,26 @@ class Auto:
         reason = "give a model, a head, MTP modules, a folder, a hub id, or a function"
         raise InvalidOption(where="mode 'auto'", name="draft", value=draft, reason=reason)
 
-    @staticmethod
-    def _by_modules(model: PreTrainedModel, modes: Collection[str], draft_len: int) -> Choice | None:
+
+def _by_modules(
+    model: PreTrainedModel, modes: Collection[str], draft_len: int, failed: Failed
+) -> tuple[Choice | None, str]:
+    """The mode that reads the modules of the model's checkpoint; if there is none, why."""
+    try:
         count = mtp_modules(model)
-        name = _of_modules(count, draft_len)
-        if not count or name not in modes:
-            return None
-        what = f"{count} MTP modules" if count > 1 else "an MTP module"
-        return Choice(name, f"the model's checkpoint has {what}, and the largest tier drafts {draft_len} tokens")
+    except InvalidHead as error:
+        return None, _in_line(error)
+    name = _of_modules(count, draft_len)
+    if not count or name not in modes:
+        return None, "the model's checkpoint has no MTP modules that a mode reads"
+    what = f"{count} MTP modules" if count > 1 else "an MTP module"
+    if name in failed:
+        return (
+            None,
+            f"{name} cannot draft with the {what.removeprefix('an ')} of the model's checkpoint ({failed[name]})",
+        )
+    reason = f"the model's checkpoint has {what}, and the largest tier drafts {draft_len} tokens"
+    return Choice(name, reason, replaceable=True), ""
 
 
 def _of_modules(count: int, draft_len: int) -> str:
@@ -102,12 +166,20 @@ def _of_modules(count: int, draft_len: int) -> str:
     return "mtp" if count >= draft_len else "mtp_eagle_one_model"
 
 
-def _by_text(slots: int, native: bool) -> Choice:
-    nothing = "neither a head nor a draft was given, and the model's checkpoint has no MTP modules that a mode reads"
-    if native and slots <= SUFFIX_SLOTS:
-        return Choice("suffix", f"{nothing}; for up to {SUFFIX_SLOTS} slots on a CPU suffix tries are read")
+def _by_text(slots: int, native: bool, no_modules: str, failed: Failed) -> Choice:
+    nothing = f"neither a head nor a draft was given, and {no_modules}"
+    if native and slots <= SUFFIX_SLOTS and "suffix" not in failed:
+        reason = f"{nothing}; for up to {SUFFIX_SLOTS} slots on a CPU suffix tries are read"
+        return Choice("suffix", reason, replaceable=True)
     why = f"there are more than {SUFFIX_SLOTS} slots" if native else "suffix tries need our C++ ops"
+    if "suffix" in failed:
+        why = f"suffix cannot be built ({failed['suffix']})"
     return Choice("ngram", f"{nothing}; {why}, so n-grams are looked for")
+
+
+def _in_line(error: Exception) -> str:
+    """A message as a part of a sentence."""
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _is_head(source: str | Path) -> bool:

@@ -1,4 +1,5 @@
-"""MTP modules draft what transformers' own ``generate(use_mtp=True)`` drafts, of DeepSeek-V3's and GLM-4.5's layers."""
+"""MTP modules draft what transformers' own ``generate(use_mtp=True)`` drafts, of DeepSeek-V3's, GLM-4.5's and Mellum's
+layers."""
 
 from __future__ import annotations
 
@@ -16,22 +17,30 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from speccompile.heads import MtpHead
 
-MODULES = 3
 NEW = 24
+#: By family: the layout of its checkpoints, and how many modules they have here.
+FAMILIES = {"deepseek_v3": ("deepseek", 3), "glm4_moe": ("deepseek", 3), "mellum": ("qwen", 1)}
 
 
-@pytest.fixture(scope="module", params=["deepseek_v3", "glm4_moe"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """A model in whose folder are random modules."""
-    model = model_of(request.param)
-    model.config.num_nextn_predict_layers = MODULES
+    layout, modules = FAMILIES[request.param]
+    # The module's layer has a window, and rotary parameters that only targets with such layers hold.
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]} if layout == "qwen" else {}
+    model = model_of(request.param, **kinds)
+    model.config.num_nextn_predict_layers = modules
+    if layout == "qwen":
+        # As a config that is made with a module has them.
+        model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["sliding_attention"], ["sparse"]
     layers = len(model.get_decoder().layers)
     folder = tmp_path_factory.mktemp(request.param)
-    write(folder, model, keys_of(MtpHead.random(model, MODULES), "deepseek", layers))
+    write(folder, model, keys_of(MtpHead.random(model, modules), layout, layers))
     loaded = type(model).from_pretrained(folder).eval()
     loaded.generation_config = model.generation_config
-    # The patterns name the layers of the published models; these are behind fewer.
-    loaded._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layers + index}\." for index in range(MODULES)]
+    if layout == "deepseek":
+        # The patterns name the layers of the published models; these are behind fewer.
+        loaded._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layers + index}\." for index in range(modules)]
     return loaded
 
 
@@ -57,18 +66,19 @@ def drafts_of_transformers(
 
 
 def test_the_same_drafts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with mtp(target, None, tiers=(0, MODULES), max_batch=1, max_len=44) as spec:
+    modules = target.config.num_mtp_layers
+    with mtp(target, None, tiers=(0, modules), max_batch=1, max_len=44) as spec:
         shared = 0
-        # Behind prompts shorter than MODULES its generator cannot set its caches back.
+        # Behind prompts shorter than the number of modules its generator cannot set its caches back.
         for length in (3, 4, 20):
             prompt = random_prompt(length, seed=length, vocab=100)
             wanted = drafts_of_transformers(target, prompt, monkeypatch)
             request = admitted(spec.engine, prompt, max_new_tokens=NEW)
             while not request.finished:
                 text = prompt + request.new_tokens
-                room = min(MODULES, NEW - len(request.new_tokens) - 1)
-                if len(text) in wanted and room == MODULES:
-                    assert drafted(spec, request.slot, MODULES)[0] == wanted[len(text)]
+                room = min(modules, NEW - len(request.new_tokens) - 1)
+                if len(text) in wanted and room == modules:
+                    assert drafted(spec, request.slot, modules)[0] == wanted[len(text)]
                     shared += 1
                 spec.engine.step()
             assert request.new_tokens == greedy(target, prompt, NEW)
