@@ -117,6 +117,28 @@ def test_decoding_compiles_nothing_more(built: Built) -> None:
     assert len(built.compiled) == 1
 
 
+def test_a_profiler_sees_bodies_and_the_ops_in_them(built: Built) -> None:
+    """As often as they run: of a prompt's chunk and seven steps, for each layer."""
+    built.spec.set_tier(0)
+    prompt, passes = torch.tensor([[5, 3, 9, 5, 3, 9, 5, 3]]), 8
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        built.spec.generate(prompt, max_new_tokens=passes, eos_token_id=[])
+    counts = {event.key: event.count for event in profiled.key_averages()}
+    layers = len(built.body.layers)
+    assert counts["speccompile::decoder_layer"] == layers * passes
+    assert counts["speccompile::native_attention"] == layers * passes
+    # Queries, keys and values are one op, gate and up another.
+    assert counts["speccompile::packed_linears"] == 2 * layers * passes
+
+
+def test_nothing_is_recorded_without_a_profiler(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr("torch.autograd.profiler.record_function", refused)
+    built.spec.generate(torch.tensor([[5, 3, 9]]), max_new_tokens=2)
+
+
 def test_a_second_wrap_compiles_nothing(built: Built) -> None:
     # Another mode, and even another model: the artifact takes weights and state as arguments.
     with wrapped(built.model, "ngram"), wrapped(tiny_llama(seed=7), "none"):

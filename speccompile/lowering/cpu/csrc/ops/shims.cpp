@@ -7,6 +7,7 @@
 #include <cstdarg>
 
 #include "ops.h"
+#include "recorded.h"
 
 #define SHIM extern "C" __attribute__((visibility("default"))) AOTITorchError
 
@@ -68,12 +69,14 @@ void hand_over(const std::vector<Tensor>& made, va_list out) {
 }  // namespace
 
 SHIM aoti_torch_cpu_packed_linear(Handle x, Handle packed, const Handle* bias, int64_t features, Handle* out) {
+  const Recorded recorded("speccompile::packed_linear");
   *out = handed_over(packed_linear(shared(x), shared(packed), shared_if(bias), features));
   return AOTI_TORCH_SUCCESS;
 }
 
 SHIM aoti_torch_cpu_int8_linear(
     Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {
+  const Recorded recorded("speccompile::int8_linear");
   const Tensor input = shared(x), weight = shared(packed), units = shared(scales);
   const std::optional<Tensor> added = shared_if(bias);
   *out = handed_over(
@@ -85,6 +88,7 @@ SHIM aoti_torch_cpu_int8_linear(
 SHIM aoti_torch_cpu_packed_linears(
     Handle x, const Handle* packed, int64_t weights, const Handle* biases, int64_t added, const int64_t* features,
     int64_t count, ...) {
+  const Recorded recorded("speccompile::packed_linears");
   const auto made = packed_linears(
       shared(x), shared(packed, weights), shared(biases, added), std::vector<int64_t>(features, features + count));
   va_list out;
@@ -97,6 +101,7 @@ SHIM aoti_torch_cpu_packed_linears(
 SHIM aoti_torch_cpu_int8_linears(
     Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units, const Handle* biases,
     int64_t added, const int64_t* features, int64_t count, ...) {
+  const Recorded recorded("speccompile::int8_linears");
   const Tensor input = shared(x);
   const std::vector<Tensor> all = shared(packed, weights), all_units = shared(scales, units),
                             all_added = shared(biases, added);
@@ -114,6 +119,7 @@ SHIM aoti_torch_cpu_int8_linears(
 SHIM aoti_torch_cpu_native_attention(
     Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,
     const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents, Handle* out) {
+  const Recorded recorded("speccompile::native_attention");
   *out = handed_over(native_attention(
       shared(q), shared(k_cache), shared(v_cache), shared(slots), shared(positions), scale, value_if(window),
       value_if(chunk), value_if(softcap), shared_if(sinks), shared_if(parents)));
