@@ -132,12 +132,13 @@ class Wrapped:
         return self.engine.stats
 
     def prometheus(self) -> str:
-        """``stats`` in Prometheus' text format.
+        """``stats``, and how many requests run and wait, in Prometheus' text format.
 
         Raises:
             InvalidOption: prometheus_client is not installed.
         """
-        return prometheus_text(self.engine.stats)
+        engine, now = self.engine, self.engine.capacity()
+        return prometheus_text(engine.stats, running=now.slots - now.free_slots, waiting=now.waiting)
 
     @property
     def policy(self) -> AnyPolicy:

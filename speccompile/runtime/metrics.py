@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from speccompile.errors import InvalidOption
-from speccompile.runtime.stats import SHARES, Stats
+from speccompile.runtime.stats import SECONDS, SHARES, Latencies, Stats
 
 #: Counters of :class:`Stats`, by the name that Prometheus shows (with ``speccompile_`` in front).
 TOTALS = {
@@ -25,8 +25,13 @@ TOTALS = {
 }
 
 
-def prometheus_text(stats: Stats) -> str:
-    """All counters in Prometheus' text format; those of ``stats.reset()`` begin anew, as after a restart.
+def prometheus_text(stats: Stats, *, running: int, waiting: int) -> str:
+    """All metrics in Prometheus' text format. Counters and histograms begin anew with ``stats.reset()``, as after a
+    restart.
+
+    Args:
+        running: requests that have a slot.
+        waiting: requests that have none yet.
 
     Raises:
         InvalidOption: prometheus_client is not installed.
@@ -40,7 +45,9 @@ def prometheus_text(stats: Stats) -> str:
     class Collector:
         def collect(self) -> Iterator[Any]:
             yield from _families(core.CounterMetricFamily, stats)
+            yield from _gauges(core.GaugeMetricFamily, running, waiting)
             yield _of_requests(core.HistogramMetricFamily, stats)
+            yield from _latencies(core.HistogramMetricFamily, stats)
 
     registry = CollectorRegistry()
     registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
@@ -74,6 +81,22 @@ def _of_requests(family: Any, stats: Stats) -> Any:
         buckets = [(bound, float(count)) for bound, count in zip(bounds, below, strict=True)]
         metric.add_metric([str(position + 1)], buckets, stats.request_share_sums[position])
     return metric
+
+
+def _gauges(family: Any, running: int, waiting: int) -> Iterator[Any]:
+    yield family("speccompile_running_requests", "Requests that have a slot.", value=running)
+    yield family("speccompile_waiting_requests", "Requests that wait for a slot.", value=waiting)
+
+
+def _latencies(family: Any, stats: Stats) -> Iterator[Any]:
+    named: dict[str, tuple[str, Latencies]] = {
+        "time_to_first_token": ("Seconds from submit to the first token.", stats.first_token_seconds),
+        "time_between_tokens": ("Seconds before each further token.", stats.between_tokens_seconds),
+    }
+    for name, (what, latencies) in named.items():
+        bounds = [str(bound) for bound in SECONDS] + ["+Inf"]
+        buckets = [*zip(bounds, map(float, itertools.accumulate(latencies.counts)), strict=True)]
+        yield family(f"speccompile_{name}_seconds", what, buckets=buckets, sum_value=latencies.sum)
 
 
 def _labelled(metric: Any, values: dict[int, Any]) -> Any:

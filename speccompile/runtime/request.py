@@ -155,6 +155,7 @@ class Request:
         self._submitted = time.perf_counter()
         self._admitted: float | None = None
         self._first_token: float | None = None
+        self._newest_token: float | None = None
         self._ended: float | None = None
 
     def __repr__(self) -> str:
@@ -263,6 +264,11 @@ class Request:
         self.slot, self.cached = slot, cached
         self.stats.reused_tokens = cached
         self._admitted = time.perf_counter()
+
+    def lap(self) -> tuple[float, bool]:
+        """Seconds since the call before, at the first call since it was submitted; and whether this is the first."""
+        before, self._newest_token = self._newest_token, time.perf_counter()
+        return self._newest_token - (self._submitted if before is None else before), before is None
 
     def add(self, tokens: list[int]) -> bool:
         """Append emitted tokens; False if it has ended meanwhile, and gets no more."""

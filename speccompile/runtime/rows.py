@@ -79,12 +79,16 @@ class Rows:
             self._fail([request], error)
 
     def _hand_out(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
-        request.cached = len(request.prompt) + len(request.new_tokens) + len(new) - 1
+        had = len(request.new_tokens)
+        request.cached = len(request.prompt) + had + len(new) - 1
         try:
             request.records.add(record, len(new))
             self._tell(request, new)
         except BaseException as error:
             self._blame(request, error)
+        if added := len(request.new_tokens) - had:
+            seconds, first = request.lap()
+            self.stats.count_tokens(added, seconds, first=first)
         if not alive:
             self._end(request)
 

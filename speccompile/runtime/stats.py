@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 
 #: Upper bounds of the histograms of requests' accepted shares.
 SHARES = tuple(tenth / 10 for tenth in range(11))
+#: Upper bounds of the histograms of latencies, in seconds.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
+
+
+@dataclass
+class Latencies:
+    """A histogram of seconds: how many lie in each range that ends at one of :data:`SECONDS`, those above the last, and
+    the sum of all."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    sum: float = 0.0
+
+    def count(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect.bisect_left(SECONDS, seconds)] += times
+        self.sum += times * seconds
 
 
 @dataclass
@@ -77,6 +93,8 @@ class Stats(Counters):
     ``prefill_tokens`` are those read in ``prefill_passes`` and along with decode steps.
     ``request_shares[j]`` are the ended requests that had a draft at position j, by the share of these that was
     accepted: so many in each range that ends at one of :data:`SHARES`; ``request_share_sums[j]`` are these shares' sum.
+    ``first_token_seconds`` has the time from ``submit`` to the first token of each request, ``between_tokens_seconds``
+    the time before each further token. Tokens of one step arrive together and share the time since the step before.
     """
 
     steps: int = 0
@@ -92,6 +110,8 @@ class Stats(Counters):
     ended_requests: int = 0
     request_shares: list[list[int]] = field(init=False)
     request_share_sums: list[float] = field(init=False)
+    first_token_seconds: Latencies = field(default_factory=Latencies)
+    between_tokens_seconds: Latencies = field(default_factory=Latencies)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,6 +135,14 @@ class Stats(Counters):
 
     def count_seconds(self, draft_len: int, seconds: float) -> None:
         self.tier_seconds[draft_len] = self.tier_seconds.get(draft_len, 0.0) + seconds
+
+    def count_tokens(self, tokens: int, seconds: float, *, first: bool) -> None:
+        """A request got ``tokens`` new tokens, ``seconds`` after its newest one, or ``first`` ones after ``submit``."""
+        if first:
+            self.first_token_seconds.count(seconds)
+            self.between_tokens_seconds.count(0.0, tokens - 1)
+        else:
+            self.between_tokens_seconds.count(seconds / tokens, tokens)
 
     def count_request(self, request: RequestStats) -> None:
         """A request has ended."""
