@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
+
+from speccompile.forks import in_child
 
 _lock = threading.RLock()
 
@@ -26,4 +27,4 @@ def _after_fork() -> None:
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)

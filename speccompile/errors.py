@@ -346,8 +346,26 @@ class WeightsReplaced(SpecCompileError):
     )
 
 
+class ForkedSpeculator(SpecCompileError):
+    template = (
+        "this process was forked from the one that wrapped the model, and the speculator cannot be used here: "
+        "{reason}. Call wrap in this process, or start it with multiprocessing.get_context('spawn')."
+    )
+
+
+class CannotCopy(UserError):
+    template = (
+        "a speculator cannot be copied or pickled: its state and its executables belong to one process. Write it with "
+        "spec.save(path), and call speccompile.load(path, model) where the copy is needed."
+    )
+
+
 class Closed(SpecCompileError):
     template = "this speculator was closed; wrap the model again."
+
+
+class Degraded(UserWarning):
+    """A wrap works with less than it could: slower, or again in every process. Says what is lost and what to do."""
 
 
 class OutputTruncated(UserWarning):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from transformers import PreTrainedModel
 
 from speccompile.build import Build
-from speccompile.errors import Closed, InvalidOption
+from speccompile.errors import CannotCopy, Closed, InvalidOption
 from speccompile.explain import explain
 from speccompile.graph_capture.graph import Route
 from speccompile.hidden_states.saver import Saver
@@ -45,6 +45,7 @@ class Wrapped:
     ) -> None:
         config = self._config = build.config
         self._given = given
+        self._model_name = build.info.name
         self._build: Build | None = build
         self._target: Target | None = Target(
             model,
@@ -73,6 +74,22 @@ class Wrapped:
             host_draft=config.mode.host_draft if config.max_draft_len else None,
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
         )
+
+    def __repr__(self) -> str:
+        of, config = f"{type(self).__name__} of {self._model_name}", self._config
+        if self._engine is None:
+            return f"<{of}, closed>"
+        tiers = ", ".join(map(str, config.tiers))
+        slots = f"{config.max_batch} slot{'s' if config.max_batch > 1 else ''}"
+        return f"<{of}: mode {config.mode.name!r}, tiers ({tiers}), backend {config.backend.name!r}, {slots}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """For ``copy`` and ``pickle``.
+
+        Raises:
+            CannotCopy: always.
+        """
+        raise CannotCopy()
 
     @property
     def engine(self) -> Engine:

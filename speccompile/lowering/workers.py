@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from speccompile.forks import before_fork
+
 # OpenMP 5.0: omp_pause_soft keeps what the program set.
 PAUSE_SOFT = 1
 TORCH_LIBRARIES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}
@@ -22,6 +24,9 @@ def release_workers() -> None:
     fast. libgomp lets them only while it has no more threads than the machine has cores, counting those that wait
     for the next operation of *another* thread (``gomp_throttled_spin_count_var`` in its env.c): a step in a second
     thread then takes two to three times as long. So each thread lets go of its workers when it has done its part.
+
+    A process that forks lets go of them too: a child has no threads but the one that forked, and would wait for the
+    others in its first parallel operation. It makes workers of its own instead.
 
     Nothing happens where torch's OpenMP is not known.
     """
@@ -37,3 +42,6 @@ def _pause() -> Callable[[int], int] | None:
     # Looked up through torch's own library, which leads to the OpenMP that torch runs on.
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
     return getattr(library, "omp_pause_resource_all", None)
+
+
+before_fork(release_workers)

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InvalidOption
+from speccompile.forks import in_child
 from speccompile.hidden_states.records import RecordOrder
 from speccompile.plain import plain
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
@@ -201,6 +202,7 @@ class Engine(Turns):
         criteria: StoppingCriteriaList,
     ) -> Request:
         """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
+        self._check_process()
         self._target.check_prompt(prompt)
         if params.sampling is not None and params.sampling.on_host:
             sizes = self.arena.layout.vocab_size, self.arena.device
@@ -208,7 +210,7 @@ class Engine(Turns):
             params = replace(params, sampling=sampling, num_draft_tokens=0)
         watched = not params.patient
         if not self.prepared(params.kind, watched=watched):
-            self._prepare_in_turn(params.kind, watched=watched)
+            self.prepare_in_turn(params.kind, watched=watched)
         layout = self.arena.layout
         room = min(params.max_new_tokens, layout.max_len - len(prompt))
         listener = Listener(shown, room, streamer, criteria)
@@ -224,11 +226,14 @@ class Engine(Turns):
         with deferred_interrupts(), self._changed:
             if self._closed:
                 raise Closed()
+            self._end_abandoned()
             self.waiting.push(requests, self.slots.free)
             self._changed.notify_all()
 
     def capacity(self) -> Capacity:
         """What there is room for now; another thread may change it at once."""
+        self._end_abandoned()
+        self._tidy()
         free, waiting = self.slots.free, len(self.waiting)
         return Capacity(self.arena.layout.max_batch, free, waiting, max(0, self.waiting.limit + free - waiting))
 
@@ -240,7 +245,7 @@ class Engine(Turns):
         """
         super().close()
         # In a callback the step that is on may still end a request: then records are written when the interpreter ends.
-        if self.saver is not None and self._turn_owner != threading.get_ident():
+        if self.saver is not None and not self._forked and self._turn_owner != threading.get_ident():
             self.saver.writer.close()
 
     def __enter__(self) -> Engine:
@@ -253,6 +258,14 @@ class Engine(Turns):
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_open_engines):
+        engine.after_fork()
+
+
+in_child(_after_fork)
 
 
 @atexit.register

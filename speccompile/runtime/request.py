@@ -31,6 +31,9 @@ class Driver(Protocol):
     def ended(self, request: Request) -> None:
         """Told once, when the request was ended from outside of a step."""
 
+    def abandoned(self, request: Request) -> None:
+        """Note that its last reader has left. Called by finalizers, which may run anywhere: takes no lock."""
+
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
         """Work, or wait for another thread's work, until the request has more than ``seen`` tokens or ended."""
 
@@ -150,6 +153,8 @@ class Request:
         self.cached = 0
         #: It has let go of what it owned, and its listener was told.
         self.closed = False
+        #: Those that read or wait for it.
+        self.readers: set[object] = set()
         self._driver = driver
         self._lock = threading.Lock()
         self._submitted = time.perf_counter()
@@ -181,7 +186,8 @@ class Request:
         return True
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait until it ends.
+        """Wait until it ends. Of a request that was cancelled, or whose stream was left before its end, this is what
+        it had by then, with ``finish_reason`` ``cancelled``.
 
         Args:
             timeout: seconds; it goes on after them.
@@ -194,12 +200,18 @@ class Request:
         if timeout is not None and not (isinstance(timeout, int | float) and timeout == timeout):
             raise InvalidOption(where="result", name="timeout", value=timeout, reason="it has to be seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.finished:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(f"the request has not ended within {timeout} s")
-            # No wait is longer than that, for a lock.
-            self._driver.wait(self, len(self.new_tokens), None if left is None else min(left, threading.TIMEOUT_MAX))
+        reader = object()
+        self.readers.add(reader)
+        try:
+            while not self.finished:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"the request has not ended within {timeout} s")
+                # No wait is longer than that, for a lock.
+                longest = None if left is None else min(left, threading.TIMEOUT_MAX)
+                self._driver.wait(self, len(self.new_tokens), longest)
+        finally:
+            self.readers.discard(reader)
         self._raise_error()
         tokens = list(self.new_tokens)
         tokenizer = self.params.tokenizer
@@ -218,7 +230,8 @@ class Request:
         )
 
     def stream(self) -> TokenStream:
-        """Its new tokens from the first one on, to iterate over with ``for`` or ``async for``."""
+        """Its new tokens from the first one on, to iterate over with ``for`` or ``async for``. A stream that is left
+        before its end cancels the request; see :class:`TokenStream`."""
         return TokenStream(self)
 
     def __iter__(self) -> Iterator[int]:
@@ -284,13 +297,32 @@ class Request:
     def end(self, reason: str, error: Exception | None = None) -> bool:
         """The first end counts; false for any later one."""
         with self._lock:
-            if self.finished:
-                return False
-            self.error = error
-            self._ended = time.perf_counter()
-            # Last, since whoever waits looks at it without the lock.
-            self.stats.finish_reason = reason
-            return True
+            return self._end(reason, error)
+
+    def abandon(self) -> None:
+        """Cancel it, if nothing else reads it. A finalizer may call this in the middle of anything, also of what is
+        done under its lock: if that is held, its engine ends it before the next step."""
+        if self.readers or self.finished:
+            return
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end("cancelled")
+            finally:
+                self._lock.release()
+        self._driver.abandoned(self)
+
+    def _end(self, reason: str, error: Exception | None = None) -> bool:
+        if self.finished:
+            return False
+        self.error = error
+        self._ended = time.perf_counter()
+        # Last, since waiting threads read it without the lock.
+        self.stats.finish_reason = reason
+        return True
+
+    def after_fork(self) -> None:
+        """In a forked child: a thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """It has ended and owns nothing any more: tell its listener."""
@@ -313,28 +345,47 @@ class TokenStream:
     """The new tokens of one request, for any number of readers, each from the first token on.
 
     A reader gets what was emitted before the request ended, and then :class:`~speccompile.errors.RequestFailed` if it
-    failed. An ``async for`` that is cancelled or left before the end cancels the request, since nobody reads on;
-    leaving a plain ``for`` does not.
+    failed.
+
+    A stream that is abandoned cancels its request: its loop is left by ``break`` or an exception, its task is
+    cancelled, or it is garbage-collected without having been read. While another stream is read, or another thread
+    waits for the result, the request goes on. To look at the first tokens only, read ``request.new_tokens``.
     """
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._was_read = False
 
     def __iter__(self) -> Iterator[int]:
-        request, seen = self._request, 0
-        while True:
-            # Before the tokens are looked at: what it ended with is there by then.
-            finished = request.finished
-            for token in request.new_tokens[seen:]:
-                seen += 1
-                yield token
-            if finished:
-                request._raise_error()
-                return
-            request._driver.wait(request, seen)
+        request, seen, reader = self._request, 0, object()
+        self._was_read = True
+        request.readers.add(reader)
+        try:
+            while True:
+                # Before the tokens are looked at: what it ended with is there by then.
+                finished = request.finished
+                for token in request.new_tokens[seen:]:
+                    seen += 1
+                    yield token
+                if finished:
+                    request._raise_error()
+                    return
+                request._driver.wait(request, seen)
+        except GeneratorExit:
+            request.readers.discard(reader)
+            request.abandon()
+            raise
+        finally:
+            request.readers.discard(reader)
+
+    def __del__(self) -> None:
+        if not self._was_read:
+            self._request.abandon()
 
     async def __aiter__(self) -> AsyncIterator[int]:
-        request, seen = self._request, 0
+        request, seen, reader = self._request, 0, object()
+        self._was_read = True
+        request.readers.add(reader)
         try:
             while True:
                 finished = request.finished
@@ -346,4 +397,6 @@ class TokenStream:
                     return
                 await request._driver.wait_async(request, seen)
         finally:
-            request.cancel()
+            request.readers.discard(reader)
+            if not request.readers:
+                request.cancel()

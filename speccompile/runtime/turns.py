@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from speccompile.errors import Closed, InsideStep
+from speccompile.errors import Closed, ForkedSpeculator, InsideStep
 from speccompile.lowering.streams import stream_of_turns
 from speccompile.lowering.tier import Kind
 from speccompile.lowering.workers import release_workers
@@ -41,6 +41,10 @@ class Turns(Stepper):
         self._async_driver: threading.Thread | None = None
         # Requests that ended outside of a step and still have a slot, a row or a listener.
         self._ended: deque[Request] = deque()
+        # Requests whose last reader has left, in whatever place a finalizer ran.
+        self._abandoned: deque[Request] = deque()
+        # Why it cannot step in this process, if it cannot.
+        self._forked = ""
 
     # --- stepping ------------------------------------------------------------------------------------
 
@@ -112,6 +116,7 @@ class Turns(Stepper):
                 self._waiting_threads -= mine
 
     def _refuse_callback(self, what: str) -> None:
+        self._check_process()
         if self._turn_owner == threading.get_ident():
             raise InsideStep(what=what)
 
@@ -163,8 +168,17 @@ class Turns(Stepper):
                     if request.end("cancelled"):
                         self._ended.append(request)
 
+    def _end_abandoned(self) -> None:
+        """Take those that nothing reads any more out of the queue; slots are taken back by the next turn."""
+        while self._abandoned:
+            request = self._abandoned.popleft()
+            request.end("cancelled")
+            self.waiting.remove(request)
+            self._ended.append(request)
+
     def _retire_ended(self) -> None:
         while True:
+            self._end_abandoned()
             if self._closed:
                 left = [*self.waiting.drain(), *self.running]
                 self._ended.extend(request for request in left if request.end("cancelled"))
@@ -178,6 +192,9 @@ class Turns(Stepper):
         self.waiting.remove(request)
         self._ended.append(request)
         self._tidy()
+
+    def abandoned(self, request: Request) -> None:
+        self._abandoned.append(request)
 
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
         def done() -> bool:
@@ -222,9 +239,9 @@ class Turns(Stepper):
                 self._async_driver = None
                 self._ensure_driver()
 
-    def _prepare_in_turn(self, kind: Kind, *, watched: bool) -> None:
-        """The first request of a kind waits until its executables are there. Steps of other threads go on, unless the
-        executables run over the arena when they are made."""
+    def prepare_in_turn(self, kind: Kind, *, watched: bool) -> None:
+        """:meth:`prepare`, from any thread. Steps of other threads go on meanwhile, unless the executables run over the
+        arena when they are made."""
         alone = self._parks and self._turn_owner != threading.get_ident()
         with self._own_turn() if alone else contextlib.nullcontext():
             self.prepare(kind, watched=watched)
@@ -234,10 +251,31 @@ class Turns(Stepper):
 
     # --- the end -------------------------------------------------------------------------------------
 
+    def after_fork(self) -> None:
+        """In a forked child: threads that held locks, served or drove for readers are none of the child's."""
+        if self.arena.device.type != "cpu":
+            self._forked = f"its state is on {self.arena.device}, which a forked process cannot use"
+        elif self.saver is not None:
+            self._forked = "it saves hidden states, and both processes would write the same files"
+        elif self._turn_lock.locked():
+            self._forked = "a step was running when the process was forked, so its state is incomplete"
+        self._turn_lock, self._changed = threading.Lock(), threading.Condition()
+        self._turn_owner, self._waiting_threads, self._async_driver = None, 0, None
+        self._servers.clear()
+        self._async_readers.clear()
+        for request in [*self.waiting.after_fork(), *self.running]:
+            request.after_fork()
+
+    def _check_process(self) -> None:
+        if self._forked:
+            raise ForkedSpeculator(reason=self._forked)
+
     def close(self) -> None:
         """Cancel whatever waits or runs, and take no more requests."""
         with self._changed:
             self._closed = True
+        if self._forked:
+            return
         if self._turn_owner == threading.get_ident():
             return  # In a callback: the turn that is on cleans up when it ends.
         with self._own_turn():

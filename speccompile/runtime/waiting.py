@@ -44,6 +44,11 @@ class WaitingQueue:
         with self._lock:
             self._entries = [entry for entry in self._entries if entry[2] is not request]
 
+    def after_fork(self) -> list[Request]:
+        """In a forked child, with a lock that no other thread holds: what waits."""
+        self._lock = threading.Lock()
+        return [request for *_, request in self._entries]
+
     def drain(self) -> list[Request]:
         """Take out all."""
         with self._lock:

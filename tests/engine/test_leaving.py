@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -13,11 +15,68 @@ from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
 
 
-def test_leaving_a_plain_for_cancels_nothing(engine: Engine, model: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("of", [lambda request: request, lambda request: request.stream()])
+def test_leaving_a_plain_for_cancels(
+    engine: Engine, model: LlamaForCausalLM, of: Callable[[Request], Iterable[int]]
+) -> None:
+    request = engine.submit(prompt(5), max_new_tokens=60)
+    for _ in of(request):
+        break
+    assert request.finish_reason == "cancelled"
+    result = request.result()
+    assert result.finish_reason == "cancelled"
+    assert 0 < len(result.token_ids) < 60
+    assert result.token_ids == greedy(model, prompt(5), 60)[: len(result.token_ids)]
+    assert engine.capacity().free_slots == MAX_BATCH and engine.idle
+
+
+def test_leaving_by_an_exception_cancels(engine: Engine) -> None:
+    request = engine.submit(prompt(5), max_new_tokens=60)
+    with pytest.raises(KeyError):
+        for _ in request:
+            raise KeyError
+    assert request.finish_reason == "cancelled"
+
+
+def test_streams_that_are_garbage_collected_cancel(engine: Engine) -> None:
+    """One that was begun, and one of a request that waits for a slot."""
+    running = [engine.submit(prompt(4), max_new_tokens=60) for _ in range(MAX_BATCH)]
+    streams = [iter(request) for request in running]
+    for stream in streams:
+        next(stream)
+    waits = engine.submit(prompt(5), max_new_tokens=60)
+    assert engine.capacity().waiting == 1
+    # A circle, which only the collector finds.
+    kept: list[Any] = [waits.stream(), streams.pop(0)]
+    kept.append(kept)
+    del kept
+    gc.collect()
+    assert waits.finish_reason == running[0].finish_reason == "cancelled"
+    assert not running[-1].finished
+    assert engine.capacity().waiting == 0 and engine.capacity().free_slots == 1
+    del stream, streams
+    assert engine.capacity().free_slots == MAX_BATCH and engine.idle
+
+
+def test_a_stream_that_goes_under_its_requests_lock_waits_for_nothing(engine: Engine) -> None:
+    """A collector may run anywhere, so also in the middle of what is done to the request."""
+    request = engine.submit(prompt(5), max_new_tokens=60)
+    with request._lock:
+        request.stream()
+    assert not request.finished
+    engine.step()
+    assert request.finish_reason == "cancelled"
+
+
+def test_a_request_goes_on_while_another_stream_is_read(engine: Engine, model: LlamaForCausalLM) -> None:
     request = engine.submit(prompt(5), max_new_tokens=15)
+    reads = iter(request)
+    next(reads)
     for _ in request:
         break
+    request.stream()
     assert not request.finished
+    assert len(list(reads)) == 14
     assert request.result().token_ids == greedy(model, prompt(5), 15)
 
 

@@ -34,7 +34,8 @@ def test_an_async_for_loop_drives_the_engine(
 
 def test_tokens_come_before_the_request_has_ended(engine: Engine) -> None:
     request = engine.submit(prompt(5), max_new_tokens=15)
-    first = next(iter(request))
+    reader = iter(request)
+    first = next(reader)
     assert request.new_tokens[0] == first and len(request.new_tokens) < 15 and not request.finished
 
 
