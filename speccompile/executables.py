@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from speccompile.building import one_build
@@ -24,7 +25,7 @@ from speccompile.pipelines import (
     tier_name,
     tier_pipeline,
 )
-from speccompile.progress import task
+from speccompile.progress import listener, listening, task
 from speccompile.runtime.arena import Arena
 
 TierSteps = dict[TierName, FinishedStep]
@@ -71,12 +72,14 @@ class ExecutableMaker:
         self._outlined = outlined
         self._steps = steps
         self._captures = captures
+        # Those of kinds that are built later, in other threads, are reported to what listens now.
+        self._listener = listener()
         self._mixed: dict[Kind, Mapping[TierName, Tier]] = {}
 
     @one_build()
     def of_kind(self, kind: Kind) -> Executables:
         """Tiers and prompt chunks. Raises as :meth:`of_steps`."""
-        with task(f"build the {kind} steps"):
+        with self._listening(), task(f"build the {kind} steps"):
             return self.of_steps(*steps_of_kind(self._config, self._steps, kind))
 
     def of_steps(self, tiers: TierSteps, prefill: PrefillSteps) -> Executables:
@@ -112,13 +115,16 @@ class ExecutableMaker:
 
     def _make_mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
         config, tiers = self._config, {}
-        with task(f"build the mixed {kind} steps"):
+        with self._listening(), task(f"build the mixed {kind} steps"):
             for draft_len, rows in itertools.product(config.tiers, config.mixed_row_counts):
                 step = self._steps.finish(mixed_pipeline(config, draft_len, rows, kind))
                 self._steps.store([step])
                 key = TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width)
                 tiers[draft_len, rows, kind] = self._bound(mixed_name(draft_len, rows, kind), key, draft_len, step)
             return self._captured(Executables(tiers, {})).tiers
+
+    def _listening(self) -> AbstractContextManager[None]:
+        return listening(listener() or self._listener)
 
     def _captured(self, executables: Executables) -> Executables:
         return executables if self._captures is None else self._captures.of(executables)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from speccompile.runtime.policy import AnyPolicy, parse_policy
 from speccompile.runtime.records import check_flag
 from speccompile.sampling.user import Processor
 from speccompile.sampling.user_check import check_processors
+from speccompile.warn import warn_caller
 
 DEFAULT_TIERS = (0, 1, 3, 7)
 
@@ -251,8 +251,7 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len: int) -> None:
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if positions is not None and max_len > positions:
-        warnings.warn(
+        warn_caller(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
             "its text may degrade behind them, as in transformers",
-            stacklevel=5,
         )

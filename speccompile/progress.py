@@ -1,25 +1,54 @@
-"""Says what is being built, to whoever listens (the command line does)."""
+"""Reports what is being built: to the logger ``speccompile``, and to the callback of ``wrap(progress=...)``."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
+import time
 from collections.abc import Callable, Iterator
 
-Listener = Callable[[str, bool], None]
+from speccompile.errors import InvalidOption
 
 #: Called with a description and whether the work begins (True) or has ended (False).
-listener: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("listener", default=None)
+Progress = Callable[[str, bool], None]
+
+logger = logging.getLogger("speccompile")
+
+_listener: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("listener", default=None)
+
+
+def listener() -> Progress | None:
+    """What the present thread's tasks are reported to."""
+    return _listener.get()
+
+
+@contextlib.contextmanager
+def listening(progress: Progress | None) -> Iterator[None]:
+    """Report the tasks inside to ``progress``; None leaves it to what listens already.
+
+    Raises:
+        InvalidOption: it cannot be called.
+    """
+    if progress is not None and not callable(progress):
+        reason = "use a function of a description (str) and of whether that work begins (bool), or None"
+        raise InvalidOption(where="wrap", name="progress", value=progress, reason=reason)
+    token = _listener.set(_listener.get() if progress is None else progress)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 @contextlib.contextmanager
 def task(description: str) -> Iterator[None]:
     """Work that may take seconds."""
-    report = listener.get()
+    report, started = _listener.get(), time.perf_counter()
     if report is not None:
         report(description, True)
     try:
         yield
+        logger.info("%s: %.2f s", description, time.perf_counter() - started)
     finally:
         if report is not None:
             report(description, False)

@@ -17,6 +17,7 @@ from speccompile.build import saved_files
 from speccompile.errors import CannotSave, InvalidInput, InvalidOption
 from speccompile.hidden_states.collect import save_texts
 from speccompile.lowering.cpu.consume import is_consumed
+from speccompile.lowering.tier import Kind
 from speccompile.model_interface import ModelInterface
 from speccompile.modes.auto import Auto
 from speccompile.package import make_manifest, write_package
@@ -26,6 +27,7 @@ from speccompile.runtime.generate import generate
 from speccompile.runtime.inputs import read_count, read_prompt
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.policy import Fixed, check_tier
+from speccompile.runtime.records import check_flag
 from speccompile.runtime.target import EosTokens
 
 
@@ -267,6 +269,25 @@ class Speculator(ModelInterface):
             yield
         finally:
             engine.policies.end_record()
+
+    def prepare(self, *, sampling: bool = False, mixed: bool = False) -> None:
+        """Build now what the first request that needs it would wait for.
+
+        Args:
+            sampling: tiers that draw tokens, for requests with ``do_sample`` or a processor.
+            mixed: tiers that read the prompts of requests submitted to the engine along with its steps; with
+                ``sampling`` those that draw tokens too.
+
+        Raises:
+            InvalidOption: one of them is not True or False.
+            Closed: the speculator was closed.
+        """
+        check_flag("prepare", "sampling", sampling)
+        check_flag("prepare", "mixed", mixed)
+        engine, _ = self._open()
+        kinds: set[Kind] = {self._config.kind, "sampled"} if sampling else {self._config.kind}
+        for kind in sorted(kinds):
+            engine.prepare_in_turn(kind, watched=mixed)
 
     # --- keeping ---------------------------------------------------------------------------------
 

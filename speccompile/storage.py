@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from speccompile.errors import Degraded
 from speccompile.paths import cache_dir
+from speccompile.warn import warn_caller
 
 FOLDERS = ("captures", "compiled", "steps")
 #: How long a file stays that nobody reads.
@@ -40,33 +43,20 @@ class CacheFolder:
         return cache_dir() / name
 
     def read(self, name: str) -> bytes | None:
-        path = self.path(name)
-        try:
-            checksum, _, data = path.read_bytes().partition(b"\n")
-        except OSError:
-            return None
-        if checksum != digest(data).encode():
-            return None
-        # That it was read is what keeps it, where it can be deleted at all.
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return data
+        spare = known_spare()
+        data = _read(self.path(name))
+        return _read(spare / name) if data is None and spare is not None else data
 
     def write(self, name: str, data: bytes) -> None:
-        """Store ``data``, whole or not at all; a folder that cannot be written costs the next start, not this one."""
-        path = self.path(name)
+        """Store ``data``, whole or not at all: in :func:`spare_dir` if the folder cannot be written."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                whole = Path(folder, path.name)
-                whole.write_bytes(digest(data).encode() + b"\n" + data)
-                os.replace(whole, path)
+            _write(self.path(name), data)
         except OSError as error:
-            warnings.warn(
-                f"{path.parent} cannot be written ({error.strerror}); the next wrap makes again what was to be stored "
-                "there. Set SPECCOMPILE_CACHE to a folder that can be",
-                stacklevel=2,
-            )
+            spare = spare_dir(cache_dir(), error)
+            if spare is not None:
+                # A full disk costs the next wrap, not this one.
+                with contextlib.suppress(OSError):
+                    _write(spare / name, data)
 
     def drop_unread(self) -> None:
         """Delete what was not read for long: every version of a model, an option or this package leaves files."""
@@ -86,6 +76,59 @@ class CacheFolder:
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        checksum, _, data = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if checksum != digest(data).encode():
+        return None
+    # That it was read is what keeps it, where it can be deleted at all.
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder, path.name)
+        whole.write_bytes(digest(data).encode() + b"\n" + data)
+        os.replace(whole, path)
+
+
+_spare: list[Path] = []
+
+
+def known_spare() -> Path | None:
+    """:func:`spare_dir`, if this process has needed it."""
+    return _spare[0] if _spare else None
+
+
+def spare_dir(folder: Path, error: OSError) -> Path | None:
+    """A folder that lives as long as this process, in the place of the cache ``folder``, which cannot be written; None
+    if there can be none. The first call warns."""
+    if not _spare:
+        warn_caller(
+            f"the cache folder {folder} cannot be written ({error.strerror}), so what is built lasts as long as this "
+            "process, and every other one builds it again. Set SPECCOMPILE_CACHE to a folder that can be written, or "
+            "to one that was filled by the same wrap",
+            Degraded,
+        )
+        try:
+            _spare.append(Path(tempfile.mkdtemp(prefix="speccompile-")))
+        except OSError:
+            return None
+        # A forked child that ends must not take it away.
+        atexit.register(_remove, _spare[0], os.getpid())
+    return _spare[0]
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from speccompile.lowering.inductor import bring
 from speccompile.modes.auto import Failed, first_that_works, replacing
 from speccompile.package import check_fits, given_options, read_package
 from speccompile.plan import make_plan
+from speccompile.progress import Progress, listening, logger
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import AnyPolicy
 from speccompile.sampling.user import Processor
@@ -49,6 +51,7 @@ def wrap(
     scores: bool = False,
     consume: bool = False,
     save_hidden_states: SaveHiddenStates | str | Path | None = None,
+    progress: Progress | None = None,
     **mode_options: Any,
 ) -> Speculator:
     """Make ``model`` decode speculatively, with the same text.
@@ -86,8 +89,8 @@ def wrap(
             with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
         prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
             Where tiers run one shape for ``deterministic=True``, none does.
-        sampling: build what draws tokens at once. Otherwise the first request that samples, or that wants any other
-            processor, waits for it some seconds.
+        sampling: build what draws tokens at once, as ``spec.prepare(sampling=True)`` does. Otherwise the first request
+            that samples, or that wants any other processor, waits for it some seconds.
         logits_processor: a ``LogitsProcessor`` of your own, or a list of them, called as transformers calls them:
             ``processor(input_ids [B, P] int64, scores [B, V] float32) -> scores``. They hold for every request, behind
             the penalties and in front of temperature and what follows it. Each is traced into the steps and compared
@@ -104,6 +107,10 @@ def wrap(
             :class:`~speccompile.hidden_states.SaveHiddenStates` with more to say. They are kept for all slots until
             their texts end (N * S * M values for each layer), and then written, each position once, never that of a
             rejected draft. ``mode="save_hidden_states"`` is the plain decoder with that.
+        progress: called with ``(description, begins)`` when a part of the build begins (True) and when it has ended
+            (False), also for executables that a request builds later. The logger ``speccompile`` reports the same
+            with seconds, at level INFO. The callback must not wait for another thread that builds: one thread of a
+            process builds at a time.
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
@@ -130,10 +137,11 @@ def wrap(
         save_hidden_states=save_hidden_states,
         **mode_options,
     )
-    return _wrap(model, options)
+    with listening(progress), one_build():
+        return _wrap(model, options)
 
 
-def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
+def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Progress | None = None) -> Speculator:
     """What ``wrap`` gives with the options of the speculator that :meth:`Speculator.save` wrote to ``path``, without
     making again what the package holds.
 
@@ -142,6 +150,7 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
     Args:
         path: of the package.
         model: of the class, configuration and weights' shapes that were wrapped; weights may have other values.
+        progress: as for ``wrap``.
 
     Raises:
         CorruptPackage: the file is missing, cut off or changed.
@@ -152,10 +161,10 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel) -> Speculator:
     package = read_package(path)
     check_fits(package, path, model)
     bring(package.files)
-    return _wrap(model, given_options(package.manifest), Brought(package.files))
+    with listening(progress), one_build():
+        return _wrap(model, given_options(package.manifest), Brought(package.files))
 
 
-@one_build()
 def _wrap(
     model: PreTrainedModel,
     options: dict[str, Any],
@@ -171,7 +180,7 @@ def _wrapped(model: PreTrainedModel, options: dict[str, Any], storage: Storage |
     Raises:
         ChoiceFailed: what it chose now cannot be built.
     """
-    sampling = options["sampling"]
+    started, sampling = time.perf_counter(), options["sampling"]
     if not isinstance(sampling, bool):
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
     planned = {name: value for name, value in options.items() if name != "sampling"}
@@ -190,4 +199,6 @@ def _wrapped(model: PreTrainedModel, options: dict[str, Any], storage: Storage |
         if writer is not None:
             writer.close()
         raise
+    # Its repr of now: a handler may look later.
+    logger.info("wrapped in %.2f s: %s", time.perf_counter() - started, repr(spec))
     return spec

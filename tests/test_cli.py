@@ -248,5 +248,5 @@ def test_tasks_that_fail_leave_no_display(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("speccompile.pretrained._SLOW_SECONDS", 0.0)
     with pytest.raises(SpecCompileError), show_tasks(), task("think"):
         raise SpecCompileError("no")
-    assert listener.get() is None
+    assert listener() is None
     assert "think" in capsys.readouterr().err

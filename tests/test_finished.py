@@ -14,7 +14,7 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import BatchEncoding, LlamaForCausalLM
 
 import speccompile
-from speccompile.errors import PassError
+from speccompile.errors import Degraded, PassError
 from speccompile.modes.ngram import NGram
 from speccompile.passes import finished
 from speccompile.passes.pipeline import Pipeline
@@ -201,8 +201,12 @@ def test_a_folder_that_cannot_be_written_is_told(
     file = own_cache / "file"
     file.touch()
     monkeypatch.setattr("speccompile.storage.cache_dir", lambda: file)
-    with pytest.warns(UserWarning, match="cannot be written .* SPECCOMPILE_CACHE"):
+    monkeypatch.setattr("speccompile.storage._spare", [])
+    with pytest.warns(Degraded, match="cannot be written .* SPECCOMPILE_CACHE") as warned:
         wrap(model).close()
+    assert len(warned) == 1
+    # What was built is there for the next wrap of this process.
+    assert wrap(model)._build.model["capture"].note == "read from the store"
 
 
 # --- what has no key -----------------------------------------------------------------------------

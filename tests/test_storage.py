@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 from tiny import tiny_llama
 
 import speccompile
+from speccompile import storage
+from speccompile.errors import Degraded
 from speccompile.storage import KEPT_SECONDS, LEFT_ALONE_SECONDS, CacheFolder
 
 
@@ -67,8 +72,59 @@ def test_what_cannot_be_read_is_not_there(folder: CacheFolder) -> None:
     assert folder.read("steps/folder.json") is None
 
 
-def test_a_failed_write_leaves_nothing(folder: CacheFolder) -> None:
+def test_a_failed_write_leaves_nothing(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.path("steps/in_the_way").mkdir(parents=True)
-    with pytest.warns(UserWarning, match="the next wrap makes again"):
+    monkeypatch.setattr("speccompile.storage._spare", [])
+    with pytest.warns(Degraded, match="every other one builds it again"):
         folder.write("steps/in_the_way", b"data")
     assert [path.name for path in folder.path("steps").iterdir()] == ["in_the_way"]
+
+
+@pytest.fixture
+def read_only(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> CacheFolder:
+    """As for a user who may not write there; the tests may run as one who may write everywhere."""
+    folder.write("steps/warm", b"warm")
+    write = storage._write
+
+    def refused(path: Path, data: bytes) -> None:
+        if path.is_relative_to(storage.cache_dir()):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        write(path, data)
+
+    monkeypatch.setattr(storage, "_write", refused)
+    monkeypatch.setattr(storage, "_spare", [])
+    return folder
+
+
+def test_a_folder_that_is_read_only_is_read(read_only: CacheFolder, recwarn: pytest.WarningsRecorder) -> None:
+    assert read_only.read("steps/warm") == b"warm"
+    assert not recwarn
+
+
+def test_what_a_read_only_folder_lacks_is_kept_for_the_process_with_one_warning(read_only: CacheFolder) -> None:
+    with pytest.warns(Degraded, match=r"Permission denied.* Set SPECCOMPILE_CACHE") as warned:
+        read_only.write("steps/cold", b"cold")
+        read_only.write("captures/cold", b"other")
+    assert len(warned) == 1
+    assert (read_only.read("steps/cold"), read_only.read("captures/cold")) == (b"cold", b"other")
+    assert read_only.read("steps/warm") == b"warm"
+    assert not read_only.path("steps/cold").exists()
+
+
+def test_a_folder_of_the_process_goes_with_it() -> None:
+    code = (
+        "from speccompile.storage import spare_dir; from pathlib import Path; "
+        "folder = spare_dir(Path('x'), OSError()); (folder / 'file').touch(); print(folder)"
+    )
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() and not Path(run.stdout.strip()).exists()
+
+
+def test_where_nothing_can_be_written_wraps_go_on(read_only: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(prefix: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory")
+
+    monkeypatch.setattr(storage.tempfile, "mkdtemp", none)
+    with pytest.warns(Degraded):
+        read_only.write("steps/cold", b"cold")
+    assert read_only.read("steps/cold") is None

@@ -26,7 +26,7 @@ from speccompile.families.family import Family, causal_lm_families, find_familie
 from speccompile.families.survey import Row, Verdict, survey
 from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.lowering.cpu.library import cpu_ops, lacking
-from speccompile.progress import Listener, listener
+from speccompile.progress import listening
 
 # Wide enough for a reason beside the names, where no terminal says how wide it is.
 _WIDTH = 120
@@ -91,7 +91,9 @@ def _survey(families: Sequence[Family], backend: str) -> Iterator[Row]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=len(families))
         for family in families:
-            with _tasks_to(partial(_describe, progress, bar, family.name)):
+            report = partial(_describe, progress, bar, family.name)
+            report("make a tiny model", True)
+            with listening(report):
                 row = survey(family, backend=backend)
             progress.advance(bar)
             console.print(_line(row), markup=False, highlight=False, soft_wrap=True)
@@ -100,17 +102,6 @@ def _survey(families: Sequence[Family], backend: str) -> Iterator[Row]:
 
 def _describe(progress: Progress, bar: TaskID, name: str, description: str, begins: bool) -> None:
     progress.update(bar, description=f"{name}: {description}" if begins else name)
-
-
-@contextlib.contextmanager
-def _tasks_to(report: Listener) -> Iterator[None]:
-    """What the package reports that it does goes there, instead of a display of its own."""
-    report("make a tiny model", True)
-    token = listener.set(report)
-    try:
-        yield
-    finally:
-        listener.reset(token)
 
 
 def _line(row: Row) -> str:

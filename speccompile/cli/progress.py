@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from speccompile.pretrained import show_when_slow
-from speccompile.progress import listener
+from speccompile.progress import listening
 
 
 @contextlib.contextmanager
@@ -28,11 +28,10 @@ def show_tasks() -> Iterator[None]:
         elif shown:
             end()
 
-    token = listener.set(report)
     try:
-        yield
+        with listening(report):
+            yield
     finally:
-        listener.reset(token)
         # A task that failed never reports its end.
         while shown:
             end()

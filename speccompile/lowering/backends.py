@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from speccompile.errors import NeedsCuda, UnknownBackend
+from speccompile.errors import Degraded, NeedsCuda, UnknownBackend
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.cuda.captures import Captures, Weights
@@ -19,6 +19,7 @@ from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.passes.printing import callable_of, load_python, to_python
 from speccompile.runtime.arena import Arena
+from speccompile.warn import warn_caller
 
 
 class Backend(Protocol):
@@ -144,6 +145,12 @@ def choose_backend(name: str, device: torch.device) -> Backend:
         if device.type == "cuda":
             return CudaGraph("a step is one launch")
         if device.type == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
+            warn_caller(
+                "no C++ compiler (g++ or clang++) was found, so steps run op by op (backend 'eager'): several times "
+                "slower than compiled, and their results may depend on the tier. Install one (Debian: apt-get install "
+                "g++), or pass backend='eager' to silence this",
+                Degraded,
+            )
             return Eager("no C++ compiler was found, which Inductor needs on a CPU")
         return Inductor(f"compiled code is fastest on {device.type}")
     if not isinstance(name, str) or name not in BACKENDS:

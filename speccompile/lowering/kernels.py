@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from speccompile.errors import Degraded
 from speccompile.graph_capture.support import ModelInfo
 from speccompile.lowering.cpu.library import cpu_ops, lacking, load_cpu_ops, vector_name
 from speccompile.progress import task
+from speccompile.warn import warn_caller
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class _Coming(Kernels):
     def settled(self) -> Kernels:
         with task("compile the CPU ops"):
             missing = load_cpu_ops()
+        if missing:
+            warn_caller(
+                f"the C++ ops cannot be used ({missing}), so steps run on torch's own linears and attention: slower, "
+                "and their results may depend on the tier. Mend that and wrap again",
+                Degraded,
+            )
         return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}", True)
 
 

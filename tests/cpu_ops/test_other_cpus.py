@@ -91,5 +91,31 @@ def test_one_that_does_not_load_when_it_is_new_is_told(monkeypatch: pytest.Monke
 def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "file")
+    monkeypatch.setattr(library, "spare_dir", lambda folder, error: None)
     reason = library.load_cpu_ops.__wrapped__()
     assert reason is not None and reason.startswith("the cache folder cannot be written")
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_read_only_folder_is_used_if_the_library_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warm: bool
+) -> None:
+    """And a folder of the process otherwise."""
+    loaded: list[str] = []
+    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(library, "spare_dir", lambda folder, error: tmp_path / "spare")
+    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    monkeypatch.setattr(library, "_load", loaded.append)
+    if warm:
+        library._library(tmp_path / "cache" / "cpu-ops")
+    lock = library.FileLock
+
+    def refused(path: str) -> object:
+        if path.startswith(str(tmp_path / "cache")):
+            raise PermissionError(13, "Permission denied", path)
+        return lock(path)
+
+    monkeypatch.setattr(library, "FileLock", refused)
+    assert library.load_cpu_ops.__wrapped__() is None
+    assert [Path(path).parents[1].name for path in loaded] == ["cache" if warm else "spare"]

@@ -19,8 +19,10 @@ from filelock import FileLock
 from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
 from torch._inductor.cpu_vec_isa import VecISA, invalid_vec_isa, pick_vec_isa
 
+from speccompile.forks import in_child
 from speccompile.lowering.instruction_sets import instruction_sets, try_vectors
 from speccompile.paths import cache_dir
+from speccompile.storage import spare_dir
 
 SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
@@ -51,13 +53,22 @@ def cpu_ops() -> Future[Path]:
     def find() -> None:
         probes.join()
         try:
-            found.set_result(_library(folder))
+            found.set_result(_library_in(folder))
         except BaseException as error:
             found.set_exception(error)
 
     # Not a daemon: a process that ends at once leaves the library behind, and no half of it.
     Thread(target=find, name="speccompile-cpu-ops").start()
     return found
+
+
+def _after_fork() -> None:
+    """The thread that builds the library is none of the child's, which builds it itself."""
+    if cpu_ops.cache_info().currsize and not cpu_ops().done():
+        cpu_ops.cache_clear()
+
+
+in_child(_after_fork)
 
 
 @functools.cache
@@ -121,9 +132,23 @@ def _key(compiler: str, isa: VecISA) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _library_in(folder: Path) -> Path:
+    """In ``folder``, or, if that cannot be written and has none, in a folder of this process."""
+    try:
+        return _library(folder)
+    except OSError as error:
+        spare = spare_dir(folder.parent, error)
+        if spare is None:
+            raise
+        return _library(spare / folder.name)
+
+
 def _library(folder: Path) -> Path:
     isa = pick_vec_isa()
     target = folder / f"{_key(get_cpp_compiler(), isa)}.so"
+    if target.exists():
+        # Not under the lock, which a folder that cannot be written does not grant.
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not target.exists():
