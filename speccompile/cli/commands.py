@@ -245,6 +245,10 @@ def save_hidden_states(
     prefix: Annotated[str, typer.Option(help="What files are called; one for each process.")] = "data",
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens; of longer texts the beginning is saved.")] = 2048,
     max_batch: Annotated[int, typer.Option(min=1, help="Most texts at a time.")] = 4,
+    specforge: Annotated[
+        Path | None,
+        typer.Option(help="Folder without feature files: also export all records for SpecForge's EAGLE-3 training."),
+    ] = None,
     backend: Backend = "auto",
 ) -> None:
     """Save the hidden states of texts. Killed, it goes on where it stopped when it is started again."""
@@ -263,6 +267,7 @@ def save_hidden_states(
         max_new_tokens=max_new_tokens,
         mode=mode,
         backend=backend,
+        specforge=specforge,
         sizes={"max_len": max_len, "max_batch": max_batch},
     )
 

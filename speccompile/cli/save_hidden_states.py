@@ -10,7 +10,7 @@ from speccompile import modes, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.cli.texts import read_texts
-from speccompile.hidden_states import SaveHiddenStates
+from speccompile.hidden_states import SavedHiddenStates, SaveHiddenStates, export_specforge
 
 
 def run(
@@ -21,12 +21,14 @@ def run(
     max_new_tokens: int,
     mode: str,
     backend: str,
+    specforge: Path | None,
     sizes: dict[str, int],
 ) -> None:
     """See ``speccompile save-hidden-states --help``.
 
     Args:
         records: arguments of :class:`~speccompile.hidden_states.SaveHiddenStates`.
+        specforge: folder for SpecForge's feature files, or None.
         sizes: ``max_len`` and ``max_batch``.
     """
     with session():
@@ -46,3 +48,6 @@ def run(
             )
             made = len(spec.hidden_states.written) - before
             typer.echo(f"{made} records written to {records[0]}, {before} were there")
+        if specforge is not None:
+            files = export_specforge(SavedHiddenStates(records[0]), specforge)
+            typer.echo(f"{len(files)} feature files for SpecForge written to {specforge}")

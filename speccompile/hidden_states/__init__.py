@@ -3,5 +3,6 @@
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.reader import SavedHiddenStates
 from speccompile.hidden_states.records import Record
+from speccompile.hidden_states.specforge import export_specforge
 
-__all__ = ["Record", "SaveHiddenStates", "SavedHiddenStates"]
+__all__ = ["Record", "SaveHiddenStates", "SavedHiddenStates", "export_specforge"]

@@ -95,9 +95,10 @@ def test_the_command(tmp_path: Path) -> None:
     path = lines(tmp_path, {"id": "one", "text": "an old lighthouse"}, {"text": "in the evening " * 20})
     arguments = ["save-hidden-states", "tiny", "--data", str(path), "--output", str(tmp_path / "out")]
     arguments += ["--layers", "0,1", "--max-len", "64", "--max-batch", "1", "--backend", "eager"]
-    found = CliRunner().invoke(app, arguments)
+    found = CliRunner().invoke(app, [*arguments, "--specforge", str(tmp_path / "features")])
     assert found.exit_code == 0, found.output
-    assert "2 records written" in found.output
+    assert "2 records written" in found.output and "2 feature files for SpecForge written" in found.output
+    assert len([*(tmp_path / "features").rglob("*.ckpt")]) == 2
     saved = SavedHiddenStates(tmp_path / "out")
     assert saved["one"].input_ids.tolist() == tiny_tokenizer()("an old lighthouse")["input_ids"]
     assert saved["one"].aux_hidden_state.shape == (17, 2 * tiny_model().config.hidden_size)
