@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -266,11 +266,12 @@ class StepGraph:
     def set_outputs(self, *nodes: fx.Node) -> None:
         self.output.args = (tuple(nodes),)
 
-    def remove_dead_code(self) -> None:
-        """Drop nodes without effect, the names of their values, and the ports nothing reads."""
+    def remove_dead_code(self, keep: Collection[fx.Node] = ()) -> None:
+        """Drop nodes without effect, the names of their values, and the ports nothing reads; ``keep`` and what they
+        are computed from stay."""
         nodes = list(self.graph.nodes)
         behind = nodes[nodes.index(self.anchors.start) :]
-        self.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
+        self.graph.eliminate_dead_code(lambda node: node in keep or node.op == "call_module" or node.is_impure())
         for node in reversed(self.placeholders):
             if not node.users:
                 self.graph.erase_node(node)

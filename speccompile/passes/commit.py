@@ -10,6 +10,7 @@ import torch
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step_ops import uses_step_ops
+from speccompile.passes.tap_hidden import marked
 
 _STATE = ("tokens", "length", "limit", "alive", "eos", "emitted", "accepted", "proposed")
 
@@ -42,7 +43,7 @@ class Commit(Pass):
         graph.set_outputs()
         if uses_step_ops(graph):
             # What the op counts itself need not be counted before.
-            graph.remove_dead_code()
+            graph.remove_dead_code(keep=marked(graph))
         return Changes(1)
 
 

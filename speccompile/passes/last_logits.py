@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
@@ -21,16 +22,29 @@ class LastLogits(Pass):
     looks_for: ClassVar[str] = "an lm_head that reads a hidden state"
     requires: ClassVar[Facts] = facts("logits", "last_index")
     provides: ClassVar[Facts] = facts("step_logits")
+    invalidates: ClassVar[Facts] = facts("logits")
 
     def run(self, graph: StepGraph) -> Changes:
         hidden = graph.anchors.final_norm
-        readers = [user for user in hidden.users if user.op == "call_function"]
+        readers = lm_head_readers(graph)
         last = graph.insert(at_index, hidden, graph.values["last_index"], before=readers[0])
         for reader in readers:
             reader.replace_input_with(hidden, last)
         graph.anchors.final_norm = last
         graph.values["chunk_hidden"] = hidden
         return Changes(len(readers), "lm_head on one position a row")
+
+
+def lm_head_readers(graph: StepGraph) -> list[fx.Node]:
+    """What reads the final norm's output on its way to the logits. Others, such as taps, need all positions."""
+    hidden, on_the_way = graph.anchors.final_norm, set[fx.Node]()
+    found = [graph.values["logits"]]
+    while found:
+        node = found.pop()
+        if node is not hidden and node not in on_the_way:
+            on_the_way.add(node)
+            found.extend(node.all_input_nodes)
+    return [user for user in hidden.users if user in on_the_way]
 
 
 def at_index(hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.last_logits import lm_head_readers
 from speccompile.passes.rows import first_rows
 from speccompile.passes.verify_inputs import feed_target, newest_and_drafts
 
@@ -70,6 +71,7 @@ class MixedInputs(Pass):
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids, and an lm_head that reads a hidden state"
     requires: ClassVar[Facts] = facts("outlined", "prompt_rows", "drafts", "drafts_limited")
     provides: ClassVar[Facts] = facts("target_inputs", "step_logits")
+    invalidates: ClassVar[Facts] = facts("logits")
 
     def run(self, graph: StepGraph) -> Changes:
         width, values, start = self.draft_len + 1, graph.values, graph.anchors.start
@@ -88,7 +90,7 @@ class MixedInputs(Pass):
         )
         feed_target(graph, read, positions, width)
         hidden = graph.anchors.final_norm
-        readers = [user for user in hidden.users if user.op == "call_function"]
+        readers = lm_head_readers(graph)
         rows = int(values["slots"].meta["val"].shape[0])
         judged = graph.insert(first_rows, hidden, before=readers[0], rows=rows)
         for reader in readers:

@@ -7,11 +7,13 @@ from typing import ClassVar
 
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.tap_hidden import marked
 
 
 @dataclass(frozen=True)
 class SkipLogits(Pass):
-    """The chunk ends at the last decoder layer: what it leaves is KV, and ``committed`` state stays as it is.
+    """The chunk ends at the last decoder layer, or at the final norm if that is tapped: what it leaves is KV, and
+    ``committed`` state stays as it is.
 
     The lm_head's weights, a fifth of a small model's, are not read.
     """
@@ -27,5 +29,5 @@ class SkipLogits(Pass):
         last = graph.anchors.layers[-1]
         graph.anchors = replace(graph.anchors, final_norm=last, lm_head=last)
         graph.set_outputs()
-        graph.remove_dead_code()
+        graph.remove_dead_code(keep=marked(graph))
         return Changes(1, f"{before - len(graph.graph.nodes)} ops behind the last layer are gone")

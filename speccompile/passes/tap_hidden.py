@@ -17,6 +17,9 @@ from speccompile.graph_capture.graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.outline import layer_input
 
+#: What the names of marks begin with.
+MARK = "mark_"
+
 
 @dataclass(frozen=True)
 class Tap:
@@ -36,7 +39,9 @@ class Tap:
 
 @dataclass(frozen=True)
 class MarkTaps(Pass):
-    """Names the hidden state of each tap ``tap_0``, ``tap_1``, ..., ``[B, T, M]``; of a captured or outlined model.
+    """Names the hidden state of each tap ``mark_tap_0``, ``mark_tap_1``, ..., ``[B, T, M]``; of a captured or outlined
+    model. Runs before the passes that leave the final norm fewer positions, or remove it: a tap has all positions that
+    the target reads, in every step and in every chunk of a prompt.
 
     Raises:
         AnchorError: the model has no such place.
@@ -47,7 +52,7 @@ class MarkTaps(Pass):
     name: ClassVar[str] = "mark_taps"
     prefix: ClassVar[str] = "tap"
     looks_for: ClassVar[str] = "decoder layers to tap"
-    requires: ClassVar[Facts] = facts("captured")
+    requires: ClassVar[Facts] = facts("captured", "logits")
     provides: ClassVar[Facts] = facts("taps_marked")
 
     def run(self, graph: StepGraph) -> Changes:
@@ -71,22 +76,27 @@ class LowerTaps(Pass):
     invalidates: ClassVar[Facts] = facts("taps_marked")
 
     def run(self, graph: StepGraph) -> Changes:
-        marked = take_marks(graph)
-        if marked:
-            graph.name_value("tapped", graph.insert(side_by_side, *marked))
-        return Changes(len(marked), f"{len(marked)} hidden states side by side")
+        taken = take_marks(graph)
+        if taken:
+            graph.name_value("tapped", graph.insert(side_by_side, *taken))
+        return Changes(len(taken), f"{len(taken)} hidden states side by side")
 
 
 def mark(index: int, prefix: str = MarkTaps.prefix) -> str:
-    return f"{prefix}_{index}"
+    return f"{MARK}{prefix}_{index}"
+
+
+def marked(graph: StepGraph) -> list[fx.Node]:
+    """What was marked and has not been taken yet: a pass that removes dead code keeps it."""
+    return [node for name, node in graph.values.items() if name.startswith(MARK)]
 
 
 def take_marks(graph: StepGraph, prefix: str = MarkTaps.prefix) -> list[fx.Node]:
     """What was marked, in order; the marks are gone."""
-    marked: list[fx.Node] = []
-    while mark(len(marked), prefix) in graph.values:
-        marked.append(graph.values.pop(mark(len(marked), prefix)))
-    return marked
+    taken: list[fx.Node] = []
+    while mark(len(taken), prefix) in graph.values:
+        taken.append(graph.values.pop(mark(len(taken), prefix)))
+    return taken
 
 
 def side_by_side(*hidden: torch.Tensor) -> torch.Tensor:
@@ -108,9 +118,6 @@ def _place(graph: StepGraph, tap: Tap) -> fx.Node:
     layer = layers[index]
     if not tap.post_norm:
         return layer
-    if normed is layers[-1]:
-        reason = "nothing is between the last layer and what follows; tap in front of skip_logits"
-        raise AnchorError(anchor="the final norm", reason=reason)
     return normed if layer is layers[-1] else graph.splice(normed, {layers[-1]: layer}, before=graph.output)
 
 
