@@ -19,6 +19,7 @@ from speccompile.plain import plain
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.stats import RequestStats
+from speccompile.runtime.token_stream import TokenStream
 from speccompile.sampling.request import Sampling
 
 #: No two requests of a process have the same number.
@@ -155,7 +156,7 @@ class Request:
         self.closed = False
         #: Those that read or wait for it.
         self.readers: set[object] = set()
-        self._driver = driver
+        self.driver = driver
         self._lock = threading.Lock()
         self._submitted = time.perf_counter()
         self._admitted: float | None = None
@@ -182,7 +183,7 @@ class Request:
         """End it here, from any thread: no token comes after this. False if it had ended already."""
         if not self.end("cancelled"):
             return False
-        self._driver.ended(self)
+        self.driver.ended(self)
         return True
 
     def result(self, timeout: float | None = None) -> Result:
@@ -209,10 +210,10 @@ class Request:
                     raise TimeoutError(f"the request has not ended within {timeout} s")
                 # No wait is longer than that, for a lock.
                 longest = None if left is None else min(left, threading.TIMEOUT_MAX)
-                self._driver.wait(self, len(self.new_tokens), longest)
+                self.driver.wait(self, len(self.new_tokens), longest)
         finally:
             self.readers.discard(reader)
-        self._raise_error()
+        self.raise_error()
         tokens = list(self.new_tokens)
         tokenizer = self.params.tokenizer
         text = None if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True))
@@ -250,7 +251,7 @@ class Request:
 
         return Timings(since(self._admitted), since(self._first_token), end - self._submitted)
 
-    def _raise_error(self) -> None:
+    def raise_error(self) -> None:
         if self.error is not None:
             raise RequestFailed(reason=told(self.error)) from self.error
 
@@ -309,7 +310,7 @@ class Request:
                 self._end("cancelled")
             finally:
                 self._lock.release()
-        self._driver.abandoned(self)
+        self.driver.abandoned(self)
 
     def _end(self, reason: str, error: Exception | None = None) -> bool:
         if self.finished:
@@ -339,64 +340,3 @@ class Request:
 def as_exception(error: BaseException) -> Exception:
     """What a request keeps of the wish to stop everything (``KeyboardInterrupt``), which is no error of its own."""
     return error if isinstance(error, Exception) else RuntimeError(f"interrupted by {error!r}")
-
-
-class TokenStream:
-    """The new tokens of one request, for any number of readers, each from the first token on.
-
-    A reader gets what was emitted before the request ended, and then :class:`~speccompile.errors.RequestFailed` if it
-    failed.
-
-    A stream that is abandoned cancels its request: its loop is left by ``break`` or an exception, its task is
-    cancelled, or it is garbage-collected without having been read. While another stream is read, or another thread
-    waits for the result, the request goes on. To look at the first tokens only, read ``request.new_tokens``.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._was_read = False
-
-    def __iter__(self) -> Iterator[int]:
-        request, seen, reader = self._request, 0, object()
-        self._was_read = True
-        request.readers.add(reader)
-        try:
-            while True:
-                # Before the tokens are looked at: what it ended with is there by then.
-                finished = request.finished
-                for token in request.new_tokens[seen:]:
-                    seen += 1
-                    yield token
-                if finished:
-                    request._raise_error()
-                    return
-                request._driver.wait(request, seen)
-        except GeneratorExit:
-            request.readers.discard(reader)
-            request.abandon()
-            raise
-        finally:
-            request.readers.discard(reader)
-
-    def __del__(self) -> None:
-        if not self._was_read:
-            self._request.abandon()
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        request, seen, reader = self._request, 0, object()
-        self._was_read = True
-        request.readers.add(reader)
-        try:
-            while True:
-                finished = request.finished
-                for token in request.new_tokens[seen:]:
-                    seen += 1
-                    yield token
-                if finished:
-                    request._raise_error()
-                    return
-                await request._driver.wait_async(request, seen)
-        finally:
-            request.readers.discard(reader)
-            if not request.readers:
-                request.cancel()
