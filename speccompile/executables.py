@@ -10,6 +10,7 @@ from dataclasses import replace
 from speccompile.building import one_build
 from speccompile.graph_capture.graph import StepGraph
 from speccompile.lowering.cuda.captures import Captures
+from speccompile.lowering.pooled import runs_on_ours
 from speccompile.lowering.tier import Executables, Kind, PrefillName, Tier, TierKey, TierName, bind
 from speccompile.passes.finished import FinishedStep, StepMaker
 from speccompile.passes.pipeline import Pipeline
@@ -75,6 +76,7 @@ class ExecutableMaker:
         # Those of kinds that are built later, in other threads, are reported to what listens now.
         self._listener = listener()
         self._mixed: dict[Kind, Mapping[TierName, Tier]] = {}
+        self._pooled = config.kernels.native and runs_on_ours(outlined)
 
     @one_build()
     def of_kind(self, kind: Kind) -> Executables:
@@ -135,6 +137,6 @@ class ExecutableMaker:
         drafter = None
         if step.drafter is not None:
             drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter)
-        tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena, drafter)
+        tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena, drafter, self._pooled)
         arena.record_call(name, tier.argument_names, tier.arguments)
         return tier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,15 @@ def test_nothing_is_recorded_without_a_profiler(built: Built, monkeypatch: pytes
 
     monkeypatch.setattr("torch.autograd.profiler.record_function", refused)
     built.spec.generate(torch.tensor([[5, 3, 9]]), max_new_tokens=2)
+
+
+def test_steps_run_in_the_pool_of_the_ops(built: Built) -> None:
+    threads = torch.get_num_threads()
+    for tier in built.spec.engine.tiers.values():
+        seen: list[int] = []
+        replace(tier, executable=lambda *arguments, seen=seen: seen.append(torch.get_num_threads())).run()
+        assert tier.pooled and seen == [1]
+    assert torch.get_num_threads() == threads
 
 
 def test_a_second_wrap_compiles_nothing(built: Built) -> None:

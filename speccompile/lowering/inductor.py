@@ -239,6 +239,8 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
             options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
             # Inductor's caches tell settings apart, but not the vectors that code was written for: what ran with others
             # on this machine would be taken, and write beside its memory.
+            # OpenMP's threads are as many as the step asks for when it runs.
+            options["cpp.dynamic_threads"] = True
             options["cpp.simdlen"] = pick_vec_isa().bit_width()
         with torch.no_grad(), torch._inductor.config.patch(options), _without_hints():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from speccompile.graph_capture.graph import Port, StepGraph
+from speccompile.lowering.workers import in_pool
 from speccompile.passes.finished import FinishedStep
 from speccompile.passes.pipeline import Stages
 from speccompile.runtime.arena import Arena
@@ -47,6 +49,7 @@ class Tier:
     """One immutable executable. It reads and writes weights and arena tensors and returns nothing.
 
     ``draft_len`` is K; ``arguments`` are the tensors that every run is called with; a split ``drafter`` runs in front.
+    ``pooled``: the C++ ops do all of its work worth sharing out, and may do so in their own pool of threads.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Tier:
     arguments: tuple[torch.Tensor, ...] = field(repr=False)
     arena: Arena = field(repr=False)
     drafter: Tier | None = field(default=None, repr=False)
+    pooled: bool = False
 
     @property
     def stages(self) -> Stages:
@@ -81,7 +85,8 @@ class Tier:
             self.drafter.run()
         self.arena.record_call(self.name, self.argument_names, self.arguments)
         # A caller's autocast would change the dtypes that the step was built for.
-        with torch.no_grad(), torch.autocast(self.arena.device.type, enabled=False):
+        threads = in_pool(self.key.tokens + self.key.prompt_tokens) if self.pooled else contextlib.nullcontext()
+        with torch.no_grad(), torch.autocast(self.arena.device.type, enabled=False), threads:
             self.executable(*self.arguments)
 
 

@@ -1,11 +1,12 @@
-"""OpenMP's worker threads, which belong to the thread that first ran a parallel operation."""
+"""The threads that a step's ops run on: those of the C++ ops' own pool, or OpenMP's."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -15,6 +16,34 @@ from speccompile.forks import before_fork
 # OpenMP 5.0: omp_pause_soft keeps what the program set.
 PAUSE_SOFT = 1
 TORCH_LIBRARIES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}
+
+
+@contextlib.contextmanager
+def in_pool(tokens: int) -> Iterator[None]:
+    """Run the C++ ops of the calling thread in their own pool, and OpenMP's regions on the calling thread alone.
+
+    The pool uses ``torch.get_num_threads()`` threads. The C++ ops must be loaded. Wide steps stay on OpenMP's threads:
+    what Inductor writes cannot run in the pool, and would take too long on one thread (``csrc/ops/share.cpp``).
+
+    Args:
+        tokens: that the step reads, of all rows.
+    """
+    enter, leave = _pool()
+    threads = enter(tokens)
+    try:
+        yield
+    finally:
+        leave(threads)
+
+
+@functools.cache
+def _pool() -> tuple[Callable[[int], int], Callable[[int], None]]:
+    # The library was loaded with its symbols visible to all.
+    library = ctypes.PyDLL(None)
+    enter, leave = library.speccompile_enter_pool, library.speccompile_leave_pool
+    enter.argtypes, enter.restype = [ctypes.c_int64], ctypes.c_int64
+    leave.argtypes, leave.restype = [ctypes.c_int64], None
+    return enter, leave
 
 
 def release_workers() -> None:

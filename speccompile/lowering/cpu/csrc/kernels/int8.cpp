@@ -79,7 +79,8 @@ void int8_blocks(
   alignas(64) float partial[kRows * kColumns];
   for (int64_t block = first; block < last; ++block) {
     const int64_t column = block * kColumns, columns = std::min(kColumns, features - column);
-    const int8_t* next = block + 1 < last ? packed + (block + 1) * bytes : nullptr;
+    // Where a thread's part ends, its next one usually begins.
+    const int8_t* next = column + columns < features ? packed + (block + 1) * bytes : nullptr;
     for (int64_t row = 0, pass = 0; row < rows; row += each, ++pass) {
       const int64_t count = std::min(each, rows - row);
       const bool whole = columns == kColumns;

@@ -19,7 +19,8 @@ void blocks(
   alignas(64) float whole[kNarrowRows * kColumns];
   // Parts of about one size: each fetches what follows, as much as it is itself.
   const int64_t parts = (depth + kMostDepth - 1) / kMostDepth, each = (depth + parts - 1) / parts;
-  const T* const end = packed + last * depth * kColumns;
+  // Where a thread's part ends, its next one usually begins.
+  const T* const end = packed + (features + kColumns - 1) / kColumns * depth * kColumns;
   for (int64_t block = first; block < last; ++block) {
     const T* weights = packed + block * depth * kColumns;
     const int64_t column = block * kColumns;

@@ -13,6 +13,7 @@
 #include "../kernels/int8.h"
 #include "../kernels/linear.h"
 #include "ops.h"
+#include "share.h"
 
 namespace speccompile {
 namespace {
@@ -43,7 +44,7 @@ void over_all_blocks(const std::vector<Tensor>& packed, Run run) {
   for (const Tensor& weight : packed) {
     all += weight.size(0);
   }
-  torch::stable::parallel_for(0, all, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, all, 1, [&](int64_t first, int64_t last) {
     int64_t begun = 0;
     for (size_t i = 0; i < packed.size() && begun < last; begun += packed[i++].size(0)) {
       const int64_t from = std::max(first - begun, int64_t{0}), to = std::min(last - begun, packed[i].size(0));
@@ -128,7 +129,7 @@ std::vector<Tensor> int8_linears(
   const auto* from = static_cast<const float*>(input.data_ptr());
   auto* q = inputs.data();
   auto* q_scales = input_scales.data();
-  torch::stable::parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
+  parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       quantise(from + row * depth, depth, groups, q + row * row_bytes, q_scales + row * groups);
     }
@@ -205,10 +206,18 @@ Tensor packed_embedding(const Tensor& packed, const Tensor& ids) {
   return out;
 }
 
-// Runs all items, in as many runs of about the same cost as there are threads.
+// Runs all items. OpenMP's threads get runs of about the same cost; the pool's take items as they get to them.
 template <typename Run>
 void share_out(const std::vector<int64_t>& costs, Run run) {
-  const int64_t threads = torch::stable::get_num_threads();
+  if (pool_threads) {
+    parallel_for(0, static_cast<int64_t>(costs.size()), 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        run(i);
+      }
+    });
+    return;
+  }
+  const int64_t threads = thread_count();
   const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
   std::vector<size_t> ends(threads, costs.size());
   int64_t spent = 0;
@@ -218,7 +227,7 @@ void share_out(const std::vector<int64_t>& costs, Run run) {
     }
     spent += costs[i];
   }
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
     for (size_t i = first ? ends[first - 1] : 0; i < ends[last - 1]; ++i) {
       run(i);
     }
@@ -283,7 +292,7 @@ Tensor native_attention(
     dearest = std::max(dearest, costs[i]);
     all_costs += costs[i];
   }
-  if (dearest * 4 * static_cast<int64_t>(torch::stable::get_num_threads()) <= all_costs) {
+  if (dearest * 4 * static_cast<int64_t>(thread_count()) <= all_costs) {
     share_out(costs, [&](int64_t i) { attend(problem, pieces[i]); });
   } else {
     // Few queries, or many of one row: the keys are shared out.
@@ -300,7 +309,7 @@ Tensor native_attention(
       const Queries& piece = *piece_of[i];
       attend_block(problem, piece, piece.first_block + i - piece.first_part, all + i * part_size(problem));
     });
-    torch::stable::parallel_for(0, made.count, 16, [&](int64_t first, int64_t last) {
+    parallel_for(0, made.count, 16, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         join_blocks(problem, pieces[i], all);
       }
@@ -339,7 +348,7 @@ std::tuple<Tensor, Tensor> choose_nearly(
 
   const int64_t pieces = (vocab + kPiece - 1) / kPiece;
   std::vector<Best> found(rows * width * pieces);
-  torch::stable::parallel_for(0, rows * width * pieces, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, rows * width * pieces, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t at = i / pieces, piece = i % pieces, row = at / width;
       std::optional<uint64_t> key;
@@ -375,7 +384,7 @@ Tensor native_greatest(const Tensor& scores, int64_t count) {
   Tensor out = torch::stable::new_empty(scores, {scores.size(0), scores.size(1), count});
   const auto* from = static_cast<const float*>(given.data_ptr());
   auto* to = static_cast<float*>(out.data_ptr());
-  torch::stable::parallel_for(0, scores.size(0) * scores.size(1), 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, scores.size(0) * scores.size(1), 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       greatest_of(from + i * vocab, vocab, count, to + i * count);
     }
@@ -390,7 +399,7 @@ Tensor native_greatest_share(const Tensor& scores) {
   Tensor out = torch::stable::new_empty(scores, {scores.size(0), scores.size(1), 1});
   const auto* from = static_cast<const float*>(given.data_ptr());
   auto* to = static_cast<float*>(out.data_ptr());
-  torch::stable::parallel_for(0, scores.size(0) * scores.size(1), 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, scores.size(0) * scores.size(1), 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       to[i] = greatest_share(from + i * vocab, vocab);
     }
@@ -408,7 +417,7 @@ void native_cut_below(Tensor scores, const Tensor& threshold) {
   const auto* bar = static_cast<const float*>(bars.data_ptr());
   auto* to = static_cast<float*>(scores.data_ptr());
   const int64_t pieces = (vocab + kPiece - 1) / kPiece;
-  torch::stable::parallel_for(0, places * pieces, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, places * pieces, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t at = i / pieces, begin = i % pieces * kPiece;
       cut_below(to + at * vocab + begin, std::min(kPiece, vocab - begin), bar[at]);

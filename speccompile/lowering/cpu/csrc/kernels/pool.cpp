@@ -1,0 +1,330 @@
+// A step has over a hundred short parallel regions. OpenMP's threads spin until the last of them is done, and each has a
+// fixed share: where another program runs on a core, every region waits until the thread there gets its next time
+// slice. Here threads take items from one another's shares, those that wait sleep after microseconds, and a thread
+// that comes late is not waited for. Which thread computes an item does not change its bits.
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cfenv>
+#include <chrono>
+#include <csignal>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace speccompile {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Regions at once; the caller of a further one works alone.
+constexpr int kJobs = 16;
+constexpr int64_t kMostThreads = 256;
+// Longer than from one region of a step to the next, and far shorter than a time slice.
+constexpr std::chrono::microseconds kSpin{100};
+// Spins between two looks at the clock.
+constexpr int kSpins = 32;
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Sleeps while `word` is `value`; may return sooner.
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+#ifdef __linux__
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+#else
+  if (word.load() == value) {
+    std::this_thread::sleep_for(kSpin);
+  }
+#endif
+}
+
+void wake(std::atomic<uint32_t>& word, int count) {
+#ifdef __linux__
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+#endif
+}
+
+// The core that the calling thread runs on; -1 where that is not known.
+int core() {
+#ifdef __linux__
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Moves the calling thread to another core. Linux wakes a thread on the core of the one that wakes it when it looks for
+// no idle core, as on a machine of two that are more than half used. There both would take turns.
+void leave_core(int core) {
+#ifdef __linux__
+  cpu_set_t allowed, others;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+    return;
+  }
+  others = allowed;
+  CPU_CLR(core, &others);
+  if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof(others), &others) == 0) {
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+  }
+#endif
+}
+
+template <typename Done>
+bool spin_until(Done done) {
+  const auto started = Clock::now();
+  do {
+    for (int i = 0; i < kSpins; ++i) {
+      if (done()) {
+        return true;
+      }
+      relax();
+    }
+  } while (Clock::now() - started < kSpin);
+  return false;
+}
+
+// Items that are left of a thread's share. Its own thread takes from the front, the others from the back.
+class alignas(64) Share {
+ public:
+  void set(uint64_t first, uint64_t last) {
+    most_ = std::max<uint64_t>((last - first) / 8, 1);
+    left_.store(first << 32 | last, std::memory_order_relaxed);
+  }
+
+  // A quarter of what is left, so that the last ones are few.
+  bool take(bool own, uint64_t& first, uint64_t& last) {
+    uint64_t left = left_.load(std::memory_order_relaxed);
+    while (true) {
+      const uint64_t begin = left >> 32, end = left & 0xffffffff;
+      if (begin >= end) {
+        return false;
+      }
+      const uint64_t count = std::min(std::max<uint64_t>((end - begin) / 4, 1), most_);
+      first = own ? begin : end - count;
+      last = first + count;
+      const uint64_t rest = own ? last << 32 | end : begin << 32 | first;
+      if (left_.compare_exchange_weak(left, rest, std::memory_order_relaxed)) {
+        return true;
+      }
+    }
+  }
+
+ private:
+  std::atomic<uint64_t> left_{0};
+  uint64_t most_ = 1;
+};
+
+// A region. Its state: how many helpers are in it, how many there may be, whether more may come (there is work left),
+// and whether its caller sleeps until the last one leaves.
+constexpr uint32_t kHelper = 1, kHelpers = 0xfff, kMostShift = 12, kOpen = 1u << 24, kAsleep = 1u << 25;
+static_assert(kMostThreads <= kHelpers);
+
+struct alignas(64) Job {
+  std::atomic<uint32_t> state{0};
+  std::atomic<bool> taken{false};
+  std::atomic<bool> failed{false};
+  // That its caller was on when it began.
+  std::atomic<int> core{-1};
+  int64_t threads, begin, end, grain;
+  Work work;
+  const void* run;
+  std::fenv_t rounding;
+  std::exception_ptr fault;
+  Share shares[kMostThreads];
+
+  // For a look beforehand: it may change at once.
+  bool is_open() const {
+    return state.load(std::memory_order_acquire) & kOpen;
+  }
+
+  bool join() {
+    uint32_t now = state.load(std::memory_order_relaxed);
+    while ((now & kOpen) && (now & kHelpers) < (now >> kMostShift & kHelpers)) {
+      if (state.compare_exchange_weak(now, now + kHelper, std::memory_order_acquire, std::memory_order_relaxed)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void leave() {
+    const uint32_t before = state.fetch_sub(kHelper, std::memory_order_acq_rel);
+    if ((before & kHelpers) == kHelper && (before & kAsleep)) {
+      wake(state, 1);
+    }
+  }
+
+  // Returns when nothing is left to take, and lets no one in any more.
+  void help(int64_t start) {
+    for (int64_t i = 0; i < threads; ++i) {
+      Share& share = shares[(start + i) % threads];
+      for (uint64_t first, last; share.take(i == 0, first, last);) {
+        if (!failed.load(std::memory_order_relaxed)) {
+          try {
+            work(run, begin + first * grain, std::min<int64_t>(begin + last * grain, end));
+          } catch (...) {
+            if (!failed.exchange(true)) {
+              fault = std::current_exception();
+            }
+          }
+        }
+      }
+    }
+    state.fetch_and(~kOpen, std::memory_order_relaxed);
+  }
+
+  void wait_for_helpers() {
+    const auto alone = [&] { return (state.load(std::memory_order_acquire) & kHelpers) == 0; };
+    if (spin_until(alone)) {
+      return;
+    }
+    state.fetch_or(kAsleep);
+    for (uint32_t now = state.load(std::memory_order_acquire); now & kHelpers;
+         now = state.load(std::memory_order_acquire)) {
+      sleep_while(state, now);
+    }
+  }
+};
+
+// A child of fork has none of the threads: it starts with all of this as new.
+struct Pool {
+  Job jobs[kJobs];
+  // Changes whenever a region opens; waiting workers look at it all the time.
+  alignas(64) std::atomic<uint32_t> opened{0};
+  alignas(64) std::atomic<uint32_t> sleepers{0};
+  std::atomic<int64_t> callers{0};
+  std::atomic<int64_t> workers{0};
+  std::mutex starting;
+};
+
+// Threads may still look at it while the process ends.
+Pool* pool = new Pool;
+
+thread_local bool is_inside = false;
+
+void serve(Pool& of, int64_t index) {
+  is_inside = true;
+  while (true) {
+    const uint32_t opened = of.opened.load(std::memory_order_seq_cst);
+    for (Job& job : of.jobs) {
+      if (job.is_open() && core() >= 0 && core() == job.core.load(std::memory_order_relaxed)) {
+        leave_core(core());
+      }
+      if (job.join()) {
+        std::fesetenv(&job.rounding);
+        job.help((index + 1) % job.threads);
+        job.leave();
+      }
+    }
+    const auto is_new = [&] { return of.opened.load(std::memory_order_acquire) != opened; };
+    if (!spin_until(is_new)) {
+      of.sleepers.fetch_add(1);
+      sleep_while(of.opened, opened);
+      of.sleepers.fetch_sub(1);
+    }
+  }
+}
+
+// Has as many as a caller wants for itself; for several at once, as many as there are cores for.
+void ensure_workers(Pool& of, int64_t helpers) {
+  static const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t wanted = std::max(helpers, std::min(helpers * of.callers.load(std::memory_order_relaxed), cores - 1));
+  if (of.workers.load(std::memory_order_relaxed) >= wanted) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(of.starting);
+  // Signals are for the program's own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    while (of.workers.load() < wanted) {
+      std::thread(serve, std::ref(of), of.workers.load()).detach();
+      ++of.workers;
+    }
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those that there are do the work.
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Job* claim(Pool& of) {
+  thread_local int last = 0;
+  for (int i = 0; i < kJobs; ++i) {
+    Job& job = of.jobs[(last + i) % kJobs];
+    if (!job.taken.load(std::memory_order_relaxed) && !job.taken.exchange(true, std::memory_order_acquire)) {
+      last = (last + i) % kJobs;
+      return &job;
+    }
+  }
+  return nullptr;
+}
+
+[[maybe_unused]] const int handlers = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+
+}  // namespace
+
+void run_in_pool(int64_t threads, int64_t begin, int64_t end, int64_t grain, Work work, const void* run) {
+  // Shares are counted in 32 bits.
+  grain = std::max({grain, int64_t{1}, (end - begin) >> 31});
+  const int64_t items = begin < end ? (end - begin + grain - 1) / grain : 0;
+  threads = std::min({threads, items, kMostThreads});
+  Pool& of = *pool;
+  Job* const job = threads < 2 || is_inside ? nullptr : claim(of);
+  if (job == nullptr) {
+    if (begin < end) {
+      work(run, begin, end);
+    }
+    return;
+  }
+  of.callers.fetch_add(1, std::memory_order_relaxed);
+  ensure_workers(of, threads - 1);
+  job->threads = threads;
+  job->begin = begin;
+  job->end = end;
+  job->grain = grain;
+  job->work = work;
+  job->run = run;
+  job->failed.store(false, std::memory_order_relaxed);
+  job->core.store(core(), std::memory_order_relaxed);
+  std::fegetenv(&job->rounding);
+  for (int64_t i = 0; i < threads; ++i) {
+    job->shares[i].set(items * i / threads, items * (i + 1) / threads);
+  }
+  const int helpers = static_cast<int>(threads - 1);
+  job->state.store(kOpen | helpers << kMostShift, std::memory_order_release);
+  of.opened.fetch_add(1);
+  if (of.sleepers.load() > 0) {
+    wake(of.opened, helpers);
+  }
+  is_inside = true;
+  job->help(0);
+  job->wait_for_helpers();
+  is_inside = false;
+  std::exception_ptr fault;
+  std::swap(fault, job->fault);
+  of.callers.fetch_sub(1, std::memory_order_relaxed);
+  job->taken.store(false, std::memory_order_release);
+  if (fault) {
+    std::rethrow_exception(fault);
+  }
+}
+
+}  // namespace speccompile

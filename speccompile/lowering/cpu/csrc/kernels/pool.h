@@ -1,0 +1,15 @@
+// Threads that share out an op's work, see pool.cpp.
+#pragma once
+
+#include <cstdint>
+
+namespace speccompile {
+
+// Runs items [first, last). It is called from several threads at once.
+using Work = void (*)(const void* run, int64_t first, int64_t last);
+
+// Calls `work` until all items [begin, end) are done, `grain` or more at once unless they are the last ones, on at most
+// `threads` threads, the caller among them. Rethrows the first exception of `work`; items may be left out then.
+void run_in_pool(int64_t threads, int64_t begin, int64_t end, int64_t grain, Work work, const void* run);
+
+}  // namespace speccompile

@@ -1,0 +1,35 @@
+"""Which models run on the C++ ops' own threads."""
+
+from __future__ import annotations
+
+import torch
+
+from speccompile.graph_capture.graph import StepGraph
+
+aten = torch.ops.aten
+ops = torch.ops.speccompile
+
+#: What torch shares out among OpenMP's threads because it takes long: products, and attention made of them.
+PRODUCTS = frozenset(
+    {
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.convolution.default,
+        aten.einsum.default,
+        aten.linear.default,
+        aten.matmul.default,
+        aten.mm.default,
+        aten.scaled_dot_product_attention.default,
+        ops.attention.default,
+        ops.attention_fixed_order.default,
+    }
+)
+
+
+def runs_on_ours(graph: StepGraph) -> bool:
+    """Whether the layers of an outlined model leave no product to torch.
+
+    Products outside of the bodies are rotary tables and the like, and the lm_head.
+    """
+    return not any(node.target in PRODUCTS for body in graph.bodies.values() for node in body.module.graph.nodes)

@@ -1,0 +1,236 @@
+"""The pool of threads that C++ ops share out their work in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import speccompile.lowering.ops.native  # noqa: F401  defines the ops
+from speccompile.lowering.cpu.library import load_cpu_ops
+from speccompile.lowering.cpu.packing import pack, pack_int8
+from speccompile.lowering.workers import in_pool
+
+ops = torch.ops.speccompile
+THREADS = (2, 3, 8)
+#: Far above what an op of these sizes takes on a loaded machine.
+PATIENCE = 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    assert load_cpu_ops() is None
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def linear(rows: int, features: int, seed: int = 0) -> Callable[[], torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(rows, 96, generator=generator), torch.randn(features, 96, generator=generator)
+    packed = pack(weight)
+    return lambda: ops.packed_linear(x, packed, None, features)
+
+
+def int8_linear(rows: int, features: int) -> Callable[[], torch.Tensor]:
+    x, weight = torch.randn(rows, 96), torch.randn(features, 96)
+    packed = pack_int8(weight)
+    return lambda: ops.int8_linear(x, *packed, None, features)
+
+
+def attention(width: int, places: int) -> Callable[[], torch.Tensor]:
+    q = torch.randn(2, width, 4, 16)
+    k, v = torch.randn(3, places, 2, 16), torch.randn(3, places, 2, 16)
+    slots = torch.tensor([2, 0])
+    positions = places - width + torch.arange(width).expand(2, width)
+    return lambda: ops.native_attention(q, k, v, slots, positions, 0.25, None, None, None, None, None)
+
+
+def choice(vocab: int) -> Callable[[], torch.Tensor]:
+    scores = torch.randn(2, 3, vocab)
+    return lambda: ops.choose_nearly(scores, None, None, None, 0, None, False)[0]
+
+
+def cut(vocab: int) -> Callable[[], torch.Tensor]:
+    scores, threshold = torch.randn(2, 3, vocab), torch.zeros(2, 3, 1)
+
+    def run() -> torch.Tensor:
+        kept = scores.clone()
+        ops.native_cut_below_(kept, threshold)
+        return kept
+
+    return run
+
+
+# Blocks of 32 outputs, 128 keys and 16,384 scores: none, one, as many as there are threads, and odd numbers of them.
+WORKS = {
+    "no rows": linear(0, 64),
+    "one block": linear(3, 20),
+    "two blocks": linear(1, 64),
+    "odd blocks": linear(5, 32 * 37 + 5),
+    "many blocks": linear(2, 32 * 3000),
+    "int8": int8_linear(70, 32 * 21),
+    "attention to one key": attention(1, 1),
+    "attention to many keys": attention(3, 1000),
+    "attention of many queries": attention(200, 300),
+    "choice": choice(100_000),
+    "cut": cut(50_000),
+}
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_the_pool_changes_no_bit_at_any_number_of_threads(work: str) -> None:
+    torch.set_num_threads(1)
+    wanted = WORKS[work]()
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        for _ in range(20):
+            with in_pool(tokens=1):
+                found = WORKS[work]()
+            assert torch.equal(found, wanted), threads
+
+
+def test_callers_in_many_threads_get_their_own_results() -> None:
+    torch.set_num_threads(3)
+    works = [linear(1 + i % 4, 32 * (5 + 7 * i), seed=i) for i in range(24)]
+    wanted = [work() for work in works]
+
+    def call(i: int) -> bool:
+        with in_pool(tokens=1):
+            return all(torch.equal(works[i](), wanted[i]) for _ in range(100))
+
+    with ThreadPoolExecutor(len(works)) as callers:
+        assert all(callers.map(call, range(len(works)), timeout=PATIENCE))
+
+
+def test_a_fault_in_a_thread_reaches_the_caller_and_the_pool_goes_on() -> None:
+    torch.set_num_threads(4)
+    wrong = torch.zeros(40, 96, 32, dtype=torch.float64)
+    good = linear(2, 32 * 40)
+    wanted = good()
+    for _ in range(10):
+        with in_pool(tokens=1):
+            with pytest.raises(RuntimeError, match="take float32"):
+                ops.packed_linear(torch.randn(2, 96), wrong, None, 32 * 40)
+            assert torch.equal(good(), wanted)
+
+
+def test_openmp_runs_on_the_calling_thread_alone_until_the_pool_is_left() -> None:
+    torch.set_num_threads(3)
+    with in_pool(tokens=1):
+        assert torch.get_num_threads() == 1
+        with in_pool(tokens=1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 3
+    with pytest.raises(ValueError, match="stop"), in_pool(tokens=1):
+        raise ValueError("stop")
+    assert torch.get_num_threads() == 3
+
+
+def test_wide_steps_on_many_threads_stay_with_openmp() -> None:
+    for threads, tokens, own in ((2, 64, True), (2, 65, False), (16, 8, True), (16, 9, False)):
+        torch.set_num_threads(threads)
+        with in_pool(tokens):
+            assert (torch.get_num_threads() == 1) == own
+
+
+# --- in processes of their own -------------------------------------------------------------------
+
+START = """
+import os, sys, threading, time, torch
+import speccompile.lowering.ops.native
+from speccompile.lowering.cpu.library import load_cpu_ops
+from speccompile.lowering.cpu.packing import pack
+from speccompile.lowering.workers import in_pool
+
+torch.set_num_threads(1)
+assert load_cpu_ops() is None
+x, packed = torch.randn(2, 96), pack(torch.randn(32 * 400, 96))
+
+def work():
+    with in_pool(tokens=1):
+        return torch.ops.speccompile.packed_linear(x, packed, None, 32 * 400)
+
+def threads():
+    time.sleep(0.2)
+    return len(os.listdir("/proc/self/task"))
+"""
+
+FORK = """
+torch.set_num_threads(3)
+wanted = work()
+child = os.fork()
+if child == 0:
+    os._exit(0 if all(torch.equal(work(), wanted) for _ in range(100)) and threads() == 3 else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(work(), wanted)
+"""
+
+COUNT = """
+before = threads()
+for wanted in (1, 2, 5, 3):
+    torch.set_num_threads(wanted)
+    for _ in range(50):
+        work()
+    print(threads() - before)
+"""
+
+REST = """
+torch.set_num_threads(3)
+torch.randn(2000, 2000).relu()  # OpenMP's workers, too.
+work()
+time.sleep(0.2)
+started = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - started)
+"""
+
+OPENMP = """
+torch.set_num_threads(3)
+before = threads()
+large = torch.randn(2000, 2000)
+large.relu()
+print(threads() - before)
+work()
+print(threads() - before)
+"""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
+
+
+def printed(code: str) -> list[float]:
+    command = [sys.executable, "-c", START + code]
+    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return [float(line) for line in done.stdout.split()]
+
+
+@linux
+def test_a_forked_child_gets_workers_of_its_own() -> None:
+    assert printed(FORK) == []
+
+
+@linux
+def test_as_many_threads_work_as_torch_has() -> None:
+    assert printed(COUNT) == [0, 1, 4, 4]
+
+
+@linux
+def test_waiting_workers_sleep() -> None:
+    (seconds,) = printed(REST)
+    assert seconds < 0.1
+
+
+@linux
+def test_openmps_workers_end_when_a_step_begins() -> None:
+    assert printed(OPENMP) == [2, 2]
