@@ -23,6 +23,7 @@ from speccompile.pipelines import prefill_pipeline, tier_pipeline
 from speccompile.plain import plain
 from speccompile.runtime.arena import Arena
 from speccompile.runtime.engine import Engine
+from speccompile.runtime.host_memory import return_freed_memory
 from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcomes
@@ -233,7 +234,7 @@ class Wrapped:
 
     def close(self) -> None:
         """End all requests, write records that wait, and let go of arena, executables and model; the model itself
-        stays as it is.
+        stays as it is. What only this wrap used is the system's again when this returns: packed weights, KV, steps.
 
         Raises:
             RecordsNotWritten: the disk does not take them.
@@ -241,6 +242,9 @@ class Wrapped:
         engine, self._engine, self._build, self._target = self._engine, None, None, None
         if engine is not None:
             engine.close()
+            # Freed before the C library is asked to return what is free.
+            del engine
+            return_freed_memory()
 
     def __enter__(self) -> Self:
         self._open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -223,6 +225,24 @@ def test_a_speculator_closes_itself(model: LlamaForCausalLM) -> None:
         assert spec.tiers[0].draft_len == 0
     with pytest.raises(Closed):
         spec.stats  # noqa: B018
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
+def test_a_wrap_that_nobody_has_any_more_holds_no_tensors(model: LlamaForCausalLM, closed: bool) -> None:
+    """At once, without Python's collector of cycles: it does not know how much memory a tensor takes, and a notebook's
+    cell that wraps again would hold every earlier arena and packed weight."""
+    gc.collect()
+    gc.disable()
+    try:
+        spec = wrap(model, "ngram", tiers=(0, 3))
+        spec.generate(ids([1, 2, 3, 1, 2, 3]), max_new_tokens=5)
+        held = [weakref.ref(spec.engine), weakref.ref(spec.arena), weakref.ref(spec.arena["tokens"])]
+        if closed:
+            spec.close()
+        del spec
+        assert [ref() for ref in held] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 # --- looking -----------------------------------------------------------------------------------------------------

@@ -57,6 +57,10 @@ class Engine(Turns):
         super().__init__(state_of_weights=target.state_of_weights, **stepper)
         self._target = target
         _open_engines.add(self)
+        if self.saver is not None:
+            # One that is dropped without close() writes the records that wait. At exit _close_all does.
+            self._dropped = weakref.finalize(self, self.saver.writer.close)
+            self._dropped.atexit = False
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -246,7 +250,14 @@ class Engine(Turns):
         super().close()
         # In a callback the step that is on may still end a request: then records are written when the interpreter ends.
         if self.saver is not None and not self._forked and self._turn_owner != threading.get_ident():
+            self._dropped.detach()
             self.saver.writer.close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        if self.saver is not None:
+            # Its files are the parent's.
+            self._dropped.detach()
 
     def __enter__(self) -> Engine:
         return self

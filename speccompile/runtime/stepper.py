@@ -6,6 +6,7 @@ One thread at a time; :class:`~speccompile.runtime.engine.Engine` sees to that.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -103,9 +104,9 @@ class Stepper(Prompts):
         self.ready = ready
         self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
-        self.policies = Policies(
-            policy, self.draft_lens, ready=ready, measure=lambda: measure_tiers(self.arena, self.tiers)
-        )
+        # Not self: an engine that refers to itself keeps its tensors until Python's collector comes by.
+        me = weakref.proxy(self)
+        self.policies = Policies(policy, self.draft_lens, ready=ready, measure=lambda: measure_tiers(arena, me.tiers))
         self.tier = next(iter(self.tiers.values()))
         self.host_drafter = None if host_draft is None else HostDrafter(host_draft, arena)
         #: Read a step's results when the next one has been launched, so that the device never waits for the host.

@@ -156,6 +156,15 @@ def test_a_text_of_one_position(model: LlamaForCausalLM, tmp_path: Path, layers:
     assert sorted(len(record.input_ids) for record in SavedHiddenStates(tmp_path).values()) == [1, 1, 12]
 
 
+def test_a_wrap_that_is_dropped_writes_the_records_that_wait(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    saves = SaveHiddenStates(tmp_path, 20, eagle3_layers_to_capture=(-1,))
+    spec = wrap(model, "none", max_batch=1, max_len=32, backend="eager", save_hidden_states=saves)
+    spec.generate(torch.tensor([[5, 3, 9]]), max_new_tokens=2)
+    assert not SavedHiddenStates(tmp_path)
+    del spec
+    assert len(SavedHiddenStates(tmp_path)) == 1
+
+
 def test_who_is_saved(scripted: Speculator) -> None:
     """Each that ends by itself, unless it says no; under its own id or a number."""
     engine, writer = scripted.engine, scripted.hidden_states
