@@ -2,7 +2,50 @@
 
 from __future__ import annotations
 
+import reprlib
+import string
+import sys
 from typing import Any, ClassVar
+
+#: Characters of a value that a message shows: a list of hundreds of token ids would hide the reason after it.
+LONGEST_VALUE = 200
+
+
+class _Brief(reprlib.Repr):
+    """``repr``, but of tensors and modules their kind alone: a module prints its whole tree, a tensor its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = LONGEST_VALUE
+        self.maxstring = self.maxother = self.maxlong = 10 * LONGEST_VALUE
+
+    def repr1(self, x: Any, level: int) -> str:
+        # Without torch there are no tensors, and a command line that only has an error to print need not load it.
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(x, torch.nn.Module):
+            return f"<{type(x).__name__}>"
+        if torch is not None and isinstance(x, torch.Tensor):
+            return f"<{type(x).__name__} {x.dtype} {list(x.shape)}>"
+        return super().repr1(x, level)
+
+
+_BRIEF = _Brief()
+
+
+def shown(value: Any) -> str:
+    """``repr(value)`` as far as a message has room for it."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+class _Formatter(string.Formatter):
+    """``str.format`` whose ``!r`` is :func:`shown`."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return shown(value) if conversion == "r" else super().convert_field(value, conversion)
+
+
+_FORMATTER = _Formatter()
 
 
 class SpecCompileError(Exception):
@@ -12,7 +55,7 @@ class SpecCompileError(Exception):
 
     def __init__(self, message: str | None = None, **fields: Any) -> None:
         self.fields = fields
-        super().__init__(self.template.format(**fields) if message is None else message)
+        super().__init__(_FORMATTER.format(self.template, **fields) if message is None else message)
 
 
 def told(error: Exception) -> str:
@@ -23,10 +66,6 @@ def told(error: Exception) -> str:
 
 class UserError(SpecCompileError, ValueError):
     """The caller asked for something that cannot be had; the arguments have to change."""
-
-
-#: Of a value that a message shows: a list of hundreds of token ids would hide the reason behind it.
-LONGEST_VALUE = 200
 
 
 # --- arguments of wrap -------------------------------------------------------------------------
@@ -48,13 +87,7 @@ class UnknownOption(UserError):
 
 
 class InvalidOption(UserError):
-    template = "{where}: {name}={shown} is not valid: {reason}."
-
-    def __init__(self, message: str | None = None, *, value: Any = None, **fields: Any) -> None:
-        shown = repr(value)
-        if len(shown) > LONGEST_VALUE:
-            shown = f"{shown[:LONGEST_VALUE]}..."
-        super().__init__(message, value=value, shown=shown, **fields)
+    template = "{where}: {name}={value!r} is not valid: {reason}."
 
 
 class InvalidHead(UserError):
@@ -339,10 +372,19 @@ class TooManyEosTokens(UserError):
     template = "{count} EOS ids, but a slot has room for {capacity}."
 
 
-class WeightsReplaced(SpecCompileError):
+class ModelChanged(SpecCompileError):
+    """The model is not what was captured. ``fields["what"]`` names the difference and its module."""
+
+    template = (
+        "{model} changed after wrap, and the compiled steps do not follow: {what}. Undo that, or call spec.rebuild(), "
+        "which builds for the model as it is now."
+    )
+
+
+class WeightsReplaced(ModelChanged):
     template = (
         "{path} of the model is another tensor than when it was wrapped, so its text would be the old model's. "
-        "Close this speculator and wrap again (changing weights in place is fine)."
+        "Call spec.rebuild(), or wrap again (changing weights in place is fine)."
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
+from torch import nn
+
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
 from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode, ReadyMode
@@ -88,6 +90,9 @@ def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode | 
         UnknownOption: it does not take one of the options.
         InvalidOption: a value is not valid, or modes do not compose.
     """
+    if isinstance(name, nn.Module):
+        reason = "it is a model, and a mode is a name; to draft with a model use wrap(target, draft=model)"
+        raise InvalidOption(where="wrap", name="mode", value=name, reason=reason)
     if isinstance(name, list | tuple):
         return _compose(name, options)
     if isinstance(name, str) and name.lower() == Auto.name:

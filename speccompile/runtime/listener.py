@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
-from speccompile.errors import InvalidInput
+from speccompile.errors import InvalidInput, shown
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ def check_streamer(streamer: Any) -> None:
 def check_tokenizer(tokenizer: Any) -> None:
     """Raises InvalidInput when it is none."""
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise InvalidInput(name="tokenizer", reason=f"{tokenizer!r} is no transformers tokenizer")
+        raise InvalidInput(name="tokenizer", reason=f"{shown(tokenizer)} is no transformers tokenizer")
 
 
 def make_criteria(
@@ -109,13 +109,15 @@ def make_criteria(
         for criterion in given:
             if not callable(criterion):
                 raise InvalidInput(
-                    name="stopping_criteria", reason=f"{criterion!r} is no StoppingCriteria: it cannot be called"
+                    name="stopping_criteria", reason=f"{shown(criterion)} is no StoppingCriteria: it cannot be called"
                 )
             criteria.append(criterion)
     if stop is not None:
         strings = [stop] if isinstance(stop, str) else stop
         if not isinstance(strings, list | tuple) or not strings or not all(isinstance(s, str) and s for s in strings):
-            raise InvalidInput(name=stop_name, reason=f"{stop!r} is no text and no list of texts, none of them empty")
+            raise InvalidInput(
+                name=stop_name, reason=f"{shown(stop)} is no text and no list of texts, none of them empty"
+            )
         if tokenizer is None:
             raise InvalidInput(name=stop_name, reason="stop strings need tokenizer=, to know the text of each token")
         criteria.append(_stop_strings(tokenizer, len(tokenizer), tuple(strings)))
