@@ -252,3 +252,9 @@ def test_tasks_that_fail_leave_no_display(monkeypatch: pytest.MonkeyPatch, capsy
         raise SpecCompileError("no")
     assert listener() is None
     assert "think" in capsys.readouterr().err
+
+
+def test_inspect_needs_no_tokenizer(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    result = call("inspect", str(tmp_path), "--no-build", "--tiers", "0", "--mode", "none")
+    assert result.exit_code == 0, result.output

@@ -52,4 +52,8 @@ ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
 Mode = Annotated[str, typer.Option(help=f"How to draft: {', '.join(modes())}.")]
 Tiers = Annotated[str, typer.Option(help="Draft lengths to build, 0 among them.")]
 Backend = Annotated[str, typer.Option(help=f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
+MaxLen = Annotated[
+    int | None,
+    typer.Option(min=2, help="Most tokens of a sequence; 2048, or as many positions as the model has, if left out."),
+]
 Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the mode, name=value; may repeat.")]

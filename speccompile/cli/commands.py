@@ -11,6 +11,7 @@ import typer
 import speccompile
 from speccompile.cli.arguments import (
     Backend,
+    MaxLen,
     Mode,
     Model,
     ModelOption,
@@ -95,7 +96,7 @@ def generate(
         str | None, typer.Option(help="fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
     ] = None,
     backend: Backend = "auto",
-    max_len: Annotated[int, typer.Option(help="Most tokens, prompt included.")] = 2048,
+    max_len: MaxLen = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default where there is one.")
     ] = None,
@@ -140,7 +141,7 @@ def inspect(
     tier: Annotated[
         int | None, typer.Option(help="The tier to look at, by draft length; the largest if left out.")
     ] = None,
-    max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a sequence.")] = 2048,
+    max_len: MaxLen = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most rows.")] = 1,
     stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
@@ -161,7 +162,7 @@ def inspect(
         model,
         mode,
         draft_lens,
-        {"max_batch": max_batch, "max_len": max_len},
+        {"max_batch": max_batch} | ({} if max_len is None else {"max_len": max_len}),
         backend,
         options,
         kind="sampled" if sampled else "greedy",

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from speccompile import modes, wrap
-from speccompile.cli.models import load
+from speccompile.cli.models import load_model
 from speccompile.cli.session import session
 from speccompile.cli.tables import buffers_table, kernels_table, stages_table, tiers_table, weights_line
 from speccompile.graph_capture.state import Layout
@@ -55,13 +55,13 @@ def run(
     """See ``speccompile inspect --help``.
 
     Args:
-        sizes: ``max_batch`` and ``max_len``; ``options``: those of the mode.
+        sizes: ``max_batch``, and ``max_len`` if it is given; ``options``: those of the mode.
         draft_len: the tier to show; ``stage``: the one to print instead.
         build: whether to lower what the passes return.
     """
     with session():
         modes.create(mode, options)
-        target, _ = load(model)
+        target = load_model(model)
         if build and stage is None:
             view = _built(target, mode, draft_lens, sizes, backend, options, kind)
         else:

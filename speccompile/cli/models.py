@@ -31,10 +31,23 @@ def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if name == TINY:
         return tiny_model(), tiny_tokenizer()
     model, tokenizer = pretrained.load(name)
+    _note_dequantised(name, model)
+    return model, tokenizer
+
+
+def load_model(name: str) -> PreTrainedModel:
+    """As :func:`load`, but the model alone, which needs no tokenizer beside it."""
+    if name == TINY:
+        return tiny_model()
+    model = pretrained.load_model(name)
+    _note_dequantised(name, model)
+    return model
+
+
+def _note_dequantised(name: str, model: PreTrainedModel) -> None:
     if is_gguf(name):
         kind = str(model.dtype).removeprefix("torch.")
         typer.echo(f"note: the weights of {name} are dequantised to {kind}", err=True)
-    return model, tokenizer
 
 
 def tiny_model() -> PreTrainedModel:
