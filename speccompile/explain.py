@@ -43,7 +43,8 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
-        f"{layout.max_batch} slots of {layout.max_len} tokens",
+        f"{layout.max_batch} slots of {layout.max_len} tokens"
+        + (f" ({config.max_len_reason})" if config.max_len_reason else ""),
         "capture check": f"largest logit difference {build.capture_difference:.2g}",
         "built in": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.seconds.items()),
     }

@@ -25,9 +25,11 @@ from transformers import PreTrainedModel
 
 from speccompile.acceptance import RULES, Rule
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
+from speccompile.graph_capture.guards import own_code
 from speccompile.graph_capture.store import CaptureStore, config_text
 from speccompile.graph_capture.support import inspect_model, named_tensors
 from speccompile.hidden_states.options import SaveHiddenStates
+from speccompile.lowering.cpu.consume import is_consumed
 from speccompile.lowering.inductor import ARTIFACTS
 from speccompile.lowering.machine import machine
 from speccompile.passes.finished import sources
@@ -55,14 +57,29 @@ class Package:
 # --- writing -------------------------------------------------------------------------------------
 
 
+def check_savable(path: Path, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    """All that can be said before anything is compiled for a package.
+
+    Raises:
+        CannotSave: the model, or an option of ``wrap``, cannot be in one.
+        OSError: ``path`` cannot be written.
+    """
+    if is_consumed(model):
+        raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
+    if code := own_code(model):
+        raise CannotSave(name="the model", reason=f"it has {code}, which is code of your own")
+    for name, value in options.items():
+        _plain(name, value)
+    partial = _partial(path)
+    partial.touch()
+    partial.unlink()
+
+
 def make_manifest(model: PreTrainedModel, options: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
     """Everything that a package has to fit, and what it holds.
 
     Args:
-        options: what ``wrap`` was given, by argument.
-
-    Raises:
-        CannotSave: an option that is no plain value.
+        options: what ``wrap`` was given, by argument: plain values, as :func:`check_savable` takes them.
     """
     return {
         "format": FORMAT,
@@ -76,7 +93,7 @@ def make_manifest(model: PreTrainedModel, options: Mapping[str, Any], files: Map
 
 def write_package(path: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     """Write all of it, or leave what was there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
@@ -85,6 +102,10 @@ def write_package(path: Path, manifest: Mapping[str, Any], files: Mapping[str, b
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -69,7 +69,7 @@ class BuildConfig:
 
     ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
     ``network`` is the mode's own, ``saved`` what is kept of each position to be saved, and ``choice`` is by which
-    ``mode="auto"`` came to the mode.
+    ``mode="auto"`` came to the mode. ``max_len_reason`` is empty where the caller gave ``max_len``.
     """
 
     mode: Mode
@@ -87,6 +87,7 @@ class BuildConfig:
     network: DraftNetwork | None = None
     saved: SavedRows | None = None
     choice: Choice | None = None
+    max_len_reason: str = ""
 
     @property
     def kind(self) -> Kind:

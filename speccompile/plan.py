@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
 from speccompile.capabilities import backend_refusal, rule_refusal
-from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
+from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers, shown
 from speccompile.graph_capture.draft_network import DraftNetwork
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.graph_capture.support import ModelInfo, inspect_model
@@ -35,6 +36,17 @@ from speccompile.sampling.user_check import check_processors
 from speccompile.warn import warn_caller
 
 DEFAULT_TIERS = (0, 1, 3, 7)
+#: Most tokens of a sequence where the caller does not say, and the model has as many positions.
+DEFAULT_MAX_LEN = 2048
+
+
+class NotGiven(enum.Enum):
+    """In the place of a mode: None is one."""
+
+    NOT_GIVEN = enum.auto()
+
+
+NOT_GIVEN = NotGiven.NOT_GIVEN
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ def make_plan(
     *,
     tiers: Sequence[int] | None = None,
     max_batch: int = 1,
-    max_len: int = 2048,
+    max_len: int | None = None,
     backend: str = "auto",
     policy: str | AnyPolicy | None = None,
     acceptance: str | Rule | None = None,
@@ -82,7 +94,8 @@ def make_plan(
     """
     draft_lens = _check_tiers(DEFAULT_TIERS if tiers is None else tiers)
     _check_whole("max_batch", max_batch, 1)
-    _check_whole("max_len", max_len, 2)
+    if max_len is not None:
+        _check_whole("max_len", max_len, 2)
     if not (deterministic is None or isinstance(deterministic, bool)):
         raise InvalidOption(where="wrap", name="deterministic", value=deterministic, reason="use True, False or None")
     _check_whole("max_waiting", max_waiting, 0)
@@ -96,6 +109,7 @@ def make_plan(
     asked = modes.create(mode, mode_options)
     chosen_policy = _choose_policy(policy, draft_lens, rule)
     info = inspect_model(model)
+    max_len, max_len_reason = _choose_max_len(model, max_len)
     check_rotary(model, max_len)
     rule.check(info)
     chosen_backend = choose_backend(backend, info.device)
@@ -124,6 +138,7 @@ def make_plan(
         tiers=draft_lens,
         max_batch=max_batch,
         max_len=max_len,
+        max_len_reason=max_len_reason,
         backend=chosen_backend,
         deterministic=deterministic,
         rule=rule,
@@ -172,6 +187,22 @@ def make_plan(
     return Plan(info, config, chosen_policy, engine, consume, saves)
 
 
+def _positions(model: PreTrainedModel) -> int | None:
+    """How many positions the model was made for, None where its config does not say."""
+    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 1 else None
+
+
+def _choose_max_len(model: PreTrainedModel, given: int | None) -> tuple[int, str]:
+    """``max_len``, and why that."""
+    if given is not None:
+        return given, ""
+    positions = _positions(model)
+    if positions is not None and positions < DEFAULT_MAX_LEN:
+        return positions, f"max_len is the {positions} positions of the model"
+    return DEFAULT_MAX_LEN, f"max_len is the default, {DEFAULT_MAX_LEN}"
+
+
 def _choose_policy(given: str | AnyPolicy | None, tiers: tuple[int, ...], rule: Rule) -> AnyPolicy:
     return parse_policy(default_policy(tiers, text_invariant=rule.text_invariant) if given is None else given, tiers)
 
@@ -197,7 +228,7 @@ def _check_tiers(tiers: Sequence[int]) -> tuple[int, ...]:
         raise InvalidTiers(tiers=tiers, reason="it is no sequence") from None
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidTiers(tiers=tiers, reason=f"{value!r} is no draft length")
+            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} is no draft length")
     if 0 not in values:
         raise InvalidTiers(tiers=tiers, reason="0 is missing")
     if len(set(values)) != len(values):
@@ -249,7 +280,7 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 
 
 def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len: int) -> None:
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    positions = _positions(model)
     if positions is not None and max_len > positions:
         warn_caller(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "

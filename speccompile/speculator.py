@@ -14,13 +14,12 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from speccompile.build import saved_files
-from speccompile.errors import CannotSave, InvalidInput, InvalidOption
+from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.hidden_states.collect import save_texts
-from speccompile.lowering.cpu.consume import is_consumed
 from speccompile.lowering.tier import Kind
 from speccompile.model_interface import ModelInterface
 from speccompile.modes.auto import Auto
-from speccompile.package import make_manifest, write_package
+from speccompile.package import check_savable, make_manifest, write_package
 from speccompile.plain import plain
 from speccompile.runtime.check import CheckReport, Reference, check_texts
 from speccompile.runtime.generate import generate
@@ -299,26 +298,27 @@ class Speculator(ModelInterface):
         and no requests. See :mod:`speccompile.package`.
 
         Raises:
-            CannotSave: an option of ``wrap`` is code of your own: a logits processor, a policy, an acceptance rule.
+            CannotSave: an option of ``wrap`` is code of your own (a logits processor, a policy, an acceptance rule), or
+                the model has hooks, or its weights were consumed. Nothing was compiled then.
             LoweringError: Inductor's caches are off, so that it leaves nothing to save, or it cannot compile.
             OSError: ``path`` cannot be written.
         """
         engine, target = self._open()
         assert self._build is not None
-        if is_consumed(target.model):
-            raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
+        # What "auto" took: steps and bodies are made for that one.
+        given = {**self._given, "backend": self._config.backend.name}
+        if (choice := self._config.choice) is not None:
+            kept = {name: value for name, value in given.items() if name not in Auto.options}
+            given = {**kept, "mode": choice.name, **choice.options}
+        path = Path(path)
+        check_savable(path, target.model, given)
         files = saved_files(
             target.model,
             self._build,
             self._config.backend,
             [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()],
         )
-        # What "auto" took: steps and bodies are made for that one.
-        given = {**self._given, "backend": self._config.backend.name}
-        if (choice := self._config.choice) is not None:
-            kept = {name: value for name, value in given.items() if name not in Auto.options}
-            given = {**kept, "mode": choice.name, **choice.options}
-        write_package(Path(path), make_manifest(target.model, given, files), files)
+        write_package(path, make_manifest(target.model, given, files), files)
 
 
 # Pipelines log an error for a class that transformers does not know to be a causal LM.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -42,8 +42,22 @@ class Wrapped:
         policy: AnyPolicy,
         options: EngineOptions,
         given: Mapping[str, Any],
-        writer: RecordWriter | None = None,
+        writer: RecordWriter | None,
+        again: Callable[[Any], object],
     ) -> None:
+        self._again = again
+        self.take(model, build, policy, options, given, writer)
+
+    def take(
+        self,
+        model: PreTrainedModel,
+        build: Build,
+        policy: AnyPolicy,
+        options: EngineOptions,
+        given: Mapping[str, Any],
+        writer: RecordWriter | None,
+    ) -> None:
+        """Decode with ``build`` from now on."""
         config = self._config = build.config
         self._given = given
         self._model_name = build.info.name
@@ -231,6 +245,19 @@ class Wrapped:
         return explain(self._config, self._build, engine)
 
     # --- the end ---------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Build again, with the options given to ``wrap``, for the model as it is now: after a
+        :class:`~speccompile.errors.ModelChanged`, with other hooks, another active adapter, or other modules.
+
+        Requests that wait or run are cancelled; statistics, tier and policy begin anew. If the build fails, this
+        speculator is closed.
+
+        Raises:
+            SpecCompileError: as ``wrap``. What ``wrap`` refuses before it builds leaves this speculator as it was.
+        """
+        self._open()
+        self._again(self)
 
     def close(self) -> None:
         """End all requests, write records that wait, and let go of arena, executables and model; the model itself

@@ -14,15 +14,16 @@ from speccompile.acceptance import Rule
 from speccompile.build import build
 from speccompile.building import one_build
 from speccompile.errors import InvalidOption
+from speccompile.graph_capture.adapters import inner_model
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.cpu.consume import consuming
 from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.lowering.inductor import bring
-from speccompile.modes.auto import Failed, first_that_works, replacing
+from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.package import check_fits, given_options, read_package
-from speccompile.plan import make_plan
+from speccompile.plan import NOT_GIVEN, NotGiven, make_plan
 from speccompile.progress import Progress, listening, logger
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import AnyPolicy
@@ -33,11 +34,11 @@ from speccompile.storage import Brought, CacheFolder, Storage
 
 def wrap(
     model: PreTrainedModel,
-    mode: str | Sequence[str] | None = "ngram",
+    mode: str | Sequence[str] | NotGiven | None = NOT_GIVEN,
     *,
     tiers: Sequence[int] | None = None,
     max_batch: int = 1,
-    max_len: int = 2048,
+    max_len: int | None = None,
     backend: str = "auto",
     policy: str | AnyPolicy | None = None,
     acceptance: str | Rule | None = None,
@@ -57,15 +58,19 @@ def wrap(
     """Make ``model`` decode speculatively, with the same text.
 
     Args:
-        model: a causal LM with a KV cache, in eval mode, on one device. It is left as it was, unless ``consume``.
+        model: a causal LM with a KV cache, in eval mode, on one device; or a PEFT model over one, whose adapter is in
+            its layers (LoRA and its like). It is left as it was, unless ``consume``. Weights may change in place later.
+            Hooks, modules, active adapters and settings may not: the next request raises ``ModelChanged`` then, until
+            :meth:`Speculator.rebuild` is called.
         mode: how to draft; see ``speccompile.modes.available()``. None is ``none``. Of several (``["suffix",
             "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
             ``auto`` chooses by what is given (``head=``, ``draft=``) and by what the model's checkpoint has;
-            ``explain()`` says why.
+            ``explain()`` says why. Where it is left out, it is ``auto`` with ``head=`` or ``draft=``, else ``ngram``.
         tiers: draft lengths to build, 0 among them. None is (0, 1, 3, 7), or as far as the drafter goes.
         max_batch: slots: most requests that run at a time; further ones wait. Steps run over the smallest of 1, 2, 4,
             ... rows that holds those alive.
-        max_len: most tokens of a sequence, prompt included.
+        max_len: most tokens of a sequence, prompt included. None is 2048, or as many positions as the model has where
+            these are fewer; ``explain()`` reports which.
         backend: ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``.
         policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"schedule:<=4=7,<=8=3"``
             (up to so many live rows, that K, and none above the last: TensorRT-LLM's ``draft_len_schedule``),
@@ -117,6 +122,8 @@ def wrap(
         UserError: one class for each thing that can be wrong; see ``speccompile.errors``.
         CaptureMismatch: the captured graph does not compute what the model computes.
     """
+    if mode is NOT_GIVEN:
+        mode = "ngram" if mode_options.keys().isdisjoint(Auto.options) else Auto.name
     options: dict[str, Any] = dict(
         mode=mode,
         tiers=tiers,
@@ -138,7 +145,7 @@ def wrap(
         **mode_options,
     )
     with listening(progress), one_build():
-        return _wrap(model, options)
+        return _wrap(inner_model(model), options)
 
 
 def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Progress | None = None) -> Speculator:
@@ -157,7 +164,7 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
         ForeignPackage: it was made for another model, by other versions, or on another kind of machine.
         SpecCompileError: as ``wrap``.
     """
-    path = Path(path)
+    path, model = Path(path), inner_model(model)
     package = read_package(path)
     check_fits(package, path, model)
     bring(package.files)
@@ -169,12 +176,20 @@ def _wrap(
     model: PreTrainedModel,
     options: dict[str, Any],
     storage: Storage | None = None,
+    into: Speculator | None = None,
 ) -> Speculator:
-    """``options`` are the arguments of :func:`wrap`."""
-    return first_that_works(lambda failed: _wrapped(model, options, storage, failed))
+    """A speculator, or ``into`` built anew. ``options`` are the arguments of :func:`wrap`."""
+    return first_that_works(lambda failed: _wrapped(model, options, storage, into, failed))
 
 
-def _wrapped(model: PreTrainedModel, options: dict[str, Any], storage: Storage | None, failed: Failed) -> Speculator:
+def _wrap_anew(model: PreTrainedModel, options: dict[str, Any], storage: Storage | None, spec: Speculator) -> None:
+    with one_build():
+        _wrap(model, options, storage, spec)
+
+
+def _wrapped(
+    model: PreTrainedModel, options: dict[str, Any], storage: Storage | None, into: Speculator | None, failed: Failed
+) -> Speculator:
     """The same, without what ``auto`` chose before and could not be built.
 
     Raises:
@@ -185,6 +200,8 @@ def _wrapped(model: PreTrainedModel, options: dict[str, Any], storage: Storage |
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
     planned = {name: value for name, value in options.items() if name != "sampling"}
     plan = make_plan(model, passed_over=failed, **planned)
+    if into is not None:
+        into.close()
     # In front of the build: what is wrong with the folder is told at once.
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
     try:
@@ -192,10 +209,17 @@ def _wrapped(model: PreTrainedModel, options: dict[str, Any], storage: Storage |
         with consuming(model, plan.consume) as consumed:
             with replacing(plan.config.choice):
                 built = build(model, plan.info, plan.config, storage, consumed)
-            spec = Speculator(model, built, plan.policy, plan.engine, options, writer)
+            parts = (model, built, plan.policy, plan.engine, options, writer)
+            if into is None:
+                spec = Speculator(*parts, lambda spec: _wrap_anew(model, options, storage, spec))
+            else:
+                spec = into
+                spec.take(*parts)
             if sampling:
                 spec.engine.prepare("sampled")
     except BaseException:
+        if into is not None:
+            into.close()
         if writer is not None:
             writer.close()
         raise

@@ -152,11 +152,23 @@ class OwnRule(Exact):
     [("logits_processor", [lambda ids, scores: scores]), ("policy", OwnPolicy()), ("acceptance", OwnRule())],
     ids=["logits_processor", "policy", "acceptance"],
 )
-def test_code_of_the_users_own_is_named(model: LlamaForCausalLM, tmp_path: Path, name: str, value: Any) -> None:
+def test_code_of_the_users_own_is_named_before_anything_is_compiled(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
     spec = speccompile.wrap(model, "ngram", **OPTIONS, **{name: value})
+    # Known before anything is compiled for it.
+    monkeypatch.setattr("speccompile.speculator.saved_files", pytest.fail)
     with pytest.raises(CannotSave, match=rf"^{name} cannot be saved"):
         spec.save(tmp_path / "tiny.spec")
     assert not list(tmp_path.glob("*.spec*")) and not list(tmp_path.glob(".*"))
+
+
+def test_a_place_that_cannot_be_written_is_known_before_anything_is_compiled(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speccompile.speculator.saved_files", pytest.fail)
+    with speccompile.wrap(model, "ngram", **OPTIONS) as spec, pytest.raises(FileNotFoundError):
+        spec.save(tmp_path / "no folder" / "tiny.spec")
 
 
 def test_policies_of_this_package_can_be_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ import pytest
 import torch
 from tiny import tiny_llama
 from torch import nn
-from transformers import LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import speccompile
 from speccompile.errors import (
@@ -68,12 +75,58 @@ def buffer_on_another_device() -> PreTrainedModel:
     return model
 
 
+class HoldsTensors(torch.Tensor):
+    """A weight that holds other tensors, as torchao's quantised ones do."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor) -> HoldsTensors:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float32)
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values_int8 = values
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["values_int8"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], *_layout: Any) -> HoldsTensors:
+        return HoldsTensors(inner["values_int8"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].values_int8)
+        raise NotImplementedError(func)
+
+
+def with_weights_that_are_no_plain_tensors() -> PreTrainedModel:
+    model = tiny_llama()
+    values = torch.zeros((64, 128), dtype=torch.int8)
+    model.model.layers[1].mlp.down_proj.weight = nn.Parameter(HoldsTensors(values), requires_grad=False)
+    return model
+
+
+def masked_lm() -> PreTrainedModel:
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32}
+    return BertForMaskedLM(BertConfig(**sizes, num_attention_heads=2, vocab_size=64)).eval()
+
+
 REFUSED: list[tuple[Any, type[SpecCompileError], str]] = [
     (lambda: nn.Linear(2, 2), UnsupportedModel, "Linear cannot be captured: it is not a transformers PreTrainedModel"),
     (lambda: "gpt2", UnsupportedModel, "str cannot be captured: it is not a transformers PreTrainedModel"),
     (without_a_head, UnsupportedModel, r"LlamaModel .* it has no lm_head \(.*\); load it with AutoModelForCausalLM"),
     (encoder_decoder, UnsupportedModel, "T5.* it is an encoder-decoder; a decoder-only model is needed"),
     (without_weights, UnsupportedModel, "its weights are on the meta device; load them first"),
+    (
+        masked_lm,
+        UnsupportedModel,
+        r"BertForMaskedLM .* no generate\(\) of transformers.*load one with AutoModelForCausalLM",
+    ),
+    (
+        with_weights_that_are_no_plain_tensors,
+        UnsupportedModel,
+        r"its weight model\.layers\.1\.mlp\.down_proj\.weight is a test_support\.HoldsTensors, .*weights='int8'",
+    ),
     (without_layers, UnsupportedModel, "it has no list of decoder layers"),
     (in_training, ModelInTraining, r"is in training mode.*Call model.eval\(\) first"),
     (on_two_devices, ModelOnSeveralDevices, r"several devices \(cpu, meta\).*model.to\('cpu'\)"),
@@ -153,7 +206,10 @@ def test_of_two_half_precisions_bfloat16_is_the_less_precise() -> None:
 def test_a_mixture_that_the_model_itself_cannot_run_is_refused_with_the_place() -> None:
     model = tiny_llama()
     model.model.layers[1].mlp.to(torch.bfloat16)
-    message = r"model\.layers\.1\.mlp\.gate_proj \(Linear\) does not run over a KV cache: RuntimeError: .*dtype"
+    message = (
+        r"model\.layers\.1\.mlp\.gate_proj \(Linear\) fails in its own forward too, without a cache: "
+        r"RuntimeError: .*dtype.* \(its weights are in torch\.bfloat16, torch\.float32; load it in one dtype\)"
+    )
     with pytest.raises(UnsupportedModel, match=message):
         speccompile.wrap(model, "none", tiers=(0,), max_len=8, backend="eager")
 
@@ -264,3 +320,19 @@ def test_a_tensor_is_known_by_every_name_it_has() -> None:
     model.register_buffer("same", model.one)
     tensors = named_tensors(model)
     assert tensors["lm_head.weight"] is tensors["model.embed_tokens.weight"] and tensors["one"] is tensors["same"]
+
+
+class Float32Head(nn.Linear):
+    """An lm_head in float32 over hidden states in bfloat16, as numerics-minded users put one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
+
+
+def test_a_float32_head_over_bfloat16_has_the_text_of_transformers() -> None:
+    model = tiny_llama(dtype=torch.bfloat16)
+    head = Float32Head(64, 128, bias=False)
+    head.weight = nn.Parameter(model.lm_head.weight.detach().float())
+    model.lm_head = head
+    with speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager") as spec:
+        assert spec.check([[3, 1, 4], [2, 7, 1, 8]], max_new_tokens=12)

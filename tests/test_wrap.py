@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 from tiny import tiny_llama
+from torch import nn
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -23,6 +26,7 @@ from transformers import (
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import (
+    LONGEST_VALUE,
     InvalidOption,
     InvalidPolicy,
     InvalidTiers,
@@ -36,7 +40,9 @@ from speccompile.errors import (
     UnknownTier,
     UnsupportedDtype,
     UnsupportedModel,
+    shown,
 )
+from speccompile.plan import make_plan
 
 # The module; the package's attribute of that name is the function.
 WRAP = sys.modules[speccompile.wrap.__module__]
@@ -223,3 +229,62 @@ def test_the_default_policy_is_cost(built: list[bool], model: LlamaForCausalLM, 
     monkeypatch.setattr(WRAP, "Speculator", lambda *arguments: policies.append(arguments[2]))
     wrap(model, tiers=(0, 2, 5))
     assert [str(policy) for policy in policies] == ["cost"]
+
+
+# --- what is left out --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("positions", "max_len"), [(96, 96), (4096, 2048)])
+def test_max_len_is_by_default_what_the_model_has_positions_for(positions: int, max_len: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = make_plan(tiny_llama(vocab=VOCAB, max_positions=positions), "ngram", backend="eager")
+    assert plan.config.max_len == max_len
+
+
+def test_gpt2_is_wrapped_without_arguments_and_explain_names_its_positions() -> None:
+    config = GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=VOCAB, n_positions=48, bos_token_id=0, eos_token_id=0
+    )
+    with speccompile.wrap(GPT2LMHeadModel(config).eval(), tiers=(0, 3), backend="eager") as spec:
+        assert spec.arena.layout.max_len == 48
+        assert "1 slots of 48 tokens (max_len is the 48 positions of the model)" in spec.explain()
+
+
+def test_a_draft_without_a_mode_chooses_auto(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[Any] = []
+    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options: modes.append(options["mode"]))
+    speccompile.wrap(model, draft=model)
+    speccompile.wrap(model, head="a-folder")
+    speccompile.wrap(model)
+    speccompile.wrap(model, None)
+    speccompile.wrap(model, "draft_target", draft=model)
+    assert modes == ["auto", "auto", "ngram", None, "draft_target"]
+
+
+def test_a_draft_model_in_the_place_of_a_mode_is_refused_in_one_line(model: LlamaForCausalLM) -> None:
+    with pytest.raises(InvalidOption) as info:
+        speccompile.wrap(model, model)  # type: ignore[arg-type]
+    assert str(info.value) == (
+        "wrap: mode=<LlamaForCausalLM> is not valid: it is a model, and a mode is a name; "
+        "to draft with a model use wrap(target, draft=model)."
+    )
+
+
+@pytest.mark.parametrize("name", ["tiers", "policy", "backend", "acceptance", "max_batch", "weights"])
+@pytest.mark.parametrize("value", [nn.Linear(2, 2), torch.zeros(1000)], ids=["module", "tensor"])
+def test_no_message_shows_a_module_or_a_tensor(
+    built: list[bool], model: LlamaForCausalLM, name: str, value: Any
+) -> None:
+    with pytest.raises(SpecCompileError) as info:
+        wrap(model, **{name: value})
+    assert "in_features" not in str(info.value) and "0., 0." not in str(info.value)
+    assert len(str(info.value)) < 600
+
+
+def test_values_in_messages_are_short() -> None:
+    assert shown({"head": [nn.Linear(2, 2)], "ids": torch.zeros(3)}) == (
+        "{'head': [<Linear>], 'ids': <Tensor torch.float32 [3]>}"
+    )
+    assert shown(("ngram", 3, None)) == "('ngram', 3, None)"
+    assert len(shown("x" * 10_000)) == LONGEST_VALUE + 3

@@ -19,6 +19,7 @@ from speccompile.graph_capture.cache import SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.graph import Port, StepGraph
+from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.observe import Observation, Place, extra_inputs, takes
 from speccompile.graph_capture.own_thread import unheard
@@ -133,7 +134,7 @@ def _export(
     both = {0: dynamic, 1: dynamic}
     shapes = (both, both, {0: dynamic}, [both] * len(observed.kv), [both] * len(observed.kv))
     place = Place(model)
-    with captured_by(model, observed.route), fixed_rotary(model), place.followed():
+    with altering(model), captured_by(model, observed.route), fixed_rotary(model), place.followed():
         try:
             # torch prints the unfinished graph to stderr before it raises.
             with unheard():

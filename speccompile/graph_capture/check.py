@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel, told
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.observe import takes
 from speccompile.graph_capture.support import ModelInfo, decoder_layers, special_tokens
 from speccompile.runtime.arena import Arena
@@ -216,16 +217,17 @@ def _first_wrong_layer(
             found[index] = state
 
     path, layers = decoder_layers(model)
-    handles = [
-        layer.register_forward_hook(lambda _module, _inputs, output, index=index: keep(index, output))
-        for index, layer in enumerate(layers)
-    ]
-    try:
-        with torch.no_grad():
-            model(input_ids=probe.text[:1], use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with altering(model):
+        handles = [
+            layer.register_forward_hook(lambda _module, _inputs, output, index=index: keep(index, output))
+            for index, layer in enumerate(layers)
+        ]
+        try:
+            with torch.no_grad():
+                model(input_ids=probe.text[:1], use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
     differences: dict[int, list[float]] = {index: [] for index in found}
     for rows, starts, width in probe.pieces():
         with torch.no_grad():

@@ -15,6 +15,7 @@ from speccompile.errors import UnsupportedModel, told
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
 from speccompile.graph_capture.graph import Route
+from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
 from speccompile.graph_capture.state import KVShape
 from speccompile.graph_capture.support import ModelInfo, decoder_layers
@@ -72,7 +73,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     cache = RecordingCache()
     run = Running(cache, positions, MaskLog())
     place = Place(model)
-    with place.followed():
+    with altering(model), place.followed():
         try:
             logits = _logits(model, info, route, run)
         except Unfit as unfit:
@@ -82,6 +83,8 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
                 raise Unfit(f"{place}{RECURRENT}") from error
             if route == "attention":
                 raise Unfit(f"{place}does not attend through transformers' attention interface") from error
+            if failed := _own_failure(model, info):
+                raise Unfit(f"{place}fails in its own forward too, without a cache: {failed}") from error
             raise Unfit(f"{place}does not run over a KV cache: {told(error)}") from error
     kv = cache.observed
     if not kv:
@@ -98,9 +101,21 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason)
 
 
+def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
+    """What the model's own forward raises, None if it runs."""
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros((1, WIDTH), dtype=torch.int64, device=info.device), use_cache=False)
+    except Exception as error:
+        mixed = sorted({str(parameter.dtype) for parameter in model.parameters()})
+        note = f" (its weights are in {', '.join(mixed)}; load it in one dtype)" if len(mixed) > 1 else ""
+        return f"{told(error)}{note}"
+    return None
+
+
 def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running) -> torch.Tensor:
     tokens = (torch.arange(ROWS * WIDTH, device=info.device) + info.vocab_size // 2) % info.vocab_size
-    with captured_by(model, route), running(run), torch.no_grad():
+    with altering(model), captured_by(model, route), running(run), torch.no_grad():
         logits: torch.Tensor = model(
             input_ids=tokens.view(ROWS, WIDTH),
             past_key_values=run.cache,

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import UnsupportedModel
 
 
-def _changing(model: PreTrainedModel) -> Iterator[tuple[str, Any, str | None, str]]:
+def _changing(model: nn.Module) -> Iterator[tuple[str, Any, str | None, str]]:
     """Path, module, layer type (None where there is one table) and type of each rotary table that may change."""
     for path, module in model.named_modules():
         kinds = getattr(module, "rope_type", None)
@@ -52,6 +52,11 @@ def changing_tables(model: PreTrainedModel) -> set[str]:
         # After a reset both names are one tensor, and export may call it by either.
         names |= {f"{prefix}inv_freq", f"{prefix}original_inv_freq"}
     return names
+
+
+def changing_modules(model: nn.Module) -> set[str]:
+    """Paths of the modules that hold such tables: their own forward assigns to their attributes."""
+    return {path for path, *_ in _changing(model)}
 
 
 def settle_rotary(model: PreTrainedModel) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph_capture.guards import own_code, plain_settings
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.serialize import from_json, to_json
@@ -43,15 +44,19 @@ class StoredCapture:
 
 
 class CaptureStore:
-    """The stored capture of one model. It depends on no ``max_len`` and no ``max_batch``."""
+    """The stored capture of one model. It depends on no ``max_len`` and no ``max_batch``.
+
+    Hooks are code that no key can hold: a model that has some is captured in every wrap, and nothing is stored.
+    """
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, storage: Storage) -> None:
         self._model, self._info, self._storage = model, info, storage
+        self._keyed = own_code(model) is None
         self.name = f"captures/{_key(model, info)}.json"
 
     def load(self) -> StoredCapture | None:
         """What is stored, or None when there is nothing or it is damaged."""
-        stored = self._storage.read(self.name)
+        stored = self._storage.read(self.name) if self._keyed else None
         if stored is None:
             return None
         data = json.loads(stored)
@@ -63,7 +68,8 @@ class CaptureStore:
         )
 
     def save(self, graph: StepGraph, observed: Observation) -> None:
-        self._storage.write(self.name, capture_file(graph, observed))
+        if self._keyed:
+            self._storage.write(self.name, capture_file(graph, observed))
 
 
 class HeadStore:
@@ -120,8 +126,10 @@ def config_text(model: PreTrainedModel) -> str:
 
 
 def _key(model: PreTrainedModel, info: ModelInfo) -> str:
-    """Of everything that a capture depends on: code, configuration, module tree, weights' shapes, versions."""
-    return digest("\n".join([*_parts(model, info), config_text(model), *_digests(_sources(model))]))[:32]
+    """Of everything that a capture depends on: code, configuration, module tree and settings, weights' shapes,
+    versions."""
+    parts = [*_parts(model, info), config_text(model), *plain_settings(model), *_digests(_sources(model))]
+    return digest("\n".join(parts))[:32]
 
 
 def _head_key(head: nn.Module, info: ModelInfo) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from speccompile.errors import ModelConsumed, ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
@@ -46,10 +47,14 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
             model=name,
             reason="it has no lm_head (get_output_embeddings() is None); load it with AutoModelForCausalLM",
         )
-    if model.training:
+    if not model.can_generate():
+        reason = "it has no generate() of transformers, so it is no causal LM; load one with AutoModelForCausalLM"
+        raise UnsupportedModel(model=name, reason=reason)
+    if in_training(model):
         raise ModelInTraining(model=name)
     if is_consumed(model):
         raise ModelConsumed(what="it cannot be wrapped again")
+    _check_plain(model, name)
     tensors = [*model.parameters(), *model.buffers()]
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
@@ -64,6 +69,26 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         dtype=_dtype(model, name, devices[0]),
         device=tensors[0].device,
     )
+
+
+def in_training(model: nn.Module) -> bool:
+    """Whether it is in training mode, or one of its modules is and drops values (an adapter that was added later)."""
+    return model.training or any(
+        isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0
+        for module in model.modules()
+    )
+
+
+def _check_plain(model: nn.Module, name: str) -> None:
+    """Raises UnsupportedModel: a weight is a tensor subclass that holds other tensors, as torchao's are."""
+    for path, tensor in named_tensors(model).items():
+        if is_traceable_wrapper_subclass(tensor):
+            kind = f"{type(tensor).__module__.partition('.')[0]}.{type(tensor).__name__}"
+            reason = (
+                f"its weight {path} is a {kind}, which has no plain storage that a step could read; load the model "
+                "unquantised, and let wrap round it: weights='int8'"
+            )
+            raise UnsupportedModel(model=name, reason=reason)
 
 
 def is_quantised(model: PreTrainedModel) -> bool:
@@ -119,6 +144,17 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+def tensor_places(model: nn.Module) -> dict[str, tuple[dict[str, torch.Tensor | None], str]]:
+    """The dict that holds each parameter and buffer, and its key there, by every name that it has."""
+    return {
+        f"{path}.{name}".removeprefix("."): (holder, name)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for holder in (module._parameters, module._buffers)
+        for name, tensor in holder.items()
+        if tensor is not None
     }
 
 

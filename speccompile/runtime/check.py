@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from speccompile.graph_capture.guards import altering
 from speccompile.lowering.cpu.rounded import as_packed
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode
@@ -180,8 +181,9 @@ def _shaken(model: PreTrainedModel, compute: Callable[[], float]) -> list[float]
         share = max(LAST_BITS, torch.finfo(embedded.dtype).eps)
         return embedded * (1 + share * noise).to(embedded.dtype)
 
-    handle = model.get_input_embeddings().register_forward_hook(shake)
-    try:
-        return [compute() for _ in range(SHAKEN)]
-    finally:
-        handle.remove()
+    with altering(model):
+        handle = model.get_input_embeddings().register_forward_hook(shake)
+        try:
+            return [compute() for _ in range(SHAKEN)]
+        finally:
+            handle.remove()

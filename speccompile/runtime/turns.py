@@ -76,7 +76,10 @@ class Turns(Stepper):
             self._turn(lambda: self.idle or self._closed)
 
     def serve(self) -> None:
-        """Step until :meth:`close`, and sleep while there is nothing to do: for a thread of its own."""
+        """Step until :meth:`close`, and sleep while there is nothing to do. Returns only then, so run it in a
+        thread: ``threading.Thread(target=spec.engine.serve).start()``. Without it, a thread that waits for a request
+        steps.
+        """
         self._refuse_callback("serve()")
         with self._serving():
             while not self._closed:
