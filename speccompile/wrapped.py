@@ -43,7 +43,7 @@ class Wrapped:
         options: EngineOptions,
         given: Mapping[str, Any],
         writer: RecordWriter | None,
-        again: Callable[[Any], object],
+        again: Callable[[PreTrainedModel, Mapping[str, Any], Any], object],
     ) -> None:
         self._again = again
         self.take(model, build, policy, options, given, writer)
@@ -256,8 +256,8 @@ class Wrapped:
         Raises:
             SpecCompileError: as ``wrap``. What ``wrap`` refuses before it builds leaves this speculator as it was.
         """
-        self._open()
-        self._again(self)
+        _, target = self._open()
+        self._again(target.model, self._given, self)
 
     def close(self) -> None:
         """End all requests, write records that wait, and let go of arena, executables and model; the model itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +182,9 @@ def _wrap(
     return first_that_works(lambda failed: _wrapped(model, options, storage, into, failed))
 
 
-def _wrap_anew(model: PreTrainedModel, options: dict[str, Any], storage: Storage | None, spec: Speculator) -> None:
+def _wrap_anew(model: PreTrainedModel, options: Mapping[str, Any], spec: Speculator) -> None:
     with one_build():
-        _wrap(model, options, storage, spec)
+        _wrap(model, dict(options), into=spec)
 
 
 def _wrapped(
@@ -211,7 +211,7 @@ def _wrapped(
                 built = build(model, plan.info, plan.config, storage, consumed)
             parts = (model, built, plan.policy, plan.engine, options, writer)
             if into is None:
-                spec = Speculator(*parts, lambda spec: _wrap_anew(model, options, storage, spec))
+                spec = Speculator(*parts, _wrap_anew)
             else:
                 spec = into
                 spec.take(*parts)

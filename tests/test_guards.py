@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -272,3 +274,12 @@ def test_dropout_of_a_module_that_was_added_later_is_refused() -> None:
     model.model.layers[0].mlp.down_proj = nn.Sequential(model.model.layers[0].mlp.down_proj, nn.Dropout(0.1))
     with pytest.raises(ModelInTraining, match=r"Call model\.eval\(\) first"):
         wrapped(model)
+
+
+def test_a_closed_speculator_keeps_no_model() -> None:
+    model = tiny_llama()
+    spec, kept = wrapped(model), weakref.ref(model)
+    spec.close()
+    del model
+    gc.collect()
+    assert kept() is None
