@@ -58,11 +58,8 @@ class Wrapped:
         writer: RecordWriter | None,
     ) -> None:
         """Decode with ``build`` from now on."""
-        config = self._config = build.config
-        self._given = given
-        self._model_name = build.info.name
-        self._build: Build | None = build
-        self._target: Target | None = Target(
+        config = build.config
+        target = Target(
             model,
             build.weights,
             build.packs,
@@ -72,8 +69,8 @@ class Wrapped:
             () if build.drafter is None else build.drafter.weights.values(),
             calls_host=build.captures is None,
         )
-        self._engine: Engine | None = Engine(
-            self._target,
+        engine = Engine(
+            target,
             arena=build.arena,
             executables=build.executables,
             make=build.make,
@@ -89,10 +86,17 @@ class Wrapped:
             host_draft=config.mode.host_draft if config.max_draft_len else None,
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
         )
+        if given["sampling"]:
+            # No other thread has the engine yet, so no step runs meanwhile.
+            engine.prepare("sampled")
+        self._config, self._given, self._model_name = config, given, build.info.name
+        self._build: Build | None = build
+        self._target: Target | None = target
+        self._engine: Engine | None = engine
 
     def __repr__(self) -> str:
         of, config = f"{type(self).__name__} of {self._model_name}", self._config
-        if self._engine is None:
+        if self.closed:
             return f"<{of}, closed>"
         tiers = ", ".join(map(str, config.tiers))
         slots = f"{config.max_batch} slot{'s' if config.max_batch > 1 else ''}"
@@ -258,6 +262,11 @@ class Wrapped:
         """
         _, target = self._open()
         self._again(target.model, self._given, self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or the build of :meth:`rebuild` failed."""
+        return self._engine is None
 
     def close(self) -> None:
         """End all requests, write records that wait, and let go of arena, executables and model; the model itself

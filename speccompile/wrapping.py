@@ -23,7 +23,7 @@ from speccompile.lowering.cpu.packing import WeightForm
 from speccompile.lowering.inductor import bring
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.package import check_fits, given_options, read_package
-from speccompile.plan import NOT_GIVEN, NotGiven, make_plan
+from speccompile.plan import NOT_GIVEN, NotGiven, Plan, make_plan
 from speccompile.progress import Progress, listening, logger
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy import AnyPolicy
@@ -172,36 +172,61 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
         return _wrap(model, given_options(package.manifest), Brought(package.files))
 
 
-def _wrap(
-    model: PreTrainedModel,
-    options: dict[str, Any],
-    storage: Storage | None = None,
-    into: Speculator | None = None,
-) -> Speculator:
-    """A speculator, or ``into`` built anew. ``options`` are the arguments of :func:`wrap`."""
-    return first_that_works(lambda failed: _wrapped(model, options, storage, into, failed))
+def _wrap(model: PreTrainedModel, options: dict[str, Any], storage: Storage | None = None) -> Speculator:
+    """Build a speculator. ``options`` are the arguments of :func:`wrap`."""
+
+    def attempt(failed: Failed) -> Speculator:
+        started = time.perf_counter()
+        return _built(model, _planned(model, options, failed), options, storage, started)
+
+    return first_that_works(attempt)
 
 
 def _wrap_anew(model: PreTrainedModel, options: Mapping[str, Any], spec: Speculator) -> None:
-    with one_build():
-        _wrap(model, dict(options), into=spec)
+    """Build ``spec`` again. The build lock is free while the old engine closes: that waits for a step, and the step may
+    wait for a build."""
+
+    def attempt(failed: Failed) -> None:
+        started = time.perf_counter()
+        plan = _planned(model, options, failed)
+        while True:
+            spec.close()
+            with one_build():
+                # Another thread may have rebuilt it before the lock was free.
+                if spec.closed:
+                    _built(model, plan, options, None, started, spec)
+                    return
+
+    first_that_works(attempt)
 
 
-def _wrapped(
-    model: PreTrainedModel, options: dict[str, Any], storage: Storage | None, into: Speculator | None, failed: Failed
-) -> Speculator:
-    """The same, without what ``auto`` chose before and could not be built.
+@one_build()
+def _planned(model: PreTrainedModel, options: Mapping[str, Any], failed: Failed) -> Plan:
+    """Check ``options``, without the choices of ``auto`` that failed.
 
     Raises:
-        ChoiceFailed: what it chose now cannot be built.
+        ChoiceFailed: what ``auto`` chooses now cannot be built.
     """
-    started, sampling = time.perf_counter(), options["sampling"]
-    if not isinstance(sampling, bool):
+    if not isinstance(sampling := options["sampling"], bool):
         raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
-    planned = {name: value for name, value in options.items() if name != "sampling"}
-    plan = make_plan(model, passed_over=failed, **planned)
-    if into is not None:
-        into.close()
+    return make_plan(
+        model, passed_over=failed, **{name: given for name, given in options.items() if name != "sampling"}
+    )
+
+
+def _built(
+    model: PreTrainedModel,
+    plan: Plan,
+    options: Mapping[str, Any],
+    storage: Storage | None,
+    started: float,
+    into: Speculator | None = None,
+) -> Speculator:
+    """A new speculator, or ``into``, which is closed, with a new build.
+
+    Raises:
+        ChoiceFailed: what ``auto`` chose cannot be built.
+    """
     # In front of the build: what is wrong with the folder is told at once.
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
     try:
@@ -215,11 +240,7 @@ def _wrapped(
             else:
                 spec = into
                 spec.take(*parts)
-            if sampling:
-                spec.engine.prepare("sampled")
     except BaseException:
-        if into is not None:
-            into.close()
         if writer is not None:
             writer.close()
         raise

@@ -21,8 +21,11 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import speccompile
 from speccompile import Speculator
 from speccompile.building import one_build
+from speccompile.errors import Closed, LoweringError
 from speccompile.families.tiny import causal_lm_families, tiny_model
 from speccompile.graph_capture.own_thread import exported_alone, traced_alone, twin, unheard
+from speccompile.lowering.tier import Kind
+from speccompile.runtime.engine import Engine
 
 PROMPT = random_prompt(9, seed=1)
 IDS = torch.tensor([PROMPT])
@@ -114,6 +117,82 @@ def test_a_callback_may_ask_for_a_kind_that_another_thread_builds() -> None:
 
         text_of(spec, streamer=Submits())
         assert other[0].result(60) == other[1].result(60).token_ids
+
+
+def test_a_rebuild_waits_for_a_step_whose_callback_waits_for_a_build() -> None:
+    model = tiny_llama()
+    in_a_step, refused = threading.Event(), threading.Event()
+
+    class Submits:
+        def put(self, value: torch.Tensor) -> None:
+            if not in_a_step.is_set():
+                in_a_step.set()
+                while not engine._closed:
+                    time.sleep(0.001)
+                with pytest.raises(Closed):
+                    engine.submit(PROMPT, do_sample=True, seed=3)
+                refused.set()
+
+        def end(self) -> None:
+            pass
+
+    spec = wrapped(model, max_batch=2)
+    engine = spec.engine
+    engine.submit(PROMPT, max_new_tokens=NEW, streamer=Submits())
+    steps = threading.Thread(target=engine.run, daemon=True)
+    rebuilds = threading.Thread(target=spec.rebuild, daemon=True)
+    steps.start()
+    assert in_a_step.wait(30)
+    rebuilds.start()
+    for thread in (rebuilds, steps):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert refused.is_set()
+    assert text_of(spec) == greedy(model, PROMPT, NEW)
+    spec.close()
+
+
+def test_a_rebuild_that_two_threads_ask_for_ends_in_one_engine() -> None:
+    model = tiny_llama()
+    both = threading.Barrier(2)
+    with wrapped(model) as spec, ThreadPoolExecutor(2) as threads:
+        again = spec._again
+
+        def together(*given: Any) -> None:
+            both.wait(30)
+            again(*given)
+
+        spec._again = together
+        rebuilds = [threads.submit(spec.rebuild) for _ in range(2)]
+        for rebuild in rebuilds:
+            rebuild.result(60)
+        assert text_of(spec) == greedy(model, PROMPT, NEW)
+
+
+def test_an_engine_is_ready_to_draw_before_another_thread_can_step_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    prepare = Engine.prepare
+
+    def prepares(engine: Engine, kind: Kind, *, watched: bool = False) -> None:
+        prepare(engine, kind, watched=watched)
+        seen.append(spec.closed)
+
+    with wrapped(tiny_llama(), sampling=True) as spec:
+        monkeypatch.setattr(Engine, "prepare", prepares)
+        spec.rebuild()
+        assert seen == [True]
+        assert spec.engine.prepared("sampled", watched=False)
+
+
+def test_a_rebuild_whose_sampling_steps_fail_leaves_the_speculator_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise LoweringError("no steps")
+
+    with wrapped(tiny_llama(), sampling=True) as spec:
+        monkeypatch.setattr(Engine, "prepare", fails)
+        with pytest.raises(LoweringError):
+            spec.rebuild()
+        assert spec.closed
 
 
 # --- what a trace changes in the process ---------------------------------------------------------
