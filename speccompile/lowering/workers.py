@@ -29,20 +29,43 @@ def in_pool(tokens: int) -> Iterator[None]:
         tokens: that the step reads, of all rows.
     """
     enter, leave = _pool()
-    threads = enter(tokens)
+    entered = ctypes.c_bool()
     try:
+        enter(tokens, entered)
         yield
     finally:
-        leave(threads)
+        if entered:
+            leave(entered)
+
+
+@contextlib.contextmanager
+def out_of_pool() -> Iterator[None]:
+    """Run a caller's code inside a step as outside of it, on all of torch's threads.
+
+    A number of threads that the caller's code sets is valid for the rest of the step and after it.
+    """
+    if not _pool.cache_info().currsize:
+        # No thread has entered the pool. The C++ ops may not even be loaded.
+        yield
+        return
+    enter, leave = _pool()
+    left = ctypes.c_bool()
+    try:
+        leave(left)
+        yield
+    finally:
+        if left:
+            # A step that was narrow enough still is.
+            enter(0, left)
 
 
 @functools.cache
-def _pool() -> tuple[Callable[[int], int], Callable[[int], None]]:
+def _pool() -> tuple[Callable[[int, ctypes.c_bool], None], Callable[[ctypes.c_bool], None]]:
     # The library was loaded with its symbols visible to all.
     library = ctypes.PyDLL(None)
     enter, leave = library.speccompile_enter_pool, library.speccompile_leave_pool
-    enter.argtypes, enter.restype = [ctypes.c_int64], ctypes.c_int64
-    leave.argtypes, leave.restype = [ctypes.c_int64], None
+    enter.argtypes, enter.restype = [ctypes.c_int64, ctypes.POINTER(ctypes.c_bool)], None
+    leave.argtypes, leave.restype = [ctypes.POINTER(ctypes.c_bool)], None
     return enter, leave
 
 

@@ -13,6 +13,7 @@ from transformers.generation import BaseWatermarkingConfig
 
 from speccompile.errors import InvalidInput, InvalidOption, told
 from speccompile.graph_capture.state import N, StateSpec
+from speccompile.lowering.workers import out_of_pool
 from speccompile.sampling.base import Option, Processor
 
 #: ``processor(input_ids [1, P + new] int64, scores [1, V] float32) -> scores [1, V]``.
@@ -61,8 +62,10 @@ class HostCall:
         input_ids = torch.cat([shown, text[None, self._prompt_length :]], dim=1)
         given = scores[None].clone()
         try:
-            for processor in processors:
-                given = _checked(processor, processor(input_ids, given), scores)
+            # A processor may run a model.
+            with out_of_pool():
+                for processor in processors:
+                    given = _checked(processor, processor(input_ids, given), scores)
             scores.copy_(given[0])
         except BaseException as error:
             # A step is of many requests: the engine ends this one with its error when the step is over.

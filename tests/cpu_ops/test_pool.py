@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -12,9 +14,11 @@ import pytest
 import torch
 
 import speccompile.lowering.ops.native  # noqa: F401  defines the ops
+from speccompile.lowering import workers
 from speccompile.lowering.cpu.library import load_cpu_ops
 from speccompile.lowering.cpu.packing import pack, pack_int8
-from speccompile.lowering.workers import in_pool
+from speccompile.lowering.workers import in_pool, out_of_pool
+from speccompile.sampling.host import HostCall
 
 ops = torch.ops.speccompile
 THREADS = (2, 3, 8)
@@ -137,6 +141,69 @@ def test_openmp_runs_on_the_calling_thread_alone_until_the_pool_is_left() -> Non
     assert torch.get_num_threads() == 3
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_interrupt_right_after_entering_leaves_the_pool(nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(3)
+    enter, leave = workers._pool()
+
+    def interrupted(tokens: int, changed: ctypes.c_bool) -> None:
+        enter(tokens, changed)
+        raise KeyboardInterrupt
+
+    with in_pool(tokens=1) if nested else contextlib.nullcontext():
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "_pool", lambda: (interrupted, leave))
+            with pytest.raises(KeyboardInterrupt), in_pool(tokens=1):
+                pass
+        # An outer step goes on in the pool.
+        assert torch.get_num_threads() == (1 if nested else 3)
+    assert torch.get_num_threads() == 3
+
+
+def test_a_callers_code_inside_a_step_has_all_threads() -> None:
+    torch.set_num_threads(3)
+    with in_pool(tokens=1):
+        with out_of_pool():
+            assert torch.get_num_threads() == 3
+            with out_of_pool(), in_pool(tokens=1):
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 1
+        with pytest.raises(ValueError, match="stop"), out_of_pool():
+            raise ValueError("stop")
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 3
+
+
+def test_logits_processors_have_all_threads() -> None:
+    torch.set_num_threads(3)
+    seen: list[int] = []
+
+    def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return scores
+
+    called = HostCall([processor], None, torch.tensor([[1, 2]]), 2)
+    with in_pool(tokens=1):
+        called.run(called.processors, torch.zeros(8), torch.tensor([1, 2, 3]))
+        assert torch.get_num_threads() == 1
+    assert seen == [3] and called.error is None
+
+
+def test_threads_set_by_a_callers_code_inside_a_step_stay() -> None:
+    torch.set_num_threads(3)
+    with in_pool(tokens=1), out_of_pool():
+        torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+
+
+def test_outside_of_a_step_there_is_no_pool_to_leave() -> None:
+    torch.set_num_threads(3)
+    with out_of_pool():
+        torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+
+
 def test_wide_steps_on_many_threads_stay_with_openmp() -> None:
     for threads, tokens, own in ((2, 64, True), (2, 65, False), (16, 8, True), (16, 9, False)):
         torch.set_num_threads(threads)
@@ -205,12 +272,35 @@ work()
 print(threads() - before)
 """
 
+WANTED = "import os; wanted = os.sched_getaffinity(0)"
+# OpenMP binds a thread when its first region begins. Its other threads end before the library is loaded.
+BOUND_BY_OPENMP = """
+import torch
+from speccompile.lowering.workers import release_workers
+torch.set_num_threads(2)
+torch.randn(2000, 2000).relu()
+release_workers()
+"""
+BOUND_BY_THE_PROGRAM = "os.sched_setaffinity(0, {min(wanted)})"
+
+CORES = """
+assert len(os.sched_getaffinity(0)) == 1
+torch.set_num_threads(3)
+before = set(os.listdir("/proc/self/task"))
+work()
+time.sleep(0.2)
+workers = set(os.listdir("/proc/self/task")) - before
+assert len(workers) == 2
+for worker in workers:
+    assert os.sched_getaffinity(int(worker)) == wanted
+"""
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
 
 
-def printed(code: str) -> list[float]:
-    command = [sys.executable, "-c", START + code]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=PATIENCE)
+def printed(code: str, before: str = "", **environment: str) -> list[float]:
+    command = [sys.executable, "-c", f"{before}\n{START}\n{code}"]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return [float(line) for line in done.stdout.split()]
 
@@ -234,3 +324,13 @@ def test_waiting_workers_sleep() -> None:
 @linux
 def test_openmps_workers_end_when_a_step_begins() -> None:
     assert printed(OPENMP) == [2, 2]
+
+
+@linux
+def test_workers_run_on_all_cores_where_openmp_binds_its_threads() -> None:
+    assert printed(CORES, before=WANTED + BOUND_BY_OPENMP, OMP_PROC_BIND="true") == []
+
+
+@linux
+def test_workers_run_on_all_cores_where_the_program_binds_the_caller() -> None:
+    assert printed(BOUND_BY_THE_PROGRAM + CORES, before=WANTED) == []

@@ -13,14 +13,18 @@
 #include <csignal>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #ifdef __linux__
+#include <dirent.h>
 #include <linux/futex.h>
+#include <omp.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <cstdlib>
+#include <vector>
 #endif
 
 namespace speccompile {
@@ -83,6 +87,48 @@ void leave_core(int core) {
   if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof(others), &others) == 0) {
     sched_setaffinity(0, sizeof(allowed), &allowed);
   }
+#endif
+}
+
+#ifdef __linux__
+// The cores of the process: those of its threads and of OpenMP's places. OpenMP may have bound the calling thread to one
+// core already (OMP_PROC_BIND), and its other threads may have ended since.
+cpu_set_t find_process_cores() {
+  cpu_set_t found;
+  CPU_ZERO(&found);
+  const auto add_thread = [&](pid_t thread) {
+    cpu_set_t cores;
+    if (sched_getaffinity(thread, sizeof(cores), &cores) == 0) {
+      CPU_OR(&found, &found, &cores);
+    }
+  };
+  add_thread(0);
+  if (DIR* const threads = opendir("/proc/self/task")) {
+    while (const dirent* const entry = readdir(threads)) {
+      if (const pid_t thread = std::atoi(entry->d_name)) {
+        add_thread(thread);
+      }
+    }
+    closedir(threads);
+  }
+  for (int place = 0; place < omp_get_num_places(); ++place) {
+    std::vector<int> cores(omp_get_place_num_procs(place));
+    omp_get_place_proc_ids(place, cores.data());
+    for (const int core : cores) {
+      CPU_SET(core, &found);
+    }
+  }
+  return found;
+}
+
+// As the library is loaded: later more threads may be bound.
+const cpu_set_t process_cores = find_process_cores();
+#endif
+
+// A new thread has its caller's cores, and a caller may be bound to a single one.
+void use_process_cores() {
+#ifdef __linux__
+  sched_setaffinity(0, sizeof(process_cores), &process_cores);
 #endif
 }
 
@@ -220,6 +266,7 @@ Pool* pool = new Pool;
 thread_local bool is_inside = false;
 
 void serve(Pool& of, int64_t index) {
+  use_process_cores();
   is_inside = true;
   while (true) {
     const uint32_t opened = of.opened.load(std::memory_order_seq_cst);
@@ -242,27 +289,39 @@ void serve(Pool& of, int64_t index) {
   }
 }
 
+// Blocks all signals for the calling thread and those that it starts: signals are for the program's own threads.
+class WithoutSignals {
+ public:
+  WithoutSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  WithoutSignals(const WithoutSignals&) = delete;
+  WithoutSignals& operator=(const WithoutSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 // Has as many as a caller wants for itself; for several at once, as many as there are cores for.
-void ensure_workers(Pool& of, int64_t helpers) {
+void ensure_workers(Pool& of, int64_t helpers) noexcept {
   static const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
   const int64_t wanted = std::max(helpers, std::min(helpers * of.callers.load(std::memory_order_relaxed), cores - 1));
   if (of.workers.load(std::memory_order_relaxed) >= wanted) {
     return;
   }
-  const std::lock_guard<std::mutex> lock(of.starting);
-  // Signals are for the program's own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    const std::lock_guard<std::mutex> lock(of.starting);
+    const WithoutSignals blocked;
     while (of.workers.load() < wanted) {
       std::thread(serve, std::ref(of), of.workers.load()).detach();
       ++of.workers;
     }
-  } catch (const std::system_error&) {
-    // The system gives no more threads: those that there are do the work.
+  } catch (const std::exception&) {
+    // The system gives no more threads, or no memory for one: the existing ones do the work.
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Job* claim(Pool& of) {

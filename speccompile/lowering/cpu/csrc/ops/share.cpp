@@ -12,24 +12,28 @@ constexpr int64_t kPoolTokens = 128;
 
 }  // namespace
 
-// Between these two, ops of the calling thread run in the pool, and OpenMP's regions on the calling thread alone.
-// OpenMP's workers, which spin for milliseconds after a region, end: they would take the cores from the pool's. Returns
-// how many threads there are otherwise, 0 if nothing has changed: the step is too wide, or the thread is in the pool.
-SPECCOMPILE_EXPORT int64_t speccompile_enter_pool(int64_t tokens) {
+// After the first of these two, ops of the calling thread run in the pool, and OpenMP's regions on the calling thread
+// alone. OpenMP's workers, which spin for milliseconds after a region, end: they would take the cores from the pool's.
+// The second one gives OpenMP its threads again.
+//
+// Each sets `changed` if it changes anything, and Python then calls the other one. An interrupt may discard what a
+// function returns, but not what it has written.
+SPECCOMPILE_EXPORT void speccompile_enter_pool(int64_t tokens, bool* changed) {
   const auto threads = static_cast<int64_t>(torch::stable::get_num_threads());
   if (pool_threads || tokens * threads > kPoolTokens) {
-    return 0;
+    return;
   }
   omp_pause_resource_all(omp_pause_soft);
   pool_threads = threads;
   omp_set_num_threads(1);
-  return threads;
+  *changed = true;
 }
 
-SPECCOMPILE_EXPORT void speccompile_leave_pool(int64_t threads) {
-  if (threads) {
+SPECCOMPILE_EXPORT void speccompile_leave_pool(bool* changed) {
+  if (pool_threads) {
+    omp_set_num_threads(static_cast<int>(pool_threads));
     pool_threads = 0;
-    omp_set_num_threads(static_cast<int>(threads));
+    *changed = true;
   }
 }
 
