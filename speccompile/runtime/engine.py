@@ -122,7 +122,8 @@ class Engine(Turns):
                 The last three are called on the host, once before each token, so this request has no drafts; others
                 keep theirs. ``logits_processor`` is one of transformers' ``LogitsProcessor`` or a list of them, called
                 with int64 ``[1, P + new]`` and float32 ``[1, V]``. It may keep memory of the tokens before: requests
-                must not share such a processor. Processors that are tensor operations alone keep drafts if they are
+                must not share such a processor. One of exactly the type that transformers builds of an option replaces
+                that option, as there. Processors that are tensor operations alone keep drafts if they are
                 given to ``wrap(logits_processor=...)``.
                 A slot has room for 256 ids of ``logit_bias``, 256 of ``suppress_tokens``, 64 of
                 ``begin_suppress_tokens``, 64 bad words of up to 8 tokens, and n-grams of up to 16 tokens; more is

@@ -17,6 +17,10 @@ from speccompile.sampling import OPTIONS, PROCESSORS
 from speccompile.sampling.allowed import AllowedTokensFunction
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call, own_copies
 from speccompile.sampling.noise import SEEDS
+from speccompile.sampling.replaced import replace_built_in
+
+#: Options that are applied in front of the request's own processors.
+_IN_FRONT = list(OPTIONS)[: list(OPTIONS).index("logits_processor")]
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ def read_sampling(
         values["logits_processor"] = (
             tuple(given_processors) if isinstance(given_processors, list | tuple) else (given_processors,)
         )
+        values = replace_built_in(where, values, _IN_FRONT)
     if "guide" in values:
         if not eos:
             reason = "a text that follows a guide ends with an EOS token, and this request has none: pass eos_token_id"

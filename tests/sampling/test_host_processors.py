@@ -184,6 +184,41 @@ def test_its_place_is_that_of_transformers() -> None:
         assert request.result().token_ids == expected
 
 
+REPLACED: list[tuple[dict[str, Any], Any]] = [
+    ({"repetition_penalty": 1.8}, lambda: [hf.RepetitionPenaltyLogitsProcessor(1.05)]),
+    ({"no_repeat_ngram_size": 1}, lambda: [AtLength(), hf.NoRepeatNGramLogitsProcessor(3)]),
+    ({"suppress_tokens": [*range(100)]}, lambda: [hf.SuppressTokensLogitsProcessor([5])]),
+    ({"prefix_allowed_tokens_fn": lambda *_: [3]}, lambda: [hf.PrefixConstrainedLogitsProcessor(lambda *_: [4], 1)]),
+    ({"repetition_penalty": 1.3, "no_repeat_ngram_size": 1}, lambda: [hf.NoRepeatNGramLogitsProcessor(3)]),
+    ({"repetition_penalty": 1.8}, lambda: [hf.RepetitionPenaltyLogitsProcessor(p) for p in (1.05, 1.4)]),
+    ({"min_new_tokens": 9}, lambda: [hf.MinNewTokensLengthLogitsProcessor(4, 2, [11, 40, 90])]),
+]
+
+
+@pytest.mark.parametrize(("options", "make"), REPLACED)
+def test_a_processor_replaces_the_option_of_its_type(
+    options: dict[str, Any], make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"max_new_tokens": NEW, "eos_token_id": [11, 40, 90], "pad_token_id": 0, **options}
+    ids = torch.tensor([[5, 17, 5, 17]])
+    expected = model().generate(ids, attention_mask=torch.ones_like(ids), logits_processor=make(), **options)
+    assert torch.equal(spec_of().generate(ids, logits_processor=make(), **options), expected)
+    for name in ("repetition_penalty", "no_repeat_ngram_size"):
+        if name in options:
+            monkeypatch.setattr(model().generation_config, name, options.pop(name))
+    assert torch.equal(spec_of().generate(ids, logits_processor=make(), **options), expected)
+
+
+def test_a_processor_that_replaces_in_front_of_another_option_is_refused() -> None:
+    options: dict[str, Any] = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 3}
+    says = r"repetition_penalty=1\.8.*RepetitionPenaltyLogitsProcessor.*in front of no_repeat_ngram_size.*leave out"
+    with pytest.raises(InvalidOption, match=says):
+        spec_of().engine.submit([1, 2], logits_processor=[hf.RepetitionPenaltyLogitsProcessor(1.1)], **options)
+    with pytest.raises(InvalidOption, match=r"MinLengthLogitsProcessor.*give one of the three"):
+        least = hf.MinLengthLogitsProcessor(3, [5])
+        spec_of().generate(torch.tensor([[1, 2]]), logits_processor=[least], min_length=8, eos_token_id=5)
+
+
 CONFIGS = {
     "green list": WatermarkingConfig(bias=4.0),
     "SynthID": SynthIDTextWatermarkingConfig(4, KEYS, 16, sampling_table_size=2**10),
