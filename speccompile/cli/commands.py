@@ -191,7 +191,7 @@ def families(
     not made: there is no tiny model, or transformers cannot generate with it
     wrong, broken: faults of speccompile; the exit code is then 1
     route: attention (layers call the attention op) or eager (they keep their own)
-    acceptance length: behind a periodic prompt; 1.00 if no draft was accepted
+    acceptance length: after a periodic prompt; 1.00 if no draft was accepted
     """
     with one_line_errors():
         check_backend(backend)
@@ -239,7 +239,7 @@ def save_hidden_states(
         str | None, typer.Option(help="Decoder layers, such as 1,14,26; those that EAGLE-3 reads if left out.")
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Above 1, save what the model writes behind each text, too.")
+        int, typer.Option(min=1, help="Above 1, also save what the model generates after each text.")
     ] = 1,
     mode: Annotated[str, typer.Option(help="How to draft what the model writes.")] = "none",
     interval: Annotated[int, typer.Option(min=1, help="Records of a file.")] = 20,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -121,8 +122,9 @@ class _OnHost(Processor):
             if host_call is not None and host_call.error is None and (processors := self.of(host_call)):
                 host_call.run(processors, scores[row, 0], context[row, : int(length[row])])
 
+    @abstractmethod
     def of(self, host_call: HostCall) -> tuple[HostProcessor, ...]:
-        raise NotImplementedError
+        """What to call, in order."""
 
 
 class HostProcessors(_OnHost):
