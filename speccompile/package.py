@@ -10,6 +10,7 @@ malice. What has a safe form has it: manifest and graph are JSON, constants are 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -70,6 +71,10 @@ def check_savable(path: Path, model: PreTrainedModel, options: Mapping[str, Any]
         raise CannotSave(name="the model", reason=f"it has {code}, which is code of your own")
     for name, value in options.items():
         _plain(name, value)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a package is a file, and this is a folder", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "the folder of the package does not exist", str(path))
     partial = _partial(path)
     partial.touch()
     partial.unlink()

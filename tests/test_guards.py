@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,11 +162,14 @@ def test_a_change_of_the_model_is_refused_by_name_until_it_is_undone(
     assert text(spec) == before == greedy(model, PROMPT, NEW)
 
 
-def test_what_transformers_notes_on_a_model_is_no_change(spec: Speculator, model: LlamaForCausalLM) -> None:
+def test_what_transformers_notes_on_a_model_is_no_change(
+    spec: Speculator, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
     ids = torch.tensor([PROMPT])
     # Both leave marks: hooks that record hidden states, and attributes.
     model(ids, output_hidden_states=True)
     model.generate(ids, max_new_tokens=4, do_sample=False)
+    model.save_pretrained(tmp_path)
     model.train()
     model.eval()
     model.config.pad_token_id = 0

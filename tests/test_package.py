@@ -167,8 +167,11 @@ def test_a_place_that_cannot_be_written_is_known_before_anything_is_compiled(
     model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("speccompile.speculator.saved_files", pytest.fail)
-    with speccompile.wrap(model, "ngram", **OPTIONS) as spec, pytest.raises(FileNotFoundError):
-        spec.save(tmp_path / "no folder" / "tiny.spec")
+    with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
+        with pytest.raises(FileNotFoundError, match=r"tiny\.spec"):
+            spec.save(tmp_path / "no folder" / "tiny.spec")
+        with pytest.raises(IsADirectoryError, match="a package is a file"):
+            spec.save(tmp_path)
 
 
 def test_policies_of_this_package_can_be_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:

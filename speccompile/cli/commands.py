@@ -24,7 +24,7 @@ from speccompile.cli.session import one_line_errors, parse_layers, parse_options
 from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, UnknownTier
 from speccompile.hub import check_reachable
 from speccompile.model_names import check_model_name, is_hub_id
-from speccompile.policies import parse_policy
+from speccompile.policies import parse_policy, read_policy
 from speccompile.policy_lab.cost_tables import TABLES
 from speccompile.policy_lab.made import TRACES
 
@@ -55,7 +55,8 @@ def main(
 def demo(
     new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 64,
     prompts: Annotated[
-        Path | None, typer.Option(help="Prompts of your own: Spec-Bench's or HumanEval's JSON lines.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Prompts of your own: Spec-Bench's or HumanEval's JSON lines."),
     ] = None,
     model: ModelOption = "smollm2",
     mode: Mode = "ngram",
@@ -85,9 +86,15 @@ def generate(
             "the model's generation_config says.",
         ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Divides the logits before tokens are drawn.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that make up this mass.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help="Divides the logits before tokens are drawn."),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Keep the likeliest tokens of this mass."),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Keep so many of the likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same text.")] = None,
     tiers: Annotated[
         str | None, typer.Option(help="Draft lengths; 0,1,3,7, or as far as the drafter goes, if left out.")
@@ -109,10 +116,14 @@ def generate(
         options = parse_options(option or [])
         draft_lens = None if tiers is None else parse_tiers(tiers)
         _check(model, mode, backend)
-        if policy is not None and draft_lens is not None:
-            parse_policy(policy, draft_lens)
+        if policy is not None:
+            read_policy(policy) if draft_lens is None else parse_policy(policy, draft_lens)
         if not prompt:
             raise EmptyPrompt(row=0)
+        if temperature == 0 or top_p == 0:
+            name = "--temperature" if temperature == 0 else "--top-p"
+            reason = "it must be above 0; --greedy takes the most likely token"
+            raise InvalidOption(where="generate", name=name, value=0, reason=reason)
         if do_sample is False and sampling:
             name, value = next((f"--{name.replace('_', '-')}", value) for name, value in sampling.items())
             reason = f"it draws tokens, and --greedy does not; leave out --greedy or {name}"
@@ -230,8 +241,10 @@ def save_hidden_states(
     data: Annotated[
         Path,
         typer.Option(
+            exists=True,
+            dir_okay=False,
             help="JSON lines with 'conversations' or 'messages' (SpecForge), 'text', 'prompt' or 'turns', and "
-            "perhaps 'id'."
+            "perhaps 'id'.",
         ),
     ],
     output: Annotated[Path, typer.Option(help="Folder for the records; those that are there are not made again.")],

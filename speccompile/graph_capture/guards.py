@@ -26,6 +26,9 @@ NO_FORWARD_READS = frozenset(
         "_name_or_path",
         "_commit_hash",
         "architectures",
+        # save_pretrained writes its name there.
+        "dtype",
+        "torch_dtype",
         "transformers_version",
         "id2label",
         "label2id",

@@ -8,7 +8,7 @@ from speccompile.policies.ema import Ema
 from speccompile.policies.fixed import Fixed
 from speccompile.policies.gate import Gate
 from speccompile.policies.options import check_tier
-from speccompile.policies.parse import parse_policy
+from speccompile.policies.parse import parse_policy, read_policy
 from speccompile.policies.schedule import Schedule, ScheduleUpTo
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "check_tier",
     "default_policy",
     "parse_policy",
+    "read_policy",
     "start",
 ]

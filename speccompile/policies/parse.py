@@ -29,7 +29,7 @@ def parse_policy(policy: str | AnyPolicy, tiers: Collection[int]) -> AnyPolicy:
         InvalidPolicy: the text cannot be read.
         UnknownTier: it names a draft length that was not built.
     """
-    parsed = _read(policy) if isinstance(policy, str) else policy
+    parsed = read_policy(policy) if isinstance(policy, str) else policy
     if isinstance(parsed, type) or not isinstance(parsed, Policy | LearningPolicy):
         raise InvalidPolicy(policy=policy, reason="it has no method choose(live_rows)")
     if isinstance(parsed, LearningPolicy):
@@ -39,7 +39,8 @@ def parse_policy(policy: str | AnyPolicy, tiers: Collection[int]) -> AnyPolicy:
     return parsed
 
 
-def _read(text: str) -> AnyPolicy:
+def read_policy(text: str) -> AnyPolicy:
+    """The policy that ``text`` names, whatever tiers are built. Raises: InvalidPolicy."""
     kind, _, rest = text.partition(":")
     if kind == "fixed":
         return Fixed(_whole(rest, text))
