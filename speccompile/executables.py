@@ -91,12 +91,17 @@ class ExecutableMaker:
             LoweringError: with CUDA graphs, a step cannot be captured.
         """
         steps = [*tiers.values(), *prefill.values()]
+        widest = max((step.width for step in tiers.values()), default=0)
         self._steps.store([*steps, *(step.drafter for step in steps if step.drafter is not None)])
         return self._captured(
             Executables(
                 {
                     (draft_len, rows, kind): self._bound(
-                        tier_name(draft_len, rows, kind), TierKey(rows, step.width, kind), draft_len, step
+                        tier_name(draft_len, rows, kind),
+                        TierKey(rows, step.width, kind),
+                        draft_len,
+                        step,
+                        rows * widest,
                     )
                     for (draft_len, rows, kind), step in tiers.items()
                 },
@@ -131,12 +136,14 @@ class ExecutableMaker:
     def _captured(self, executables: Executables) -> Executables:
         return executables if self._captures is None else self._captures.of(executables)
 
-    def _bound(self, name: str, key: TierKey, draft_len: int, step: FinishedStep) -> Tier:
+    def _bound(self, name: str, key: TierKey, draft_len: int, step: FinishedStep, pool_tokens: int = 0) -> Tier:
+        pool_tokens = pool_tokens or key.tokens + key.prompt_tokens
         arena = self._arena
         executable = self._config.backend.load(step.source, self._outlined, name)
         drafter = None
         if step.drafter is not None:
-            drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter)
-        tier = Tier(name, key, draft_len, step, executable, bind(step.ports, arena), arena, drafter, self._pooled)
+            drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter, pool_tokens)
+        arguments = bind(step.ports, arena)
+        tier = Tier(name, key, draft_len, step, executable, arguments, arena, drafter, self._pooled, pool_tokens)
         arena.record_call(name, tier.argument_names, tier.arguments)
         return tier

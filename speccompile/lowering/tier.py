@@ -50,6 +50,8 @@ class Tier:
 
     ``draft_len`` is K; ``arguments`` are the tensors that every run is called with; a split ``drafter`` runs in front.
     ``pooled``: the C++ ops do all of its work worth sharing out, and may do so in their own pool of threads.
+    ``pool_tokens`` decide whether they do. All draft lengths of a number of rows have those of the longest: a switch
+    of the draft length must not end OpenMP's threads and start them again.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Tier:
     arena: Arena = field(repr=False)
     drafter: Tier | None = field(default=None, repr=False)
     pooled: bool = False
+    pool_tokens: int = 0
 
     @property
     def stages(self) -> Stages:
@@ -85,7 +88,7 @@ class Tier:
             self.drafter.run()
         self.arena.record_call(self.name, self.argument_names, self.arguments)
         # A caller's autocast would change the dtypes that the step was built for.
-        threads = in_pool(self.key.tokens + self.key.prompt_tokens) if self.pooled else contextlib.nullcontext()
+        threads = in_pool(self.pool_tokens) if self.pooled else contextlib.nullcontext()
         with torch.no_grad(), torch.autocast(self.arena.device.type, enabled=False), threads:
             self.executable(*self.arguments)
 
