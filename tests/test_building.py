@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,41 @@ def test_a_method_of_something_else_that_was_put_into_a_model_stays_what_it_is()
     with wrapped(model) as spec:
         model.generate = spec.generate
         assert twin(model).generate is model.generate
+
+
+class Steers:
+    def __init__(self) -> None:
+        self.vector = torch.ones(64)
+        self.by_layer = {0: [torch.ones(64)]}
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any, scale: Any = None) -> Any:
+        return output + self.vector
+
+    run = __call__
+
+
+def tensors_of(hook: Any) -> list[int]:
+    if isinstance(hook, partial):
+        return [id(hook.keywords["scale"]), *tensors_of(hook.func)]
+    hook = getattr(hook, "__self__", hook)
+    return [id(hook.vector), id(hook.by_layer[0][0])]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Steers, lambda: Steers().run, lambda: partial(Steers(), scale=torch.ones(64))],
+    ids=["object", "method", "partial"],
+)
+def test_a_twin_has_the_same_tensors_in_its_hooks_and_lists(make: Callable[[], Any]) -> None:
+    model, hook = tiny_llama(), make()
+    model.model.layers[0].mlp.register_forward_hook(hook)
+    model.vectors = [torch.ones(64)]
+    copied = twin(model)
+    assert copied is not model and copied.vectors is not model.vectors
+    assert copied.vectors[0] is model.vectors[0]
+    (copied_hook,) = copied.model.layers[0].mlp._forward_hooks.values()
+    assert copied_hook is not hook
+    assert tensors_of(copied_hook) == tensors_of(hook)
 
 
 def test_a_tree_that_cannot_be_copied_is_its_own_twin(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,13 +7,16 @@ change later change the model's own text and not the graph's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
@@ -65,7 +68,18 @@ _GLOBAL_HOOKS = {
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _UNWATCHED = object()
 
-Hooks = Mapping[str, tuple[Callable[..., Any], ...]]
+
+@dataclass(frozen=True)
+class _Hook:
+    """A hook. ``settings`` are the plain values among ``state``: attributes of the object that runs, and what its
+    function closes over."""
+
+    run: Callable[..., Any]
+    settings: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+
+Hooks = Mapping[str, tuple[_Hook, ...]]
 
 
 @dataclass(frozen=True)
@@ -81,8 +95,8 @@ class _Facts:
 
 
 class ModelGuard:
-    """What ``model`` is when this is made: module tree, hooks, and all plain values and functions that its modules and
-    configs hold. An adapter is modules, and what is active is a plain value of its layers.
+    """What ``model`` is when this is made: module tree, hooks, and all plain values and functions that its modules,
+    configs and hooks hold. An adapter is modules, and what is active is a plain value of its layers.
 
     Tensors are not watched here: see :class:`speccompile.runtime.target.Target`.
     """
@@ -100,11 +114,17 @@ class ModelGuard:
         One comparison of dicts with copies of them: about half a millisecond for 400 modules.
         """
         try:
-            same = self._live == self._copies
+            same = self._live == self._copies and [cell.cell_contents for cell in self._cells] == self._contents
         except Exception:
             # An attribute was assigned whose class compares otherwise (tensors): ``check`` does not compare such ones.
             return False
         return same and [kind.forward for kind in self._kinds] == self._forwards
+
+    def hook_tensors(self) -> list[torch.Tensor]:
+        """Tensors that hooks held when this was made: KV depends on their values, as on those of weights."""
+        every = (self._global_hooks, *(facts.hooks for facts in self._modules.values()))
+        held = [value for hooks in every for given in hooks.values() for hook in given for value in hook.state.values()]
+        return [leaf for leaf in tree_leaves(held) if isinstance(leaf, torch.Tensor)]
 
     def check(self) -> None:
         """Look at everything.
@@ -135,12 +155,25 @@ class ModelGuard:
         for module in modules:
             self._live += [module._modules, module._parameters, module._buffers]
             self._live += [module._forward_hooks, module._forward_pre_hooks]
-        self._copies = [dict(live) for live in self._live]
+        self._copies: list[Any] = [dict(live) for live in self._live]
         for holder in holders:
             for value in holder.values():
                 if isinstance(value, list | dict | set) and (copy := _copy(value)) is not _UNWATCHED:
                     self._live.append(value)
                     self._copies.append(copy)
+        self._cells: list[CellType] = []
+        for hooks in (self._global_hooks, *(facts.hooks for facts in self._modules.values())):
+            for known in itertools.chain.from_iterable(hooks.values()):
+                hook = _hook(known.run)
+                self._cells += _cells(hook.run).values()
+                attributes = _attributes(hook.run)
+                self._live.append(attributes)
+                self._copies.append(dict(attributes))
+                for name, value in hook.settings.items():
+                    if isinstance(value, list | dict | set):
+                        self._live.append(hook.state[name])
+                        self._copies.append(value)
+        self._contents = [cell.cell_contents for cell in self._cells]
         self._kinds = list({type(module) for module in modules})
         self._forwards = [kind.forward for kind in self._kinds]
 
@@ -150,11 +183,11 @@ def own_code(model: nn.Module) -> str | None:
     can hold. None if there is none."""
     for name, hooks in _hooks(_GLOBAL_HOOKS).items():
         if hooks:
-            return f"a {name} for every module ({_name(hooks[0])})"
+            return f"a {name} for every module ({_name(hooks[0].run)})"
     for path, facts in _module_facts(model).items():
         for name, hooks in facts.hooks.items():
             if hooks:
-                return f"a {name} of {path or 'the model'} ({_name(hooks[0])})"
+                return f"a {name} of {path or 'the model'} ({_name(hooks[0].run)})"
         for name, value in facts.settings.items():
             if _replaces_method(facts.kind, name, value):
                 return f"a function in the place of {path or 'the model'}.{name} ({_name(value)})"
@@ -232,9 +265,35 @@ def _configs(model: nn.Module) -> dict[str, PreTrainedConfig]:
 def _hooks(hooks: Mapping[str, Mapping[int, Callable[..., Any]]]) -> Hooks:
     """By kind, but for transformers' own, which record outputs and stay once somebody asked for hidden states."""
     return {
-        name: tuple(hook for hook in given.values() if getattr(hook, "__module__", "") != output_capturing.__name__)
+        name: tuple(
+            _hook(hook) for hook in given.values() if getattr(hook, "__module__", "") != output_capturing.__name__
+        )
         for name, given in hooks.items()
     }
+
+
+def _hook(run: Callable[..., Any]) -> _Hook:
+    closed_over = {name: cell.cell_contents for name, cell in _cells(run).items()}
+    state = {**closed_over, **_attributes(run)}
+    return _Hook(run, _settings(state, BOOKKEEPING), state)
+
+
+def _attributes(hook: Callable[..., Any]) -> dict[str, Any]:
+    """Attributes of the object that runs; of a module's method none, since modules are watched by themselves."""
+    owner = hook.__self__ if isinstance(hook, MethodType) else hook
+    if isinstance(hook, MethodType) and isinstance(owner, nn.Module):
+        return {}
+    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+    return attributes
+
+
+def _cells(hook: Callable[..., Any]) -> dict[str, CellType]:
+    """What the function of a hook closes over, by name, but for names that have no value yet."""
+    function = hook.__func__ if isinstance(hook, MethodType) else hook
+    if not isinstance(function, FunctionType) or function.__closure__ is None:
+        return {}
+    cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+    return {name: cell for name, cell in cells if cell != CellType()}
 
 
 def _settings(attributes: Mapping[str, Any], but: frozenset[str]) -> dict[str, Any]:
@@ -289,12 +348,16 @@ def _module_difference(path: str, was: _Facts, now: _Facts) -> str | None:
 
 def _hook_difference(owner: str, before: Hooks, now: Hooks) -> str | None:
     for name, hooks in before.items():
-        if hooks != now[name]:
-            added = [hook for hook in now[name] if hook not in hooks]
-            removed = [hook for hook in hooks if hook not in now[name]]
+        ran, runs = [hook.run for hook in hooks], [hook.run for hook in now[name]]
+        if ran != runs:
+            added = [hook for hook in runs if hook not in ran]
+            removed = [hook for hook in ran if hook not in runs]
             if added or removed:
                 return f"a {name} of {owner} was {'added' if added else 'removed'} ({_name((added or removed)[0])})"
             return f"the {name}s of {owner} run in another order"
+        for was, hook in zip(hooks, now[name], strict=True):
+            if found := _setting_difference(_name(was.run), was.settings, hook.settings, hook.state):
+                return f"{found}, in a {name} of {owner}"
     return None
 
 

@@ -9,8 +9,9 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from types import MethodType
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TextIO, TypeVar
 
 import torch
@@ -18,6 +19,8 @@ from torch import nn
 from torch.fx import _symbolic_trace
 
 Module = TypeVar("Module", bound=nn.Module)
+
+_COPIED_AS_ONE = (type, FunctionType, BuiltinFunctionType, str, bytes, int, float, complex, ModuleType)
 
 logger = logging.getLogger("speccompile")
 
@@ -105,18 +108,52 @@ def twin(module: Module) -> Module:
 
     A tree that cannot be copied is its own twin; the log says so.
     """
-    kept: dict[int, Any] = {}
-    for part in module.modules():
-        for held in (vars(part), part._parameters, part._buffers):
-            kept |= {id(value): value for value in held.values() if _is_shared(value)}
     try:
-        return copy.deepcopy(module, kept)
+        return copy.deepcopy(module, _shared(module))
     except Exception as error:
         logger.info("%s cannot be copied (%s): do not run it while it is captured", type(module).__name__, error)
         return module
 
 
-def _is_shared(value: Any) -> bool:
-    # A method of something else than a module, such as a ``generate`` that was put into the model, leads out of it.
-    leads_out = isinstance(value, MethodType) and not isinstance(value.__self__, nn.Module)
-    return leads_out or isinstance(value, torch.Tensor)
+def _shared(module: nn.Module) -> dict[int, Any]:
+    """What a twin has in common with ``module``, by id: all tensors that a copy would reach, those of hooks and of
+    lists too, so that a change in place is a change of both."""
+    shared: dict[int, Any] = {}
+    seen: dict[int, Any] = {}
+    found: list[Any] = [module]
+    while found:
+        value = found.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            shared[id(value)] = value
+            continue
+        held = _held(value)
+        if isinstance(value, nn.Module):
+            # Such as a ``generate`` that was put into the model: it leads out of it.
+            outside = [each for each in held if isinstance(each, MethodType) and not _is_method_of_module(each)]
+            shared |= {id(each): each for each in outside}
+            held = [each for each in held if id(each) not in shared]
+        found += held
+    return shared
+
+
+def _held(value: Any) -> list[Any]:
+    """What ``copy.deepcopy`` copies with ``value``."""
+    if isinstance(value, _COPIED_AS_ONE):
+        return []
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    held: list[Any] = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, functools.partial):
+        held += [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, Mapping):
+        held += value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        held += value
+    return held
+
+
+def _is_method_of_module(method: MethodType) -> bool:
+    return isinstance(method.__self__, nn.Module)

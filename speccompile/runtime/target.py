@@ -66,7 +66,7 @@ class Target:
         self._vocab_size = vocab_size
         places = tensor_places(model)
         self._weights = [(path, *places[path], weight.data_ptr()) for path, weight in weights.items()]
-        self._watched = [*weights.values(), *drafter]
+        self._watched = [*weights.values(), *drafter, *self._guard.hook_tensors()]
         samples = [_sample(weight.detach()) for weight in self._watched if _has_plain_storage(weight.detach())]
         self.packs = packs
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
