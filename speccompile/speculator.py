@@ -106,7 +106,9 @@ class Speculator(ModelInterface):
             num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
             stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
             stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
-                ids ``[1, P + new]`` and ``None`` for scores.
+                ids and ``None`` for scores. With several rows each row has copies (``copy.deepcopy``; modules and
+                tokenizers are shared, and functions too), which are shown ``[B, P + new]`` with this row's tokens in
+                every line; element i of the answer counts for row i, and so does a bool.
             streamer: a transformers streamer, for one row.
             do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
             seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The

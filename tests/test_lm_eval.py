@@ -66,9 +66,11 @@ def tasks(tmp_path: Path) -> list[dict[str, Any]]:
     return [common | choose, common | write]
 
 
-def evaluated(model: Any, letters: PreTrainedTokenizerFast, tasks: list[dict[str, Any]]) -> tuple[Any, Any]:
+def evaluated(
+    model: Any, letters: PreTrainedTokenizerFast, tasks: list[dict[str, Any]], batch_size: int
+) -> tuple[Any, Any]:
     """The figures, and what the model answered to each request."""
-    harness = HFLM(pretrained=model, tokenizer=letters, max_length=60)
+    harness = HFLM(pretrained=model, tokenizer=letters, max_length=60, batch_size=batch_size)
     results = simple_evaluate(model=harness, tasks=tasks, bootstrap_iters=0)
     assert results is not None
     answers = {
@@ -78,12 +80,13 @@ def evaluated(model: Any, letters: PreTrainedTokenizerFast, tasks: list[dict[str
     return results["results"], answers
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
 def test_figures_and_answers_are_transformers(
-    model: LlamaForCausalLM, letters: PreTrainedTokenizerFast, tasks: list[dict[str, Any]]
+    model: LlamaForCausalLM, letters: PreTrainedTokenizerFast, tasks: list[dict[str, Any]], batch_size: int
 ) -> None:
-    expected = evaluated(model, letters, tasks)
+    expected = evaluated(model, letters, tasks, batch_size)
     with speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager") as spec:
-        got = evaluated(spec, letters, tasks)
+        got = evaluated(spec, letters, tasks, batch_size)
         assert spec.stats.emitted_tokens > 0
     assert got == expected
     figures, answers = got

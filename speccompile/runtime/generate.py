@@ -13,6 +13,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from speccompile.errors import Closed, InvalidInput, OutputTruncated, QueueFull
 from speccompile.plain import plain
 from speccompile.runtime.arguments import Settings, read_settings
+from speccompile.runtime.criteria import criteria_of_row
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.inputs import read_count, read_num_draft_tokens, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
@@ -136,17 +137,18 @@ def decode(
     Args:
         shown: ``[B, P]``, the prompts as streamers and criteria see them; None shows them as they are.
         streamer: gets the tokens of the only row as they come.
-
+        criteria: of all rows; each row has its own copies.
         record: save their hidden states, where they are saved.
 
     Raises:
         QueueFull: the first ``max_batch`` of them have no room.
+        InvalidOption: a processor or a criterion cannot be copied for each row.
         Exception: what one of them ended with; the others are cancelled.
     """
     rows = [torch.tensor([prompt]) for prompt in prompts] if shown is None else list(shown.split(1))
     criteria = StoppingCriteriaList() if criteria is None else criteria
     sampling, count = params.sampling, len(prompts)
-    # Each row draws with its own seed, and has its own copies of processors that the host calls.
+    # Each row draws with its own seed, and has its own copies of processors and criteria that the host calls.
     own = [None if sampling is None else sampling.of_row(index, count) for index in range(count)]
     requests = [
         engine.new_request(
@@ -154,7 +156,7 @@ def decode(
             replace(params, sampling=own[index], record=engine.order_record("generate", record)),
             row,
             streamer,
-            criteria,
+            criteria_of_row(criteria, index, count),
         )
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]

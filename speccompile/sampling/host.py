@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import weakref
 from abc import abstractmethod
@@ -169,24 +168,3 @@ def host_call(
             reason = f"transformers cannot build its processor: {told(error)}"
             raise InvalidOption(where="generate", name="watermarking_config", value=config, reason=reason) from error
     return HostCall(values.get("logits_processor", ()), watermark, shown, prompt_length)
-
-
-def own_copies(processors: Sequence[HostProcessor], row: int) -> tuple[HostProcessor, ...]:
-    """Copies for one row of a batch, with memory that no other row changes. Modules are shared: they may be large.
-
-    Raises:
-        InvalidOption: one of them cannot be copied.
-    """
-    copies = []
-    for processor in processors:
-        held = getattr(processor, "__dict__", {}).values()
-        shared = {id(value): value for value in held if isinstance(value, torch.nn.Module)}
-        try:
-            copies.append(copy.deepcopy(processor, shared))
-        except Exception as error:
-            reason = (
-                f"each row needs its own copy, and copy.deepcopy fails for row {row}: {told(error)}. Submit each row "
-                "with its own processors (spec.engine.submit)"
-            )
-            raise InvalidOption(where="generate", name="logits_processor", value=processor, reason=reason) from error
-    return tuple(copies)

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from speccompile.called_for_rows import own_copy
 from speccompile.errors import InvalidOption
 from speccompile.plain import plain
 from speccompile.runtime.arena import Arena
 from speccompile.sampling import OPTIONS, PROCESSORS
 from speccompile.sampling.allowed import AllowedTokensFunction
-from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call, own_copies
+from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
 from speccompile.sampling.noise import SEEDS
 from speccompile.sampling.replaced import replace_built_in
 
@@ -68,7 +69,8 @@ class Sampling:
         """
         values = self.values
         if rows > 1 and "logits_processor" in values:
-            values = {**values, "logits_processor": own_copies(values["logits_processor"], row)}
+            own = tuple(own_copy("logits_processor", processor, row) for processor in values["logits_processor"])
+            values = {**values, "logits_processor": own}
         return Sampling(values, (self.seed + row) % SEEDS, row)
 
     def of_request(self, shown: torch.Tensor, prompt_length: int, vocab: int, device: torch.device) -> Sampling:
