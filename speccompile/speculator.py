@@ -126,7 +126,9 @@ class Speculator(ModelInterface):
                 (:mod:`speccompile.runtime.arguments`). None for an option switches it off, as in transformers.
                 ``logits_processor`` is called for each row by itself, with its ids as transformers shows them, padding
                 included. With one row these are the given objects; with several, each row has copies
-                (``copy.deepcopy``; modules are shared), so that processors that keep memory do not mix the rows.
+                (``copy.deepcopy``; modules and tokenizers are shared), so that processors that keep memory do not mix
+                the rows. A row is shown alone, ``[1, L]``: a processor that indexes rows finds each at 0. Functions
+                cannot be copied: one with memory needs a class, or ``engine.submit`` for each row.
 
         Returns:
             int64 ``[B, P + new]``, padded as transformers pads; or the output that has it as ``sequences``.
