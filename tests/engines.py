@@ -110,7 +110,9 @@ class Bench:
         """``options`` are those of the engine."""
         assert all(engine.idle for engine in self.made), "two would share the arena"
         policy = self.plan.policy if policy is None else policy
-        spec = Speculator(self.model, self.build, policy, EngineOptions(**options), {}, None, lambda *_: None)
+        spec = Speculator(
+            self.model, self.build, policy, EngineOptions(**options), {"sampling": False}, None, lambda *_: None
+        )
         self.made.append(spec.engine)
         return spec
 
