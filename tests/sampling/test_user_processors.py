@@ -187,7 +187,7 @@ def test_they_are_listed() -> None:
     spec = spec_of("several", "ngram")
     names = "Once, TensorBias, RepetitionPenaltyLogitsProcessor, fold, AfterLast"
     assert f"logits processors  {names}: in every step" in spec.explain()
-    assert f"begin_suppress_tokens, {names}, temperature" in spec.stages["process_logits"].note
+    assert f"begin_suppress_tokens, {names}, host_processors, temperature" in spec.stages["process_logits"].note
     assert {kind for _, _, kind in spec.engine.tiers} == {"sampled"}
     assert {kind for _, kind in spec.engine.prefill_tiers} == {"sampled", "inner"}
     assert set(spec.tiers) == {0, 1, 3}
