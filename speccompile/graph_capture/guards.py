@@ -263,7 +263,7 @@ def _configs(model: nn.Module) -> dict[str, PreTrainedConfig]:
 
 
 def _hooks(hooks: Mapping[str, Mapping[int, Callable[..., Any]]]) -> Hooks:
-    """By kind, but for transformers' own, which record outputs and stay once somebody asked for hidden states."""
+    """By kind, but for transformers' own, which record outputs and stay after a call that asked for hidden states."""
     return {
         name: tuple(
             _hook(hook) for hook in given.values() if getattr(hook, "__module__", "") != output_capturing.__name__
