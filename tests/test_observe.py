@@ -227,7 +227,8 @@ def test_an_error_of_the_models_own_is_told_with_its_place() -> None:
     with pytest.raises(UnsupportedModel) as refused:
         seen(model)
     message = (
-        "model.layers.1.mlp (Broken) does not run over a KV cache: ArithmeticError: no experts today and no routers"
+        "model.layers.1.mlp (Broken) fails in its own forward too, without a cache: "
+        "ArithmeticError: no experts today and no routers"
     )
     assert refused.value.fields["reason"] == message and hooks(model) == 0
 

@@ -123,8 +123,8 @@ def test_text_that_cannot_be_read(text: str, says: str) -> None:
     with pytest.raises(InvalidPolicy) as error:
         parse_policy(text, TIERS)
     assert says in str(error.value)
-    # What was given, and what would do.
-    assert f"policy={text!r}" in str(error.value)
+    # What was given, as far as a message has room for it, and what would do.
+    assert f"policy={text!r}"[:200] in str(error.value)
     assert "'fixed:7'" in str(error.value)
     assert "'schedule:1=7,4=3,8=0'" in str(error.value)
 
