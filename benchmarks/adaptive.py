@@ -26,7 +26,7 @@ from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption
 from speccompile.policies import Chooser, Fixed, Ladder, LearningPolicy, parse_policy
 from speccompile.policies.base import AnyPolicy
-from speccompile.progress import task
+from speccompile.utils.progress import task
 
 PIPED_WIDTH = 140
 

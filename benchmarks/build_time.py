@@ -20,7 +20,7 @@ from benchmarks import isolated
 from benchmarks.machine import describe
 from speccompile.cli.session import session
 from speccompile.pretrained import SMOLLM2, fetch_smollm2
-from speccompile.progress import task
+from speccompile.utils.progress import task
 
 COLD, KERNELS, WARM = "cold", "cold, own C++ ops built before", "warm"
 COMPILED, COMPILED_WARM = "torch.compile, cold", "torch.compile, warm"

@@ -37,7 +37,7 @@ from speccompile.cli.prompts import Prompt
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption
 from speccompile.pretrained import SMOLLM2, fetch_smollm2
-from speccompile.progress import task
+from speccompile.utils.progress import task
 
 STATIC = "static cache + torch.compile"
 LOOKUP = "prompt lookup"

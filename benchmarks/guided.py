@@ -22,7 +22,7 @@ from speccompile.cli.models import encode, load
 from speccompile.cli.session import session
 from speccompile.guides import Guide, json_schema_guide
 from speccompile.modes.ngram import NGram
-from speccompile.passes.drafts import useful_lens
+from speccompile.passes.step.drafts import useful_lens
 from speccompile.runtime.request import Request
 from speccompile.sampling.guide import TABLE_CAPACITY
 

@@ -21,9 +21,9 @@ from benchmarks.steps import PIPED_WIDTH, SHORT, Work, interleaved, step, tables
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import session
-from speccompile.graph_capture.support import decoder_layers
+from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.heads import Eagle3Head, default_taps
-from speccompile.progress import task
+from speccompile.utils.progress import task
 
 MAX_LEN = 512
 

@@ -27,7 +27,7 @@ from benchmarks.steps import PIPED_WIDTH, PROMPT, SHORT, Work, place, prefill, s
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import session
-from speccompile.progress import task
+from speccompile.utils.progress import task
 
 MAX_LEN = 1024
 # Of one kind of work beside one neighbour.

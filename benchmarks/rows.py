@@ -22,8 +22,8 @@ from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_tiers, session
-from speccompile.progress import task
 from speccompile.runtime.request import Request
+from speccompile.utils.progress import task
 
 PIPED_WIDTH = 140
 WARM_UP_STEPS = 3

@@ -19,7 +19,7 @@ from benchmarks.prompts import choose_prompts
 from speccompile import Speculator
 from speccompile.cli.models import encode, load, max_len_for
 from speccompile.cli.session import parse_tiers
-from speccompile.runtime.policy import Fixed, Policy
+from speccompile.runtime.policy_controller import Fixed, Policy
 
 MODES = ("none", "ngram", "early_exit")
 

@@ -24,8 +24,8 @@ from benchmarks.steps import interleaved, seconds
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_tiers, session
-from speccompile.lowering.tier import Kind
-from speccompile.progress import task
+from speccompile.graph.keys import Kind
+from speccompile.utils.progress import task
 
 PIPED_WIDTH = 120
 GREEDY = "greedy"

@@ -25,9 +25,9 @@ from speccompile import modes, wrap
 from speccompile.cli.models import load
 from speccompile.cli.prompts import Prompt
 from speccompile.cli.session import parse_options, parse_tiers, session
-from speccompile.progress import task
 from speccompile.runtime.check import Difference, first_difference
-from speccompile.runtime.policy import parse_policy
+from speccompile.runtime.policy_controller import parse_policy
+from speccompile.utils.progress import task
 
 IN_TURN = "transformers generate, one by one"
 BATCHING = "transformers continuous batching"

@@ -14,7 +14,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from benchmarks.serving import Served, Service, Watch, unlike
 from speccompile import Speculator
 from speccompile.cli.measure import transformers_variant
-from speccompile.lowering.workers import release_workers
+from speccompile.utils.workers import release_workers
 
 WARM_UP_TOKENS = 4
 # How often a thread that waits for the end looks whether it has come.

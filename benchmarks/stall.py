@@ -23,8 +23,8 @@ from benchmarks.serving import fitting_prompts, percentile, unlike
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_tiers, session
-from speccompile.progress import task
 from speccompile.runtime.prefill import PrefillBudget
+from speccompile.utils.progress import task
 
 PIPED_WIDTH = 160
 # Room for what the running requests say meanwhile.

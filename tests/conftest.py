@@ -63,7 +63,7 @@ def own_captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "captures"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("speccompile.storage.cache_dir", lambda: folder)
+        patch.setattr("speccompile.utils.storage.cache_dir", lambda: folder)
         yield
 
 

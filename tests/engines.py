@@ -19,15 +19,15 @@ from test_listener import Recorder
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
-from speccompile.build import build
+from speccompile.compiler.build import build
+from speccompile.compiler.plan import make_plan
 from speccompile.errors import (
     RequestFailed,
 )
 from speccompile.lowering.tier import Tier
-from speccompile.plan import make_plan
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import EngineOptions
-from speccompile.runtime.policy import Policy
+from speccompile.runtime.policy_controller import Policy
 from speccompile.runtime.prefill import STEPS
 from speccompile.runtime.request import Request
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 
 from speccompile.modes.ngram import NGram
-from speccompile.passes.commit import commit
-from speccompile.passes.greedy_accept import greedy_accept
+from speccompile.ops.commit import commit
+from speccompile.passes.step.greedy_accept import greedy_accept
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
-from speccompile.passes.printing import load_python, to_python
+from speccompile.graph.printing import load_python, to_python
 from speccompile.runtime.request import Request
 
 VOCAB = 128

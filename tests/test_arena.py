@@ -16,9 +16,9 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
-from speccompile.graph_capture.state import B, E, K, Layout, N, S, StateSpec, core_state, resolve_layout
+from speccompile.graph.arena import Arena
+from speccompile.graph.state import B, E, K, Layout, N, S, StateSpec, core_state, resolve_layout
 from speccompile.lowering.tier import Tier
-from speccompile.runtime.arena import Arena
 
 TIERS = (0, 1, 3, 7)
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from transformers import masking_utils
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
-import speccompile.lowering.ops.native  # noqa: F401  defines an op
-from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.lowering.ops.attention import BLOCK, reference
+import speccompile.ops.native  # noqa: F401  defines an op
+from speccompile.ops.attention import BLOCK, reference
+from speccompile.ops.cpu.library import load_cpu_ops
 
 assert load_cpu_ops() is None
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedConfig, PreTrainedModel, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from speccompile.families.tiny import causal_lm_families, tiny_model
 from speccompile.graph_capture.attention import ROUTES, Route, Running, captured_by, running
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 SLOTS, PLACES, HEADS, GROUPS, DIM, VALUE = 3, 16, 4, 2, 8, 6
 # Rows at positions of their own, in slots out of order.

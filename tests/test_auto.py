@@ -14,13 +14,13 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import modes, wrap
+from speccompile.compiler.package import read_package
+from speccompile.compiler.plan import make_plan
 from speccompile.errors import DuplicateMode, InvalidHead, InvalidOption, UnknownOption
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes.auto import Auto, Choice
-from speccompile.modes.mtp_weights import mtp_modules
+from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.ngram import NGram
-from speccompile.package import read_package
-from speccompile.plan import make_plan
 
 BOTH = ("mtp", "mtp_eagle_one_model", "ngram", "suffix")
 

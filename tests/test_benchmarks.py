@@ -19,7 +19,7 @@ from speccompile.cli.measure import TRANSFORMERS, Clock, Run, Summary, Variant, 
 from speccompile.cli.models import encode, max_len_for, tiny_model, tiny_tokenizer
 from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
 from speccompile.errors import InvalidInput, InvalidOption
-from speccompile.runtime.policy import Fixed
+from speccompile.runtime.policy_controller import Fixed
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write a haiku.", "Now another."]}
 HUMAN_EVAL = {"task_id": "HumanEval/0", "prompt": "def one():\n", "entry_point": "one"}

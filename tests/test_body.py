@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import fx
 
-from speccompile.graph_capture import body as body_module
-from speccompile.graph_capture.body import Body, size_of
-from speccompile.graph_capture.fakes import fake
+from speccompile.graph import body as body_module
+from speccompile.graph.body import Body, size_of
+from speccompile.graph.fakes import fake
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

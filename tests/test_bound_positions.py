@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 import speccompile
 from speccompile.errors import InvalidOption
-from speccompile.families.tiny import causal_lm_families, tiny_model
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.passes.bound_positions import BoundPositions
-from speccompile.passes.verify import verify
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.verify import verify
+from speccompile.passes.target.bound_positions import BoundPositions
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 aten = torch.ops.aten
 PLACES = 136

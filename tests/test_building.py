@@ -21,12 +21,12 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
 from speccompile import Speculator
-from speccompile.building import one_build
 from speccompile.errors import Closed, LoweringError
-from speccompile.families.tiny import causal_lm_families, tiny_model
-from speccompile.graph_capture.own_thread import exported_alone, traced_alone, twin, unheard
-from speccompile.lowering.tier import Kind
+from speccompile.graph.keys import Kind
 from speccompile.runtime.engine import Engine
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.tracer_isolation import exported_alone, module_twin, silenced, traced_alone
 
 PROMPT = random_prompt(9, seed=1)
 IDS = torch.tensor([PROMPT])
@@ -36,7 +36,7 @@ NEW = 12
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Captures and steps are made, not read."""
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
 
 
 def wrapped(model: PreTrainedModel, **options: Any) -> Speculator:
@@ -246,7 +246,7 @@ def test_only_the_thread_that_exports_is_compiling() -> None:
 def test_what_other_threads_print_meanwhile_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = io.StringIO()
     monkeypatch.setattr(sys, "stderr", heard)
-    with unheard():
+    with silenced():
         print("traced", file=sys.stderr)
         elsewhere(lambda: print("warned", file=sys.stderr, flush=True))
     assert heard.getvalue() == "warned\n"
@@ -257,7 +257,7 @@ def test_what_other_threads_print_meanwhile_is_heard(monkeypatch: pytest.MonkeyP
 
 def test_a_twin_has_the_same_tensors_and_nothing_else_of_the_model() -> None:
     model = tiny_llama(tie=True)
-    copied = twin(model)
+    copied = module_twin(model)
     assert type(copied) is LlamaForCausalLM
     assert {name: id(tensor) for name, tensor in copied.named_parameters(remove_duplicate=False)} == {
         name: id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)
@@ -271,7 +271,7 @@ def test_a_method_of_something_else_that_was_put_into_a_model_stays_what_it_is()
     model = tiny_llama()
     with wrapped(model) as spec:
         model.generate = spec.generate
-        assert twin(model).generate is model.generate
+        assert module_twin(model).generate is model.generate
 
 
 class Steers:
@@ -301,7 +301,7 @@ def test_a_twin_has_the_same_tensors_in_its_hooks_and_lists(make: Callable[[], A
     model, hook = tiny_llama(), make()
     model.model.layers[0].mlp.register_forward_hook(hook)
     model.vectors = [torch.ones(64)]
-    copied = twin(model)
+    copied = module_twin(model)
     assert copied is not model and copied.vectors is not model.vectors
     assert copied.vectors[0] is model.vectors[0]
     (copied_hook,) = copied.model.layers[0].mlp._forward_hooks.values()
@@ -313,7 +313,7 @@ def test_a_tree_that_cannot_be_copied_is_its_own_twin(caplog: pytest.LogCaptureF
     model = tiny_llama()
     model.lock = threading.Lock()
     with caplog.at_level("INFO", "speccompile"):
-        assert twin(model) is model
+        assert module_twin(model) is model
     assert "do not run it while it is captured" in caplog.text
     with wrapped(model) as spec:
         assert text_of(spec) == greedy(model, PROMPT, NEW)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import Cache
 
+from speccompile.graph.state import KVShape
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
 from speccompile.graph_capture.masks import Unfit
-from speccompile.graph_capture.state import KVShape
 
 SLOTS, PLACES, HEADS, KEY, VALUE = 4, 12, 2, 3, 5
 

@@ -10,10 +10,10 @@ from tiny import tiny_llama
 import speccompile
 from speccompile.acceptance import Relaxed
 from speccompile.errors import InvalidOption, UnknownTier
-from speccompile.lowering import called
-from speccompile.lowering.called import DRAFTER, KernelCall, kernels_called
+from speccompile.lowering import kernel_list as called
+from speccompile.lowering.kernel_list import DRAFTER, KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 LAYERS = 2
 ATTENTION = ["partial_attention", "combine_attention"]
@@ -86,7 +86,7 @@ def test_relaxed_acceptance_is_an_op_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
     with wrapped(acceptance=Relaxed(1, 2), policy="fixed:3") as spec:
         calls = kernels_called(spec.tiers[3].graph, "cuda", {})
-    assert names(calls, "step", "triton")["speccompile.near_first: near_places"] == 1
+    assert names(calls, "step", "triton")["speccompile.is_within_top: within_top_places"] == 1
     assert not [call for call in calls if "topk" in call.name or "sort" in call.name]
 
 

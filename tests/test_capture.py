@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
 from speccompile.errors import UnsupportedModel
-from speccompile.families.tiny import causal_lm_families, tiny_model
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.step_graph import StepGraph
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 SLOTS, PLACES = 3, 68  # of max_batch=2, max_len=64 and a widest step of 4
 

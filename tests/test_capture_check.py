@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel
-from speccompile.families.tiny import causal_lm_families, tiny_model
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.verify import verify
 from speccompile.graph_capture import attention
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.check import check_capture
-from speccompile.graph_capture.graph import StepGraph
 from speccompile.graph_capture.masks import Mask
 from speccompile.lowering.backends import Eager
-from speccompile.passes.verify import verify
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 Run = Callable[..., Any]
 

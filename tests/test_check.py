@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.lowering.tier import Tier
-from speccompile.passes import greedy_accept
+from speccompile.passes.step import greedy_accept
 from speccompile.runtime.check import END, Difference, first_difference
 
 VOCAB = 128
@@ -62,7 +62,7 @@ def careless(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) 
         patch.setattr(greedy_accept, "greedy_accept", accepts)
         # Stored steps are those of the sources, which are right.
         folder = tmp_path_factory.mktemp("careless")
-        patch.setattr("speccompile.storage.cache_dir", lambda: folder)
+        patch.setattr("speccompile.utils.storage.cache_dir", lambda: folder)
         return wrap(model)
 
 

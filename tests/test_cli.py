@@ -21,7 +21,7 @@ from speccompile.cli.progress import show_tasks
 from speccompile.cli.prompts import BUILT_IN
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, SpecCompileError
-from speccompile.progress import listener, task
+from speccompile.utils.progress import listener, task
 
 QUICK = ["--tiers", "0,3", "--backend", "eager"]
 

@@ -11,8 +11,8 @@ import pytest
 import speccompile
 from speccompile import modes
 from speccompile.cli import arguments, commands
-from speccompile.families.survey import Verdict
 from speccompile.lowering.backends import BACKENDS
+from speccompile.tools.families.survey import Verdict
 
 PROGRAM = """
 import sys

@@ -10,9 +10,9 @@ from torch import fx
 
 import speccompile
 from speccompile.errors import CaptureMismatch
+from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture import capture as capture_module
 from speccompile.graph_capture.counted_positions import lookup, own_positions
-from speccompile.graph_capture.graph import StepGraph
 
 # Learned positions behind an offset, sines in a table, and a look-up by indexing.
 FAMILIES = ("bart", "marian", "whisper")

@@ -10,19 +10,19 @@ import torch
 from test_finished import OwnMode
 
 from speccompile.acceptance.typical import likely_enough
-from speccompile.described import NotDescribed, described
 from speccompile.modes.ngram import NGram
-from speccompile.passes.verify_inputs import VerifyInputs
+from speccompile.passes.step.verify_inputs import VerifyInputs
+from speccompile.utils.stable_key import NoStableKey, stable_key
 
 
 def test_what_describes_a_pass() -> None:
     same = [NGram(3, 1).propose, NGram(3, 1).propose]
-    assert described(same[0]) == described(same[1]) != described(NGram(2, 1).propose)
-    assert described(VerifyInputs(3, 4)) != described(VerifyInputs(3, 5))
+    assert stable_key(same[0]) == stable_key(same[1]) != stable_key(NGram(2, 1).propose)
+    assert stable_key(VerifyInputs(3, 4)) != stable_key(VerifyInputs(3, 5))
     keeps = [functools.partial(likely_enough, threshold=value) for value in (0.3, 0.3, 0.4)]
-    assert described(keeps[0]) == described(keeps[1]) != described(keeps[2])
-    assert json.loads(json.dumps(described(keeps))) == described(keeps)
-    assert described(1) != described(1.0) != described("1.0") and described(True) != described(1)
+    assert stable_key(keeps[0]) == stable_key(keeps[1]) != stable_key(keeps[2])
+    assert json.loads(json.dumps(stable_key(keeps))) == stable_key(keeps)
+    assert stable_key(1) != stable_key(1.0) != stable_key("1.0") and stable_key(True) != stable_key(1)
     for foreign in (OwnMode(), OwnMode().propose, lambda: None, torch.zeros(1), object(), {1: object()}):
-        with pytest.raises(NotDescribed):
-            described(foreign)
+        with pytest.raises(NoStableKey):
+            stable_key(foreign)

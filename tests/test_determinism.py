@@ -10,11 +10,11 @@ import torch
 from tiny import tiny_llama
 
 import speccompile
+from speccompile.compiler.determinism import everywhere, prove_deterministic
 from speccompile.errors import DeterministicUnavailable
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.backends import Eager
-from speccompile.lowering.determinism import everywhere, prove_deterministic
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 Run = Callable[..., Any]
 

@@ -22,7 +22,7 @@ def registered_modes_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def the_largest_tier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long this machine takes for it."""
-    monkeypatch.setattr("speccompile.plan.default_policy", lambda draft_lens, **_: Fixed(draft_lens[-1]))
+    monkeypatch.setattr("speccompile.compiler.plan.default_policy", lambda draft_lens, **_: Fixed(draft_lens[-1]))
 
 
 def test_custom_drafter(capsys: pytest.CaptureFixture[str]) -> None:

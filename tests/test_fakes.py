@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speccompile.graph_capture import fakes
-from speccompile.graph_capture.fakes import fake, faking, kind, result_of
+from speccompile.graph import fakes
+from speccompile.graph.fakes import fake, faking, kind, result_of
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 import speccompile
 from speccompile import Speculator
-from speccompile.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 TIERS = (0, 3)
 NEW_TOKENS = 24

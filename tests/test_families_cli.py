@@ -19,14 +19,14 @@ from typer.testing import CliRunner, Result
 from speccompile import Speculator, wrap
 from speccompile.cli import app
 from speccompile.errors import CannotBeTiny, InvalidInput, UnknownFamily, UnsupportedModel
-from speccompile.families import causal_lm_families, find_families, tiny_model
-from speccompile.families.survey import NEW_TOKENS, PERIODS, ROWS, TIERS, RandomTier, Row, Verdict, survey
 from speccompile.runtime.stats import Stats
+from speccompile.tools.families import causal_lm_families, find_families, tiny_model
+from speccompile.tools.families.survey import NEW_TOKENS, PERIODS, ROWS, TIERS, RandomTier, Row, Verdict, survey
 
 NAMES = ["llama", "bloom", "mamba2", "qwen3_next", "gemma4_assistant"]
 VERDICTS = [Verdict.EXACT, Verdict.EXACT, Verdict.REFUSED, Verdict.REFUSED, Verdict.NOT_MADE]
 
-survey_module = importlib.import_module("speccompile.families.survey")
+survey_module = importlib.import_module("speccompile.tools.families.survey")
 command_module = importlib.import_module("speccompile.cli.families")
 
 
@@ -252,7 +252,7 @@ def raises(error: Exception) -> Any:
 
 
 def test_an_error_of_somebody_elses_is_broken_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speccompile.plan.inspect_model", raises(KeyError("head_dim")))
+    monkeypatch.setattr("speccompile.compiler.plan.inspect_model", raises(KeyError("head_dim")))
     row = surveyed()
     assert (row.verdict, row.error) == ("broken", "KeyError")
     assert row.reason.startswith("KeyError: 'head_dim' (speccompile/plan.py:")
@@ -262,7 +262,9 @@ def test_a_refusal_after_wrap_is_broken(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Speculator, "generate", raises(InvalidInput(name="input_ids", reason="it is late")))
     row = surveyed()
     assert (row.verdict, row.error) == ("broken", "InvalidInput")
-    assert row.reason.startswith("InvalidInput: input_ids is not valid: it is late (speccompile/families/survey.py:")
+    assert row.reason.startswith(
+        "InvalidInput: input_ids is not valid: it is late (speccompile/tools/families/survey.py:"
+    )
 
 
 def test_without_transformers_text_there_is_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:

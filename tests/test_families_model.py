@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 import speccompile
 from speccompile import Speculator
-from speccompile.families.tiny import Family, tiny_model
+from speccompile.tools.families.tiny import Family, tiny_model
 
 
 def wrap(model: PreTrainedModel, **options: Any) -> Speculator:

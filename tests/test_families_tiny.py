@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.errors import CannotBeTiny, InvalidOption, SpecCompileError
-from speccompile.families import Family, causal_lm_families, tiny_config, tiny_model
-from speccompile.families.tiny import PLAIN_VOCAB, VOCAB
+from speccompile.tools.families import Family, causal_lm_families, tiny_config, tiny_model
+from speccompile.tools.families.tiny import PLAIN_VOCAB, VOCAB
 
 # fmt: off
 FULL = [

@@ -14,19 +14,20 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import BatchEncoding, LlamaForCausalLM
 
 import speccompile
+from speccompile.compiler import step_store as finished
 from speccompile.errors import Degraded, PassError
+from speccompile.graph.printing import to_python
 from speccompile.modes.ngram import NGram
-from speccompile.passes import finished
 from speccompile.passes.pipeline import Pipeline
-from speccompile.passes.printing import to_python
-from speccompile.storage import CacheFolder, digest
+from speccompile.utils import sources
+from speccompile.utils.storage import CacheFolder, digest
 
 MODEL = "the captured model"
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     return tmp_path
 
 
@@ -152,13 +153,13 @@ def test_the_digest_of_the_code_covers_every_file(tmp_path: Path, monkeypatch: p
     Path(tmp_path, "inner").mkdir()
     file = Path(tmp_path, "inner", "a_pass.py")
     file.write_text("x = 1\n")
-    monkeypatch.setattr(finished, "PACKAGE", tmp_path)
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path)
     digests = set()
     for change in (lambda: None, lambda: file.write_text("x = 2\n"), lambda: file.rename(Path(tmp_path, "b.py"))):
         change()
-        digests.add(finished.sources.__wrapped__())
+        digests.add(sources.sources.__wrapped__())
     Path(tmp_path, "kernel.cpp").touch()
-    assert len(digests | {finished.sources.__wrapped__()}) == 4
+    assert len(digests | {sources.sources.__wrapped__()}) == 4
 
 
 def test_a_damaged_step_is_made_again(model: LlamaForCausalLM, own_cache: Path, ran: list[str]) -> None:
@@ -200,8 +201,8 @@ def test_a_folder_that_cannot_be_written_is_told(
 ) -> None:
     file = own_cache / "file"
     file.touch()
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: file)
-    monkeypatch.setattr("speccompile.storage._spare", [])
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: file)
+    monkeypatch.setattr("speccompile.utils.storage._spare", [])
     with pytest.warns(Degraded, match="cannot be written .* SPECCOMPILE_CACHE") as warned:
         wrap(model).close()
     assert len(warned) == 1

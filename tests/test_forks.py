@@ -19,9 +19,9 @@ from tiny import greedy, random_prompt, tiny_llama
 
 import speccompile
 from speccompile import Speculator
-from speccompile.building import one_build
 from speccompile.errors import CannotCopy, Closed, ForkedSpeculator
 from speccompile.hidden_states import SaveHiddenStates
+from speccompile.utils.build_lock import one_build
 
 PROMPT = random_prompt(9, seed=1)
 NEW = 12

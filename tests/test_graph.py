@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from speccompile.graph_capture.graph import Anchors, Port, StepGraph
-from speccompile.graph_capture.state import N, StateSpec, resolve_layout
+from speccompile.graph.state import N, StateSpec, resolve_layout
+from speccompile.graph.step_graph import Anchors, Port, StepGraph
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -20,9 +20,9 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import CannotSave, ModelChanged, ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.guards import ModelGuard, altering, own_code, plain_settings
+from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
-from speccompile.graph_capture.support import inspect_model
-from speccompile.storage import CacheFolder
+from speccompile.utils.storage import CacheFolder
 
 PROMPT = [3, 1, 4, 1, 5]
 NEW = 8

@@ -16,10 +16,10 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import LoweringError
-from speccompile.graph_capture.body import Body
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.body import Body
+from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import inductor
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 4), (3, 7), (1, 32), (2, 33)]
@@ -30,7 +30,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What other tests compiled is not found here."""
     folder = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("speccompile.storage.cache_dir", lambda: folder)
+        patch.setattr("speccompile.utils.storage.cache_dir", lambda: folder)
         yield
 
 
@@ -265,7 +265,7 @@ def test_weights_are_read_and_not_folded_in() -> None:
 @pytest.fixture
 def nothing_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(inductor, "_artifacts", {})
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
 
 
 @pytest.fixture

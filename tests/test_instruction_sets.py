@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from torch._inductor import cpu_vec_isa as isas
 
-from speccompile.lowering.instruction_sets import instruction_sets, try_vectors
+from speccompile.utils.instruction_sets import instruction_sets, try_vectors
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tiny import tiny_llama
 import speccompile
 from speccompile.lowering import kernels
 from speccompile.lowering.kernels import Kernels
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ from tiny import captured, tiny_llama
 from torch import fx
 
 from speccompile.errors import AnchorError
-from speccompile.graph_capture.body import size_of
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import primes_clear_of
+from speccompile.graph.body import size_of
+from speccompile.graph.state import primes_clear_of
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.verify import verify
 from speccompile.lowering.backends import Eager
-from speccompile.passes.local_sizes import factors, keep_sizes_local
-from speccompile.passes.verify import verify
+from speccompile.passes.target.local_sizes import factors, keep_sizes_local
 
 
 def is_size(node: fx.Node) -> bool:

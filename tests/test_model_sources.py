@@ -18,11 +18,12 @@ from huggingface_hub import constants, hf_hub_url
 from tokenizers import pre_tokenizers
 from typer.testing import CliRunner
 
-from speccompile import hub, pretrained
+from speccompile import pretrained
 from speccompile.cli import app
 from speccompile.errors import PretrainedError
-from speccompile.hub import check_reachable
-from speccompile.model_names import check_model_name, is_hub_id
+from speccompile.utils import hub
+from speccompile.utils.hub import check_reachable
+from speccompile.utils.model_names import check_model_name, is_hub_id
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCAB = 64, 128, 4, 2, 16, 257
 SHAPES = {

@@ -14,7 +14,7 @@ from tiny import tiny_llama
 import speccompile
 from speccompile import modes
 from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes import registry
 from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.early_exit import EarlyExit

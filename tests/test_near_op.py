@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import speccompile.lowering.ops  # noqa: F401  defines the op
+import speccompile.ops  # noqa: F401  defines the op
 
-near_first = torch.ops.speccompile.near_first
+is_within_top = torch.ops.speccompile.is_within_top
 INF = float("inf")
 
 
@@ -26,15 +26,15 @@ def test_it_is_what_sorting_finds(scores: list[float], draft: int, allowed: floa
     near = draft in best[:top_k] and probs[draft] > 0 and probs[draft] >= max(probs) - allowed - 1e-9
     # Another row, and places behind the drafts, are nobody's.
     places = torch.stack([torch.stack([row, row.flip(0)]), torch.full((2, len(scores)), 9.0).double()]).float()
-    found = near_first(places, torch.tensor([[draft], [0]]), torch.tensor([allowed, -1.0]), top_k)
+    found = is_within_top(places, torch.tensor([[draft], [0]]), torch.tensor([allowed, -1.0]), top_k)
     assert found.tolist() == [[near], [False]]
 
 
 @pytest.mark.parametrize("scores", [[1.0, float("nan"), 2.0], [-INF] * 3])
 def test_where_nothing_is_sure_nothing_is_near(scores: list[float]) -> None:
     for draft in range(3):
-        assert not near_first(torch.tensor([[scores]]), torch.tensor([[draft]]), torch.tensor([INF]), 3)
+        assert not is_within_top(torch.tensor([[scores]]), torch.tensor([[draft]]), torch.tensor([INF]), 3)
 
 
 def test_without_drafts() -> None:
-    assert near_first(torch.zeros(2, 1, 5), torch.zeros(2, 0, dtype=torch.int64), torch.ones(2), 3).shape == (2, 0)
+    assert is_within_top(torch.zeros(2, 1, 5), torch.zeros(2, 0, dtype=torch.int64), torch.ones(2), 3).shape == (2, 0)

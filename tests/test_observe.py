@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from speccompile.errors import UnsupportedModel
-from speccompile.families.tiny import causal_lm_families, tiny_config, tiny_model
+from speccompile.graph.state import KVShape
 from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
-from speccompile.graph_capture.observe import Observation, Place, extra_inputs, observe, takes
-from speccompile.graph_capture.state import KVShape
-from speccompile.graph_capture.support import inspect_model
+from speccompile.graph_capture.model_info import inspect_model
+from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, observe, takes
+from speccompile.tools.families.tiny import causal_lm_families, tiny_config, tiny_model
 
 FAMILIES = {family.name: family for family in causal_lm_families()}
 F32 = torch.float32
@@ -310,7 +310,7 @@ def test_modules_in_training_mode_stay_so_and_nothing_asks_for_gradients() -> No
 
 def test_place_is_the_module_that_raised() -> None:
     model = tiny_llama()
-    place = Place(model)
+    place = ModuleTracker(model)
     assert str(place) == "it "
     with place.followed(), torch.no_grad():
         model(torch.arange(3)[None])

@@ -11,11 +11,11 @@ from tiny import captured, tiny_llama
 from torch import fx, nn
 
 from speccompile.errors import AnchorError
-from speccompile.families.tiny import causal_lm_families, tiny_model
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.passes.choose_attention import ChooseAttention
-from speccompile.passes.outline import OutlineLayers
-from speccompile.passes.verify import verify
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.verify import verify
+from speccompile.passes.target.choose_attention import ChooseAttention
+from speccompile.passes.target.outline import OutlineLayers
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 aten = torch.ops.aten
 

@@ -15,15 +15,15 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile import build as build_module
-from speccompile import package
-from speccompile import stages as stages_module
 from speccompile.acceptance import Exact, Typical
+from speccompile.compiler import build as build_module
+from speccompile.compiler import frontend as stages_module
+from speccompile.compiler import package
 from speccompile.errors import CannotSave, Closed, CorruptPackage, ForeignPackage, LoweringError, ModelInTraining
-from speccompile.families.tiny import causal_lm_families, tiny_model
 from speccompile.lowering import inductor
 from speccompile.passes.pipeline import Pipeline
-from speccompile.runtime.policy import Fixed
+from speccompile.runtime.policy_controller import Fixed
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31}
 
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31}
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """An empty cache folder, and another empty one at each call."""
     folders = [tmp_path / "cache"]
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: folders[-1])
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: folders[-1])
     return lambda: folders.append(tmp_path / f"cache{len(folders)}")
 
 
@@ -157,7 +157,7 @@ def test_code_of_the_users_own_is_named_before_anything_is_compiled(
 ) -> None:
     spec = speccompile.wrap(model, "ngram", **OPTIONS, **{name: value})
     # Known before anything is compiled for it.
-    monkeypatch.setattr("speccompile.speculator.saved_files", pytest.fail)
+    monkeypatch.setattr("speccompile.speculator.speculator.saved_files", pytest.fail)
     with pytest.raises(CannotSave, match=rf"^{name} cannot be saved"):
         spec.save(tmp_path / "tiny.spec")
     assert not list(tmp_path.glob("*.spec*")) and not list(tmp_path.glob(".*"))
@@ -166,7 +166,7 @@ def test_code_of_the_users_own_is_named_before_anything_is_compiled(
 def test_a_place_that_cannot_be_written_is_known_before_anything_is_compiled(
     model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speccompile.speculator.saved_files", pytest.fail)
+    monkeypatch.setattr("speccompile.speculator.speculator.saved_files", pytest.fail)
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
         with pytest.raises(FileNotFoundError, match=r"tiny\.spec"):
             spec.save(tmp_path / "no folder" / "tiny.spec")
@@ -365,7 +365,9 @@ def test_an_artifact_that_inductor_does_not_take_is_told(
     monkeypatch.setattr(inductor, "_artifacts", {})
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
         graph = spec.stages["outline"].graph
-    inductor.bring({inductor.artifact_name(graph.bodies["decoder_layer"], graph.device): b"something else"})
+    inductor.use_package_objects(
+        {inductor.artifact_name(graph.bodies["decoder_layer"], graph.device): b"something else"}
+    )
     with pytest.raises(LoweringError, match="Inductor could not load what was compiled before"):
         inductor.compiled_bodies(graph)
 

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speccompile.passes.commit import commit
-from speccompile.passes.draft_chain import join
-from speccompile.passes.drafts import no_drafts, proposed_drafts, useful_lens
-from speccompile.passes.greedy_accept import greedy_accept
-from speccompile.passes.last_logits import at_index
-from speccompile.passes.verify_inputs import first_places, newest_and_drafts, prompt_chunk
+from speccompile.ops.commit import commit
+from speccompile.passes.step.draft_chain import join
+from speccompile.passes.step.drafts import no_drafts, proposed_drafts, useful_lens
+from speccompile.passes.step.greedy_accept import greedy_accept
+from speccompile.passes.step.last_logits import at_index
+from speccompile.passes.step.verify_inputs import first_places, newest_and_drafts, prompt_chunk
 
 # --- acceptance ----------------------------------------------------------------------------------
 

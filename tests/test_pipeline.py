@@ -14,11 +14,11 @@ from torch import fx
 
 import speccompile
 from speccompile.errors import MissingFact, NothingMatched, PassOrderError, UnknownStage, VerifierError
-from speccompile.graph_capture.graph import Anchors, Port, StepGraph
-from speccompile.graph_capture.state import resolve_layout
+from speccompile.graph.state import resolve_layout
+from speccompile.graph.step_graph import Anchors, Port, StepGraph
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.pipeline import Pipeline
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 
 def small_graph() -> StepGraph:

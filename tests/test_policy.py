@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from speccompile.errors import InvalidPolicy, UnknownTier, UserError
 from speccompile.policies import ScheduleUpTo
-from speccompile.runtime.policy import Fixed, Policy, Schedule, check_tier, parse_policy
+from speccompile.runtime.policy_controller import Fixed, Policy, Schedule, check_tier, parse_policy
 
 TIERS = (0, 1, 3, 7)
 

@@ -11,7 +11,7 @@ from tiny import tiny_llama
 from torch import fx
 
 import speccompile
-import speccompile.lowering.ops.native  # defines the ops
+import speccompile.ops.native  # defines the ops
 from speccompile.lowering.pooled import runs_on_ours
 
 aten = torch.ops.aten

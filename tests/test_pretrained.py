@@ -19,8 +19,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from speccompile import paths, pretrained
+from speccompile import pretrained
 from speccompile.errors import PretrainedError
+from speccompile.utils import paths
 
 GGUF = b"the pinned file"
 

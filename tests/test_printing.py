@@ -15,11 +15,11 @@ from torch import fx, nn
 
 import speccompile
 from speccompile.errors import LoweringError
-from speccompile.graph_capture.graph import Anchors, Port, StepGraph
-from speccompile.graph_capture.state import resolve_layout
-from speccompile.passes.pipeline import Stage
-from speccompile.passes.printing import load_python, to_python
-from speccompile.speculator import Speculator
+from speccompile.graph.printing import load_python, to_python
+from speccompile.graph.stage import Stage
+from speccompile.graph.state import resolve_layout
+from speccompile.graph.step_graph import Anchors, Port, StepGraph
+from speccompile.speculator.speculator import Speculator
 
 MODES = ("none", "ngram", "early_exit")
 
@@ -87,7 +87,7 @@ def test_every_file_imports_only_torch_and_our_ops(spec: Speculator) -> None:
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module)
-        assert imported == {"torch", "speccompile.stage_ops"}, stage
+        assert imported == {"torch", "speccompile.lowering.stage_ops"}, stage
         assert "__import__" not in stage.python and "importlib" not in stage.python
         # Nothing but functions and the guarded main: what step computes depends on its inputs alone.
         kinds = [type(node) for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]

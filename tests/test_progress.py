@@ -56,7 +56,7 @@ def test_parts_of_a_wrap_that_fails_are_reported_as_ended(monkeypatch: pytest.Mo
     def fails(*_: Any) -> None:
         raise CaptureError("not this one")
 
-    monkeypatch.setattr("speccompile.build.check_capture", fails)
+    monkeypatch.setattr("speccompile.compiler.build.check_capture", fails)
     reports = Reports()
     with pytest.raises(CaptureError, match="not this one"):
         wrapped(progress=reports)
@@ -110,4 +110,4 @@ def test_without_a_compiler_a_wrap_warns_its_caller(monkeypatch: pytest.MonkeyPa
 def test_ops_that_cannot_be_built_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "load_cpu_ops", lambda: "the C++ compiler failed: no disk")
     with pytest.warns(Degraded, match=r"the C\+\+ compiler failed: no disk.*torch's own linears"):
-        assert not kernels._Coming(True, "ours", True).settled().native
+        assert not kernels._PendingKernels(True, "ours", True).settled().native

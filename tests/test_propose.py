@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import PassError
-from speccompile.graph_capture.state import N, StateSpec
+from speccompile.graph.state import N, StateSpec
 from speccompile.modes import ReadyMode, registry
 from tests.tiny import admitted, tiny_llama
 

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.step_graph import StepGraph
 
 LENGTH = 40
 

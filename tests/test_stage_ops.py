@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from tiny import tiny_llama
 
-import speccompile.stage_ops
+import speccompile.lowering.stage_ops
+from speccompile.compiler.frontend import build_stages
+from speccompile.compiler.plan import make_plan
 from speccompile.errors import LoweringError
-from speccompile.lowering.tier import Kind
-from speccompile.plan import make_plan
-from speccompile.stages import build_stages
+from speccompile.graph.keys import Kind
 
 RUN_ALL = """
 import runpy, sys
@@ -72,6 +72,6 @@ def test_every_printed_stage_runs_in_a_process_of_its_own(tmp_path: Path) -> Non
 
 
 def test_a_stage_names_the_reason_when_the_compiled_ops_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speccompile.stage_ops.load_cpu_ops", lambda: "no C++ compiler was found")
+    monkeypatch.setattr("speccompile.lowering.stage_ops.load_cpu_ops", lambda: "no C++ compiler was found")
     with pytest.raises(LoweringError, match=r"no C\+\+ compiler was found\. .* backend='eager'"):
-        speccompile.stage_ops.load_compiled()
+        speccompile.lowering.stage_ops.load_compiled()

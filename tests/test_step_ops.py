@@ -12,9 +12,9 @@ from tiny import tiny_llama
 import speccompile
 from speccompile.acceptance import Forced
 from speccompile.errors import InvalidOption
-from speccompile.graph_capture.support import inspect_model
+from speccompile.graph_capture.model_info import inspect_model
 from speccompile.lowering.kernels import ON_CUDA, choose_kernels
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 1, 9, 1, 9, 1, 2, 3, 9, 1]])
 

@@ -13,14 +13,14 @@ import pytest
 from tiny import tiny_llama
 
 import speccompile
-from speccompile import storage
 from speccompile.errors import Degraded
-from speccompile.storage import KEPT_SECONDS, LEFT_ALONE_SECONDS, CacheFolder
+from speccompile.utils import storage
+from speccompile.utils.storage import KEPT_SECONDS, LEFT_ALONE_SECONDS, CacheFolder
 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CacheFolder:
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     return CacheFolder()
 
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_read_is_not_there(folder: CacheFolder) -> None:
 
 def test_a_failed_write_leaves_nothing(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.path("steps/in_the_way").mkdir(parents=True)
-    monkeypatch.setattr("speccompile.storage._spare", [])
+    monkeypatch.setattr("speccompile.utils.storage._spare", [])
     with pytest.warns(Degraded, match="every other one builds it again"):
         folder.write("steps/in_the_way", b"data")
     assert [path.name for path in folder.path("steps").iterdir()] == ["in_the_way"]
@@ -113,7 +113,7 @@ def test_what_a_read_only_folder_lacks_is_kept_for_the_process_with_one_warning(
 
 def test_a_folder_of_the_process_goes_with_it() -> None:
     code = (
-        "from speccompile.storage import spare_dir; from pathlib import Path; "
+        "from speccompile.utils.storage import spare_dir; from pathlib import Path; "
         "folder = spare_dir(Path('x'), OSError()); (folder / 'file').touch(); print(folder)"
     )
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)

@@ -12,20 +12,20 @@ from tiny import captured, tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
-from speccompile import build as build_module
-from speccompile import stages as stages_module
+from speccompile.compiler import build as build_module
+from speccompile.compiler import frontend as stages_module
 from speccompile.errors import CaptureMismatch, UnsupportedModel
-from speccompile.families.tiny import causal_lm_families, tiny_model
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.printing import to_python
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
-from speccompile.graph_capture.support import inspect_model
-from speccompile.passes.printing import to_python
-from speccompile.storage import CacheFolder
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.utils.storage import CacheFolder
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     return tmp_path
 
 

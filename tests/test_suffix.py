@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import InvalidOption
-from speccompile.modes.suffix_trie import Speculation, Trie, search
+from speccompile.ops.suffix_trie import Speculation, Trie, search
 from speccompile.runtime.measure import measure_tiers
 
 USUAL = Speculation(8, 1.0, 0.0, 0.1)

@@ -27,8 +27,8 @@ from speccompile.errors import (
     UnsupportedDtype,
     UnsupportedModel,
 )
-from speccompile.families.tiny import causal_lm_families, tiny_model
-from speccompile.graph_capture.support import decoder_layers, inspect_model, module_path, named_tensors
+from speccompile.graph_capture.model_info import decoder_layers, inspect_model, module_path, named_tensors
+from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 
 
 def family(name: str, **overrides: Any) -> PreTrainedModel:

@@ -11,12 +11,12 @@ from torch import fx, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from speccompile.errors import AnchorError, NothingMatched
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.passes.choose_attention import ChooseAttention
-from speccompile.passes.choose_linear import KeepLinears
-from speccompile.passes.outline import OutlineLayers
+from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.pipeline import Pipeline
-from speccompile.passes.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.target.choose_attention import ChooseAttention
+from speccompile.passes.target.choose_linear import KeepLinears
+from speccompile.passes.target.outline import OutlineLayers
 
 LAYERS, TOKENS = 6, 9
 

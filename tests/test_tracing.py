@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import fx
 
-from speccompile.graph_capture import tracing
-from speccompile.graph_capture.fakes import fake
-from speccompile.graph_capture.tracing import Tracer
-from speccompile.passes.draft_chain import go_on, side_by_side
-from speccompile.passes.drafter import at_most
+from speccompile.graph import tracing
+from speccompile.graph.fakes import fake
+from speccompile.graph.tracing import Tracer
+from speccompile.modes.network.passes import at_most
+from speccompile.passes.step.draft_chain import go_on, side_by_side
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from speccompile.errors import VerifierError
-from speccompile.graph_capture.body import Body
-from speccompile.graph_capture.graph import Anchors, Port, StepGraph
-from speccompile.graph_capture.state import N, StateSpec, resolve_layout
-from speccompile.passes.verify import verify, written
+from speccompile.graph.body import Body
+from speccompile.graph.state import N, StateSpec, resolve_layout
+from speccompile.graph.step_graph import Anchors, Port, StepGraph
+from speccompile.graph.verify import verify, written
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from speccompile.errors import Degraded
-from speccompile.warn import warn_caller
+from speccompile.utils.warn import warn_caller
 
 INSIDE = """
 import contextlib
-from speccompile.warn import warn_caller
+from speccompile.utils.warn import warn_caller
 
 @contextlib.contextmanager
 def manager():

@@ -10,7 +10,7 @@ import pytest
 
 COUNT = """
 import os, threading, time, torch
-from speccompile.lowering.workers import release_workers
+from speccompile.utils.workers import release_workers
 
 def threads():
     # One that ends is listed for a moment longer.

@@ -25,6 +25,7 @@ from transformers import (
 
 import speccompile
 from speccompile import Speculator
+from speccompile.compiler.plan import make_plan
 from speccompile.errors import (
     LONGEST_VALUE,
     InvalidOption,
@@ -42,7 +43,6 @@ from speccompile.errors import (
     UnsupportedModel,
     shown,
 )
-from speccompile.plan import make_plan
 
 # The module; the package's attribute of that name is the function.
 WRAP = sys.modules[speccompile.wrap.__module__]

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from speccompile import Speculator, errors
+from speccompile.compiler.pipelines import prefill_widths
 from speccompile.errors import (
     Closed,
     EmptyPrompt,
@@ -27,8 +28,7 @@ from speccompile.errors import (
     UnknownOption,
     UnknownTier,
 )
-from speccompile.lowering.tier import TierKey
-from speccompile.pipelines import prefill_widths
+from speccompile.graph.keys import TierKey
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from speccompile.graph.arena import Arena
+from speccompile.graph.state import core_state, kv_state, resolve_layout
+from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
-from speccompile.graph_capture.graph import Route, StepGraph
+from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.observe import Observation, observe
-from speccompile.graph_capture.state import core_state, kv_state, resolve_layout
-from speccompile.graph_capture.support import ModelInfo, inspect_model
-from speccompile.runtime.arena import Arena
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
 

@@ -11,7 +11,7 @@ from benchmarks.gpu.budget import Figures
 from benchmarks.gpu.rates import RATE
 from benchmarks.gpu.timing import synchronize
 from speccompile import Speculator
-from speccompile.runtime.policy import Fixed
+from speccompile.runtime.policy_controller import Fixed
 
 #: Name and the rate at which a draft is accepted.
 PHASES = (("low", 0.1), ("high", 0.95), ("low again", 0.1))

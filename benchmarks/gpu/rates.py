@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 
 from speccompile.acceptance import Rule
-from speccompile.acceptance.keep import keep_passes
-from speccompile.graph_capture.state import StateSpec
-from speccompile.lowering.tier import Kind
+from speccompile.acceptance.lossy import keep_passes
+from speccompile.graph.keys import Kind
+from speccompile.graph.state import StateSpec
+from speccompile.ops.noise import FORCED, coins
 from speccompile.passes.base import Pass
-from speccompile.sampling.noise import FORCED, coins
 
 RATE = "forced_rate"
 

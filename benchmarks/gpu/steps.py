@@ -12,8 +12,8 @@ from benchmarks.gpu.floor import kv_bytes, weight_bytes
 from benchmarks.gpu.rates import RATE
 from benchmarks.gpu.timing import interleaved, synchronize
 from speccompile import Speculator
+from speccompile.compiler.pipelines import tier_name
 from speccompile.lowering.tier import Tier, bind
-from speccompile.pipelines import tier_name
 
 #: Steps that follow one another without a pause are timed as one: in between nothing waits for the host.
 TOGETHER = 8

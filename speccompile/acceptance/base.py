@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from speccompile.graph_capture.state import StateSpec
-from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.tier import Kind
+from speccompile.graph.keys import Kind
+from speccompile.graph.state import StateSpec
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.passes.base import Pass
 
 

@@ -13,12 +13,12 @@ from torch import fx
 
 from speccompile.acceptance.base import Rule
 from speccompile.errors import PassError
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.lowering.tier import Kind
+from speccompile.graph.keys import Kind
+from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.noise import COINS, RESIDUAL, coins, gumbel
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.greedy_accept import GreedyAccept, drafts_of
-from speccompile.passes.sample import ProcessLogits, probabilities
-from speccompile.sampling.noise import COINS, RESIDUAL, coins, gumbel
+from speccompile.passes.step.greedy_accept import GreedyAccept, drafts_of
+from speccompile.passes.step.sample import ProcessLogits, probabilities
 
 #: :meth:`CoinRule.judge`.
 Judge = Callable[..., tuple[torch.Tensor, torch.Tensor]]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from speccompile.acceptance.base import Rule
-from speccompile.lowering.tier import Kind
+from speccompile.graph.keys import Kind
 from speccompile.passes.base import Pass
-from speccompile.passes.greedy_accept import GreedyAccept
-from speccompile.passes.sample import ExactAccept, ProcessLogits
+from speccompile.passes.step.greedy_accept import GreedyAccept
+from speccompile.passes.step.sample import ExactAccept, ProcessLogits
 
 
 @dataclass(frozen=True)

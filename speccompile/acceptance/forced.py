@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.keep import keep_passes
+from speccompile.acceptance.lossy import keep_passes
 from speccompile.acceptance.replay import STATE, CountSteps, replayed, trace_problem, trace_state
 from speccompile.errors import InvalidOption
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import StateSpec
-from speccompile.lowering.tier import Kind
+from speccompile.graph.keys import Kind
+from speccompile.graph.state import StateSpec
+from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.noise import FORCED, SEEDS, coins
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.drafts import set_drafts, useful_lens
-from speccompile.sampling.noise import FORCED, SEEDS, coins
+from speccompile.passes.step.drafts import set_drafts, useful_lens
 
 VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 
@@ -97,7 +97,7 @@ class Forced(Rule):
 
     def passes(self, kind: Kind) -> list[Pass]:
         if self.trace is None:
-            return keep_passes(partial(so_many, rule=self), kind)
+            return keep_passes(partial(forced_count, rule=self), kind)
         return [*keep_passes(partial(replayed, period=len(self.trace)), kind, STATE), CountSteps()]
 
     def explain(self) -> str:
@@ -127,7 +127,7 @@ def from_environment() -> Forced | None:
     return Forced(value) if value else None
 
 
-def so_many(
+def forced_count(
     scores: torch.Tensor, drafts: torch.Tensor, text: torch.Tensor, length: torch.Tensor, *, rule: Forced
 ) -> torch.Tensor:
     """Which drafts pass, ``[B, K]``: one coin a row and step, for all places, from length and newest token."""

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 
 import torch
 
-import speccompile.lowering.ops  # noqa: F401  defines the ops
+import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.keep import keep_passes, number_problem
+from speccompile.acceptance.lossy import keep_passes, number_problem
 from speccompile.errors import InvalidOption
-from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.tier import Kind
+from speccompile.graph.keys import Kind
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.passes.base import Pass
 
-near_first = torch.ops.speccompile.near_first
+is_within_top = torch.ops.speccompile.is_within_top
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Relaxed(Rule):
     def passes(self, kind: Kind) -> list[Pass]:
         options: dict[str, Any] = {"begin": self.begin, "end": self.end, "top_k": self.top_k, "delta": self.delta}
         if self.trtllm_compat:
-            return keep_passes(partial(near_enough_in_trtllm, **options), kind, ("prompt_length",))
-        return keep_passes(partial(near_enough, **options), kind)
+            return keep_passes(partial(within_top_in_trtllm, **options), kind, ("prompt_length",))
+        return keep_passes(partial(within_top, **options), kind)
 
     def explain(self) -> str:
         return (
@@ -108,7 +108,7 @@ def thinking(
     return last_begin > last_end
 
 
-def near_enough(
+def within_top(
     scores: torch.Tensor,
     drafts: torch.Tensor,
     text: torch.Tensor,
@@ -123,10 +123,10 @@ def near_enough(
     thinks = thinking(text, length, begin=begin, end=end)
     # Below 0 nothing is near.
     allowed = torch.full_like(length, -1.0, dtype=torch.float32).masked_fill(thinks, delta)
-    return first(scores, drafts) | near_first(scores, drafts, allowed, top_k)
+    return first(scores, drafts) | is_within_top(scores, drafts, allowed, top_k)
 
 
-def near_enough_in_trtllm(
+def within_top_in_trtllm(
     scores: torch.Tensor,
     drafts: torch.Tensor,
     text: torch.Tensor,
@@ -142,7 +142,7 @@ def near_enough_in_trtllm(
     """Which drafts pass, ``[B, K]``."""
     thinks = thinking(text, length, begin=begin, end=end, end_from=prompt_length[slots])
     allowed = torch.zeros_like(length, dtype=torch.float32).masked_fill(thinks, delta)
-    return first(scores, drafts) | near_first(scores, drafts, allowed, top_k)
+    return first(scores, drafts) | is_within_top(scores, drafts, allowed, top_k)
 
 
 def first(scores: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:

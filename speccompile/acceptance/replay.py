@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import K, N, StateSpec
+from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 #: Most steps of a trace. The tensor has this size whatever the trace, so that sizes do not depend on it.

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.keep import keep_passes, number_problem
+from speccompile.acceptance.lossy import keep_passes, number_problem
 from speccompile.errors import InvalidOption
-from speccompile.lowering.tier import Kind
+from speccompile.graph.keys import Kind
 from speccompile.passes.base import Pass
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from speccompile.errors import UnknownBackend, UnknownMode
-from speccompile.model_names import MODEL_HELP
+from speccompile.utils.model_names import MODEL_HELP
 
 # Names that `speccompile.modes` and `speccompile.lowering.backends` define; these import torch.
 _MODES = (

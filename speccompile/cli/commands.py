@@ -22,11 +22,11 @@ from speccompile.cli.arguments import (
 )
 from speccompile.cli.session import one_line_errors, parse_layers, parse_options, parse_tiers
 from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, UnknownTier
-from speccompile.hub import check_reachable
-from speccompile.model_names import check_model_name, is_hub_id
 from speccompile.policies import parse_policy, read_policy
-from speccompile.policy_lab.cost_tables import TABLES
-from speccompile.policy_lab.made import TRACES
+from speccompile.tools.policy_lab.cost_tables import TABLES
+from speccompile.tools.policy_lab.synthetic import TRACES
+from speccompile.utils.hub import check_reachable
+from speccompile.utils.model_names import check_model_name, is_hub_id
 
 app = typer.Typer(
     name="speccompile",

@@ -22,11 +22,11 @@ from rich.table import Table
 
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
-from speccompile.families.family import Family, causal_lm_families, find_families
-from speccompile.families.survey import Row, Verdict, survey
 from speccompile.lowering.backends import Eager, choose_backend
-from speccompile.lowering.cpu.library import cpu_ops, lacking
-from speccompile.progress import listening
+from speccompile.ops.cpu.library import cpu_ops, lacking
+from speccompile.tools.families.family import Family, causal_lm_families, find_families
+from speccompile.tools.families.survey import Row, Verdict, survey
+from speccompile.utils.progress import listening
 
 # Wide enough for a reason beside the names, where no terminal says how wide it is.
 _WIDTH = 120

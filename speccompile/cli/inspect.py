@@ -14,13 +14,13 @@ from speccompile import modes, wrap
 from speccompile.cli.models import load_model
 from speccompile.cli.session import session
 from speccompile.cli.tables import buffers_table, kernels_table, stages_table, tiers_table, weights_line
-from speccompile.graph_capture.state import Layout
-from speccompile.lowering.called import kernels_called
-from speccompile.lowering.tier import Kind
+from speccompile.compiler.frontend import build_stages
+from speccompile.compiler.plan import make_plan
+from speccompile.graph.keys import Kind
+from speccompile.graph.stage import Stages
+from speccompile.graph.state import Layout
+from speccompile.lowering.kernel_list import kernels_called
 from speccompile.modes.auto import first_that_works
-from speccompile.passes.pipeline import Stages
-from speccompile.plan import make_plan
-from speccompile.stages import build_stages
 
 
 @dataclass(frozen=True)

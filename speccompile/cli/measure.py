@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.runtime.check import Difference, first_difference
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 TRANSFORMERS = "transformers generate"
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from speccompile import pretrained
 from speccompile.errors import EmptyPrompt, InvalidOption
-from speccompile.model_names import TINY, is_gguf
+from speccompile.utils.model_names import TINY, is_gguf
 
 # Every max_len has compiled code of its own, so nearby needs share one.
 _MAX_LEN_STEP = 512

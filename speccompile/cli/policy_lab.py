@@ -12,12 +12,12 @@ from rich.table import Table
 from speccompile.cli.session import one_line_errors, parse_tiers
 from speccompile.errors import InvalidOption
 from speccompile.policies import CostTable, Fixed, Ladder, parse_policy
-from speccompile.policy_lab.cost_tables import TABLES, cost_table
-from speccompile.policy_lab.made import TRACES, made_texts
-from speccompile.policy_lab.plot import plot
-from speccompile.policy_lab.simulate import Outcome, oracle, simulate
-from speccompile.policy_lab.texts import Text
-from speccompile.policy_lab.trace import read_trace
+from speccompile.tools.policy_lab.cost_tables import TABLES, cost_table
+from speccompile.tools.policy_lab.plot import plot
+from speccompile.tools.policy_lab.simulate import Outcome, oracle, simulate
+from speccompile.tools.policy_lab.synthetic import TRACES, synthetic_texts
+from speccompile.tools.policy_lab.texts import Text
+from speccompile.tools.policy_lab.trace import read_trace
 
 ORACLE = "oracle"
 
@@ -70,7 +70,7 @@ def _load(
     named = costs or "cpu"
     if trace in TRACES:
         draft_lens = draft_lens or (0, 1, 3, 7)
-        return made_texts(trace, seed), cost_table(named, draft_lens), f"{named!r}", draft_lens, False, 0.0
+        return synthetic_texts(trace, seed), cost_table(named, draft_lens), f"{named!r}", draft_lens, False, 0.0
     recorded = read_trace(trace, draft_lens)
     draft_lens = draft_lens or recorded.draft_lens
     table, whose = recorded.costs, "of the trace"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from speccompile.pretrained import show_when_slow
-from speccompile.progress import listening
+from speccompile.utils.progress import listening
 
 
 @contextlib.contextmanager

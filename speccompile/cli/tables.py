@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from rich.table import Table
 
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import Layout, StateTensor
-from speccompile.lowering.called import KernelCall, KernelKind
-from speccompile.passes.pipeline import Stage, Stages
+from speccompile.graph.stage import Stage, Stages
+from speccompile.graph.state import Layout, StateTensor
+from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering.kernel_list import KernelCall, KernelKind
 
 _TEXT = ("tokens", "length", "prompt_length", "limit", "alive", "eos")
 _SHOWN_CHANGES = 3

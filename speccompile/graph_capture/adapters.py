@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.errors import ModelInTraining, UnsupportedModel
-from speccompile.graph_capture.support import in_training
+from speccompile.graph_capture.model_info import in_training
 
 #: Tokens of the forward by which a PEFT model is compared with what is inside.
 COMPARED_TOKENS = 8

@@ -10,8 +10,8 @@ from torch import fx
 from transformers import PreTrainedModel
 
 from speccompile.errors import AnchorError
-from speccompile.graph_capture.graph import Anchors
-from speccompile.graph_capture.support import decoder_layers, module_path
+from speccompile.graph.step_graph import Anchors
+from speccompile.graph_capture.model_info import decoder_layers, module_path
 
 
 @dataclass(frozen=True)

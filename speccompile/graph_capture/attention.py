@@ -21,9 +21,9 @@ import torch
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
-import speccompile.lowering.ops  # noqa: F401  registers torch.ops.speccompile
+import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
+from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.cache import SlotCache, StepCache
-from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
 
 ROUTES: tuple[Route, ...] = ("attention", "eager")

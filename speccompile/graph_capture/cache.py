@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache
 
+from speccompile.graph.state import KVShape
 from speccompile.graph_capture.masks import Unfit
-from speccompile.graph_capture.state import KVShape
 
 RECURRENT = "keeps a recurrent or linear-attention state, which cannot be rewound to the accepted tokens yet"
 

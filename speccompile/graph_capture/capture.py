@@ -12,20 +12,20 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel, told
+from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel, error_line
+from speccompile.graph.state import Layout, primes_clear_of
+from speccompile.graph.step_graph import Port, StepGraph
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
 from speccompile.graph_capture.export import exported
-from speccompile.graph_capture.graph import Port, StepGraph
 from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.masks import MaskLog
-from speccompile.graph_capture.observe import Observation, Place, extra_inputs, takes
-from speccompile.graph_capture.own_thread import unheard
+from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
+from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, takes
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
-from speccompile.graph_capture.state import Layout, primes_clear_of
-from speccompile.graph_capture.support import ModelInfo, is_quantised, named_tensors
+from speccompile.utils.tracer_isolation import silenced
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     except RuntimeError as error:
         raise UnsupportedModel(
             model=info.name,
-            reason=f"its shapes do not fit a cache of {layout.cache_len} places ({told(error)}); "
+            reason=f"its shapes do not fit a cache of {layout.cache_len} places ({error_line(error)}); "
             f"use a smaller max_len (now {layout.max_len})",
         ) from error
     return step if takes(model, "position_ids") else own_positions(step)
@@ -133,18 +133,18 @@ def _export(
     dynamic = torch.export.Dim.DYNAMIC
     both = {0: dynamic, 1: dynamic}
     shapes = (both, both, {0: dynamic}, [both] * len(observed.kv), [both] * len(observed.kv))
-    place = Place(model)
+    place = ModuleTracker(model)
     with altering(model), captured_by(model, observed.route), fixed_rotary(model), place.followed():
         try:
             # torch prints the unfinished graph to stderr before it raises.
-            with unheard():
+            with silenced():
                 program = exported(Step(model, observed), inputs, shapes)
         except SpecCompileError:
             raise
         except GuardOnDataDependentSymNode as error:
             raise _untraceable(model, info, f"{place}computes sizes from data (an expert loop?)") from error
         except Exception as error:
-            raise _untraceable(model, info, f"{place}cannot be exported: {told(error)}") from error
+            raise _untraceable(model, info, f"{place}cannot be exported: {error_line(error)}") from error
     for node in program.graph.nodes:
         if free_unbacked_symbols(node.meta.get("val")):
             path, kind = (list(node.meta.get("nn_module_stack", {}).values()) or [("it", "")])[-1]

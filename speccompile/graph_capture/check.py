@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel, told
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel, error_line
+from speccompile.graph.arena import Arena
+from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.guards import altering
+from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
 from speccompile.graph_capture.observe import takes
-from speccompile.graph_capture.support import ModelInfo, decoder_layers, special_tokens
-from speccompile.runtime.arena import Arena
 
 # Share of the largest logit by which two correct forwards of one model may differ.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -110,7 +110,7 @@ class Probe:
                 rows = [model(input_ids=row[None], use_cache=False, **only).logits[:, -kept:] for row in text]
                 own = _decoded(model, text[:1], only)
         except Exception as error:
-            raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {told(error)}") from error
+            raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {error_line(error)}") from error
         expected = torch.cat(rows)
         difference = min(_differences(own, expected[0, -own.shape[0] :]))
         if difference > TOLERANCE[info.dtype] * float(expected.abs().max()):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.step_graph import StepGraph
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.fx import config
 
-from speccompile.building import one_build
-from speccompile.graph_capture.own_thread import exported_alone
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.tracer_isolation import exported_alone
 
 
 def exported(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:

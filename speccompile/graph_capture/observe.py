@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.errors import UnsupportedModel, told
+from speccompile.errors import UnsupportedModel, error_line
+from speccompile.graph.state import KVShape
+from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
-from speccompile.graph_capture.graph import Route
 from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
-from speccompile.graph_capture.state import KVShape
-from speccompile.graph_capture.support import ModelInfo, decoder_layers
+from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 
 ROWS, WIDTH = 2, 5
 # Lengths that a cache pretends to have: one inside of every table, one behind every border.
@@ -72,7 +72,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     positions = torch.arange(WIDTH, device=info.device).repeat(ROWS, 1)
     cache = RecordingCache()
     run = Running(cache, positions, MaskLog())
-    place = Place(model)
+    place = ModuleTracker(model)
     with altering(model), place.followed():
         try:
             logits = _logits(model, info, route, run)
@@ -85,7 +85,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
                 raise Unfit(f"{place}does not attend through transformers' attention interface") from error
             if failed := _own_failure(model, info):
                 raise Unfit(f"{place}fails in its own forward too, without a cache: {failed}") from error
-            raise Unfit(f"{place}does not run over a KV cache: {told(error)}") from error
+            raise Unfit(f"{place}does not run over a KV cache: {error_line(error)}") from error
     kv = cache.observed
     if not kv:
         raise Unfit(_no_cache(model))
@@ -109,7 +109,7 @@ def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
     except Exception as error:
         mixed = sorted({str(parameter.dtype) for parameter in model.parameters()})
         note = f" (its weights are in {', '.join(mixed)}; load it in one dtype)" if len(mixed) > 1 else ""
-        return f"{told(error)}{note}"
+        return f"{error_line(error)}{note}"
     return None
 
 
@@ -162,7 +162,7 @@ def _first_layer(model: PreTrainedModel) -> str:
     return f"{path}.0 ({type(layers[0]).__name__})"
 
 
-class Place:
+class ModuleTracker:
     """The module that runs: what an error message names."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import fx, nn
 
 from speccompile.errors import CaptureError
+from speccompile.graph.state import Layout
+from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, Port, StepGraph
 from speccompile.graph_capture.capture import input_ports, weight_port
-from speccompile.graph_capture.graph import SIZE_OPERATORS, Anchors, Port, StepGraph
-from speccompile.graph_capture.state import Layout
-from speccompile.graph_capture.support import named_tensors
+from speccompile.graph_capture.model_info import named_tensors
 
 # What export leaves in a graph besides torch ops: arithmetic on sizes, and the choice of one of several results.
 _OPERATORS = {f"operator.{f.__name__}": f for f in SIZE_OPERATORS}

@@ -19,16 +19,18 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.state import KVShape, Layout
+from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.guards import own_code, plain_settings
 from speccompile.graph_capture.masks import ForeignMask, Mask
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.serialize import from_json, to_json
-from speccompile.graph_capture.state import KVShape, Layout
-from speccompile.graph_capture.support import ModelInfo
-from speccompile.storage import Storage, digest
+from speccompile.utils.storage import Storage, digest
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
+# Their code decides what a capture is.
+ROOMS = ("graph", "graph_capture", "ops", "utils")
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _head_key(head: nn.Module, info: ModelInfo) -> str:
         if key not in every and not isinstance(value, torch.Tensor) and not _is_derived(module, key)
     ]
     beside = {path for source in _sources(head) for path in source.parent.glob("*.py")}
-    code = _digests(beside | {*PACKAGE.parent.rglob("*.py")})
+    code = _digests(beside | {*PACKAGE.rglob("*.py")})
     return digest("\n".join(["head", *_parts(head, info), *settings, *code]))[:32]
 
 
@@ -164,7 +166,9 @@ def _sources(module: nn.Module) -> set[Path]:
     found = {inspect.getsourcefile(type(part)) for part in module.modules()}
     torchs = Path(torch.__file__).parent
     files = {Path(source) for source in found if source is not None}
-    return {path for path in files if torchs not in path.parents} | {*PACKAGE.glob("*.py")}
+    return {path for path in files if torchs not in path.parents} | {
+        path for room in ROOMS for path in (PACKAGE / room).glob("*.py")
+    }
 
 
 def _digests(paths: Iterable[Path]) -> list[str]:

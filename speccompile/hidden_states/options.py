@@ -11,10 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidOption
-from speccompile.graph_capture.state import N, S, StateSpec
-from speccompile.graph_capture.support import decoder_layers
-from speccompile.heads.eagle3_config import default_taps
-from speccompile.passes.tap_hidden import Tap
+from speccompile.graph.state import N, S, StateSpec
+from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.passes.step.tap_hidden import Tap, default_taps
 
 WHERE = "saving hidden states"
 #: What stands for the final norm's output among layers.

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
-from speccompile.errors import CorruptRecords, told
+from speccompile.errors import CorruptRecords, error_line
 from speccompile.hidden_states.options import FINAL, SaveHiddenStates
 
 FORMAT = 1
@@ -142,7 +142,7 @@ def read_header(path: Path) -> tuple[About, list[str]] | None:
         if described["format"] == FORMAT:
             return _about(described), list(described["ids"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise CorruptRecords(path=str(path), reason=told(error)) from error
+        raise CorruptRecords(path=str(path), reason=error_line(error)) from error
     reason = f"its format is {described['format']}, and this version reads {FORMAT}"
     raise CorruptRecords(path=str(path), reason=reason)
 
@@ -161,4 +161,4 @@ def read_record(path: Path, index: int, id: str, layers: tuple[int, ...]) -> Rec
         with safe_open(path, "pt") as file:
             return Record(id, layers=layers, **{field: file.get_tensor(f"{index}.{field}") for field in FIELDS})
     except (OSError, SafetensorError) as error:
-        raise CorruptRecords(path=str(path), reason=told(error)) from error
+        raise CorruptRecords(path=str(path), reason=error_line(error)) from error

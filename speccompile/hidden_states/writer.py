@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from speccompile.errors import InvalidOption, RecordsNotWritten, told
+from speccompile.errors import InvalidOption, RecordsNotWritten, error_line
 from speccompile.hidden_states.claim import Claim
 from speccompile.hidden_states.options import WHERE, SaveHiddenStates
 from speccompile.hidden_states.reader import SavedHiddenStates
@@ -39,7 +39,7 @@ class RecordWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._claim = Claim(self.folder, self._prefix, about)
         except OSError as error:
-            raise self._invalid(f"it cannot be written ({told(error)})") from error
+            raise self._invalid(f"it cannot be written ({error_line(error)})") from error
         try:
             self._number, there = self._look_around()
         except BaseException:
@@ -67,7 +67,7 @@ class RecordWriter:
                 if re.fullmatch(rf"\.{name}\.partial", found):
                     (self.folder / found).unlink()
         except OSError as error:
-            raise self._invalid(f"it cannot be written ({told(error)})") from error
+            raise self._invalid(f"it cannot be written ({error_line(error)})") from error
         there = SavedHiddenStates(self.folder)
         if there.about not in (None, self._about):
             reason = f"it has records of {there.about}, and these would be of {self._about}; give another folder"
@@ -158,7 +158,7 @@ class RecordWriter:
     def _raise_failure(self) -> None:
         error = self._failure or self._lost
         if error is not None:
-            raise RecordsNotWritten(folder=str(self.folder), reason=told(error)) from error
+            raise RecordsNotWritten(folder=str(self.folder), reason=error_line(error)) from error
 
     def _write(self, records: list[Record]) -> None:
         self._number += 1

@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import torch
 
 from speccompile.errors import Degraded, NeedsCuda, UnknownBackend
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph.arena import Arena
+from speccompile.graph.printing import callable_of, load_python, to_python
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
 from speccompile.lowering.inductor import compiled_bodies, compiled_code, compiled_files
-from speccompile.lowering.instruction_sets import instruction_sets
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
-from speccompile.passes.printing import callable_of, load_python, to_python
-from speccompile.runtime.arena import Arena
-from speccompile.warn import warn_caller
+from speccompile.utils.instruction_sets import instruction_sets
+from speccompile.utils.warn import warn_caller
 
 
 class Backend(Protocol):

@@ -28,18 +28,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import profiler
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from speccompile.building import one_build
-from speccompile.errors import LoweringError, told
-from speccompile.graph_capture.body import Body, size_of
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import primes_clear_of
-from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.lowering.cpu.shims import shims
-from speccompile.lowering.machine import machine
-from speccompile.lowering.machine_code import install, machine_code
-from speccompile.passes.finished import sources
-from speccompile.progress import task
-from speccompile.storage import CacheFolder, digest
+from speccompile.errors import LoweringError, error_line
+from speccompile.graph.body import Body, size_of
+from speccompile.graph.state import primes_clear_of
+from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering.object_code import install, machine_code
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.cpu.shims import shims
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.machine import machine
+from speccompile.utils.progress import task
+from speccompile.utils.sources import sources
+from speccompile.utils.storage import CacheFolder, digest
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ def compiled_files(graph: StepGraph) -> dict[str, bytes]:
     return artifacts | {f"{MACHINE_CODE}/{name}": data for name, data in machine_code([*artifacts.values()]).items()}
 
 
-def bring(files: Mapping[str, bytes]) -> None:
+def use_package_objects(files: Mapping[str, bytes]) -> None:
     """Make known what another process compiled: those of ``files`` that :func:`compiled_files` made."""
     parts = [(*name.partition("/")[::2], data) for name, data in files.items()]
     install({name: data for folder, name, data in parts if folder == MACHINE_CODE})
@@ -211,7 +211,7 @@ def _read(name: str, data: bytes) -> CompiledArtifact:
             return CompiledArtifact.load(path=str(path), format="binary")
         except Exception as error:
             raise LoweringError(
-                f"Inductor could not load what was compiled before ({told(error)}). Delete {name} in the cache "
+                f"Inductor could not load what was compiled before ({error_line(error)}). Delete {name} in the cache "
                 "folder, or wrap the model instead of loading a package, to compile again"
             ) from error
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speccompile.errors import Degraded
-from speccompile.graph_capture.support import ModelInfo
-from speccompile.lowering.cpu.library import cpu_ops, lacking, load_cpu_ops, vector_name
-from speccompile.progress import task
-from speccompile.warn import warn_caller
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.ops.cpu.library import cpu_ops, lacking, load_cpu_ops, vector_name
+from speccompile.utils.progress import task
+from speccompile.utils.warn import warn_caller
 
 
 @dataclass(frozen=True)
 class Kernels:
     """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: commit
-    and n-gram match are single ops (:mod:`speccompile.passes.step_ops`). ``reason`` says why, for
+    and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``reason`` says why, for
     ``explain()``."""
 
     native: bool
@@ -27,7 +27,7 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class _Coming(Kernels):
+class _PendingKernels(Kernels):
     """The C++ ops while they are being built: what there most likely will be."""
 
     def settled(self) -> Kernels:
@@ -59,7 +59,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     if missing:
         return _stock(missing)
     cpu_ops()
-    return _Coming(True, "ours", True)
+    return _PendingKernels(True, "ours", True)
 
 
 def _stock(missing: str) -> Kernels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.step_graph import StepGraph
 
 aten = torch.ops.aten
 ops = torch.ops.speccompile

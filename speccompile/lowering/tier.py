@@ -6,42 +6,16 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from speccompile.graph_capture.graph import Port, StepGraph
-from speccompile.lowering.workers import in_pool
-from speccompile.passes.finished import FinishedStep
-from speccompile.passes.pipeline import Stages
-from speccompile.runtime.arena import Arena
-
-#: ``greedy``; ``sampled``, with the whole pipeline; ``scored``, which also records what tokens were chosen from.
-Kind = Literal["greedy", "sampled", "scored"]
-#: Each one serves what those in front of it serve.
-KINDS: tuple[Kind, ...] = ("greedy", "sampled", "scored")
-#: A prompt's last chunk chooses a token, as a step of that kind does; those in front of it are ``inner`` ones.
-#: ``prompt_scored`` ones, whichever they are, are ``scored`` and record the prompt's own log-probabilities besides.
-ChunkKind = Kind | Literal["inner", "prompt_scored"]
-#: Of a tier: draft length, rows, kind. Of a prefill chunk: width, kind.
-TierName = tuple[int, int, Kind]
-PrefillName = tuple[int, ChunkKind]
-
-
-@dataclass(frozen=True)
-class TierKey:
-    """Rows B, verify width T, the kind of step or of prompt chunk, and how many tokens of a prompt a mixed step reads
-    along."""
-
-    rows: int
-    width: int
-    sampling: ChunkKind = "greedy"
-    prompt_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """That the target reads in one run."""
-        return self.rows * self.width
+from speccompile.graph.arena import Arena
+from speccompile.graph.finished import FinishedStep
+from speccompile.graph.keys import PrefillName, TierKey, TierName
+from speccompile.graph.stage import Stages
+from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.utils.workers import in_pool
 
 
 @dataclass(frozen=True)

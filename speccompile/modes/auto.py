@@ -14,8 +14,9 @@ from typing import Any, ClassVar, TypeVar
 from transformers import PretrainedConfig, PreTrainedModel
 
 from speccompile.errors import InvalidHead, InvalidOption, SpecCompileError
-from speccompile.heads import Eagle3Head, MtpHead
-from speccompile.modes.mtp_weights import mtp_modules
+from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.mtp.find_weights import mtp_modules
+from speccompile.modes.mtp.head import MtpHead
 from speccompile.pretrained import SMOLLM2
 
 #: Most slots whose suffix tries are read: the CPU does so row by row, while n-grams are looked for in all rows at once.

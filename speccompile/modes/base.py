@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidOption
-from speccompile.graph_capture.draft_network import DraftNetwork
-from speccompile.graph_capture.state import K, N, StateSpec
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
+from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.drafts import ReadDrafts
-from speccompile.passes.propose import Propose, ProposeFunction
+from speccompile.passes.step.drafts import ReadDrafts
+from speccompile.passes.step.propose import Propose, ProposeFunction
 
 #: A row's text and Kmax to at most so many draft tokens, or None.
 HostDraft = Callable[[list[int], int], Sequence[int] | None]
@@ -85,7 +85,7 @@ class Mode(ABC):
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftNetwork | None:
         """A network of the mode's own, which is captured beside the target ``model`` and copied into steps by
-        :func:`speccompile.passes.drafter.forward_drafter`. Its KV is state of the arena.
+        :func:`speccompile.modes.network.passes.forward_drafter`. Its KV is state of the arena.
 
         Args:
             max_len: most tokens of a sequence.

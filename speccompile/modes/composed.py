@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 
 from speccompile.errors import InvalidOption
-from speccompile.graph_capture.state import StateSpec
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph.state import StateSpec
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import ReadyMode
-from speccompile.passes.propose import ProposeFunction
+from speccompile.passes.step.propose import ProposeFunction
 
 
 @dataclass(frozen=True)

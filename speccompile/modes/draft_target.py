@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedModel
 
-from speccompile.graph_capture.draft_model import DraftModel
+from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
-from speccompile.graph_capture.support import ModelInfo, inspect_model
-from speccompile.modes.draft_models import check_same_vocabulary, load_draft
-from speccompile.modes.network_mode import SplitMode
+from speccompile.modes.network.draft_model import DraftModel
+from speccompile.modes.network.draft_models import check_same_vocabulary, load_draft
+from speccompile.modes.network.network_mode import SplitMode
+from speccompile.modes.network.passes import DraftByNetwork, ReadAlong
+from speccompile.modes.network.split import ReadChunk, ReadNewest, StoreDrafts
 from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.drafter import DraftByNetwork, ReadAlong
-from speccompile.passes.drafts import NoDrafts
-from speccompile.passes.split import ReadChunk, ReadNewest, StoreDrafts
+from speccompile.passes.step.drafts import NoDrafts
 
 SELF_INT8 = "self:int8"
 
@@ -33,7 +33,7 @@ class DraftTarget(SplitMode):
             target's dtype); or ``"self:int8"``: the target itself with weights rounded to int8.
         draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
             the draft model was made for (``max_position_embeddings``).
-        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network_mode.NetworkMode`.
+        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
     """
 

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from torch import fx
 
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Pass
-from speccompile.passes.draft_chain import DraftChain, Forward
+from speccompile.passes.step.draft_chain import DraftChain, Forward
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from typing import ClassVar
 
 import torch
 
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import ReadyMode
+from speccompile.ops.ngram import continue_match
 from speccompile.passes.base import Pass
-from speccompile.passes.propose import Propose
+from speccompile.passes.step.propose import Propose
 
 
 @dataclass(frozen=True)
@@ -42,29 +43,8 @@ class NGram(ReadyMode):
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Continue the text as it went on behind the match, around again where that reaches the text's end."""
-        capacity = tokens.shape[1]
-        places = torch.arange(capacity, device=tokens.device)
-        newest = length[:, None] - 1
-
-        # matched[b, i]: how many tokens that end at place i equal the text's newest ones, up to max_ngram.
-        matched = torch.zeros_like(tokens)
-        equal = places < newest
-        for back in range(self.max_ngram):
-            suffix_token = tokens.gather(1, (newest - back).clamp(min=0))
-            shifted = torch.roll(tokens, back, dims=1)
-            equal = equal & (places >= back) & (newest >= back) & (shifted == suffix_token)
-            matched = matched + equal
-
-        # Longest first, then most recent; a key of 0 is no match.
-        key = torch.where(matched >= self.min_ngram, matched * capacity + places, 0).amax(1)
-        found = key > 0
-        distance = torch.where(found, newest[:, 0] - key % capacity, 1)
-
-        offsets = torch.arange(draft_len, device=tokens.device)
-        source = newest + 1 - distance[:, None] + offsets % distance[:, None]
-        drafts = tokens.gather(1, source.clamp(min=0, max=capacity - 1))
-        return drafts, torch.where(found, draft_len, 0)
+        """Continue the text as it went on after the match; see :func:`speccompile.ops.ngram.continue_match`."""
+        return continue_match(tokens, length, self.max_ngram, self.min_ngram, draft_len)
 
     def commit_passes(self) -> list[Pass]:
         # A mode that proposes something else is no match.

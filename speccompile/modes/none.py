@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Pass
-from speccompile.passes.drafts import NoDrafts
+from speccompile.passes.step.drafts import NoDrafts
 
 
 @dataclass(frozen=True)

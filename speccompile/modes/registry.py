@@ -14,14 +14,14 @@ from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.composed import Composed
 from speccompile.modes.draft_target import DraftTarget
-from speccompile.modes.eagle3 import Eagle3, Eagle3OneModel
+from speccompile.modes.eagle3.mode import Eagle3, Eagle3OneModel
 from speccompile.modes.early_exit import EarlyExit
-from speccompile.modes.mtp import Mtp
-from speccompile.modes.mtp_eagle import MtpEagle, MtpEagleOneModel
+from speccompile.modes.mtp.eagle_mode import MtpEagle, MtpEagleOneModel
+from speccompile.modes.mtp.mode import Mtp
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
 from speccompile.modes.save_hidden_states import SaveHiddenStatesMode
-from speccompile.modes.suffix import Suffix
+from speccompile.modes.suffix.mode import Suffix
 from speccompile.modes.user_provided import UserProvided
 
 ENTRY_POINTS = "speccompile.modes"

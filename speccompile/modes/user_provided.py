@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from speccompile.graph_capture.state import StateSpec
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph.state import StateSpec
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import HostDraft, Mode, proposal_state
 from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.drafts import ReadDrafts
-from speccompile.passes.propose import Propose
+from speccompile.passes.step.drafts import ReadDrafts
+from speccompile.passes.step.propose import Propose
 
 
 @dataclass(frozen=True)

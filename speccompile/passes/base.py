@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from speccompile.graph_capture.graph import StepGraph
+from speccompile.graph.step_graph import StepGraph
 
 Facts = frozenset[str]
 

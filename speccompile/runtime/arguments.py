@@ -21,8 +21,8 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from speccompile.errors import InvalidOption, UnknownOption
-from speccompile.plain import plain
 from speccompile.sampling import OPTIONS
+from speccompile.utils.numbers import python_numbers
 
 #: Parameters and fields that ``generate`` reads itself. The last line is this project's own.
 HEEDED = (
@@ -67,7 +67,7 @@ class Refusal:
     changes_text: bool = True
 
     def passes(self, value: Any) -> bool:
-        value = plain(value)
+        value = python_numbers(value)
         return value is None or (isinstance(value, bool | int | float | str) and value in self.neutral)
 
 

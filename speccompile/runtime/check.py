@@ -10,10 +10,10 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from speccompile.graph_capture.guards import altering
-from speccompile.lowering.cpu.rounded import as_packed
+from speccompile.ops.cpu.rounded import as_packed
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode
-from speccompile.runtime.policy import Fixed
+from speccompile.runtime.policy_controller import Fixed
 from speccompile.runtime.request import Params
 from speccompile.runtime.target import Target
 from speccompile.sampling.user import Processor

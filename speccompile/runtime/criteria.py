@@ -14,8 +14,8 @@ from transformers import (
     StopStringCriteria,
 )
 
-from speccompile.called_for_rows import own_copy
 from speccompile.errors import InvalidInput
+from speccompile.utils.row_copies import own_copy
 
 #: These answer for each line of the ids by itself and remember no row.
 _OF_ANY_ROW = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)

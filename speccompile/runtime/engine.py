@@ -14,17 +14,17 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import Closed, InvalidOption
-from speccompile.forks import in_child
 from speccompile.hidden_states.records import RecordOrder
-from speccompile.plain import plain
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
-from speccompile.runtime.interrupts import deferred_interrupts
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
-from speccompile.runtime.records import Records, Wanted, check_flag, check_kept
 from speccompile.runtime.request import Params, Request
+from speccompile.runtime.score_records import RecordRequest, Records, check_flag, check_kept
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.target import EosTokens, Target
 from speccompile.runtime.turns import Turns
+from speccompile.utils.forks import in_child
+from speccompile.utils.interrupts import deferred_interrupts
+from speccompile.utils.numbers import python_numbers
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Engine(Turns):
         max_new_tokens = self._target.new_tokens("submit", max_new_tokens, len(prompt))
         check_streamer(streamer)
         check_tokenizer(tokenizer)
-        priority = plain(priority)
+        priority = python_numbers(priority)
         if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
             reason = f"it has to be an int in {-(2**63)} .. {2**63 - 1}"
             raise InvalidOption(where="submit", name="priority", value=priority, reason=reason)
@@ -161,7 +161,7 @@ class Engine(Turns):
             priority=priority,
             reuse=not prompt_logprobs,
             tokenizer=tokenizer,
-            wanted=Wanted(logprobs, prompt_logprobs, output_logits, output_scores),
+            wanted=RecordRequest(logprobs, prompt_logprobs, output_logits, output_scores),
             num_draft_tokens=num_draft_tokens,
         )
         criteria = make_criteria(stop, tokenizer, stopping_criteria)

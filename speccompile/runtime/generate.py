@@ -11,17 +11,17 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCrit
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.errors import Closed, InvalidInput, OutputTruncated, QueueFull
-from speccompile.plain import plain
 from speccompile.runtime.arguments import Settings, read_settings
 from speccompile.runtime.criteria import criteria_of_row
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.inputs import read_count, read_num_draft_tokens, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.outputs import as_output, read_outputs
-from speccompile.runtime.records import Wanted, check_flag
 from speccompile.runtime.request import Params, Request
+from speccompile.runtime.score_records import RecordRequest, check_flag
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
+from speccompile.utils.numbers import python_numbers
 
 
 def generate(
@@ -42,7 +42,7 @@ def generate(
     record: bool,
     options: dict[str, Any],
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """:meth:`~speccompile.speculator.Speculator.generate`.
+    """:meth:`~speccompile.speculator.speculator.Speculator.generate`.
 
     Args:
         lengths_and_ends: fields of a GenerationConfig, by name; None is not given.
@@ -78,7 +78,7 @@ def generate(
         tuple(eos),
         sampling,
         patient=True,
-        wanted=wanted or Wanted(),
+        wanted=wanted or RecordRequest(),
         num_draft_tokens=num_draft_tokens,
     )
     input_ids = input_ids.repeat_interleave(copies, dim=0)
@@ -88,7 +88,7 @@ def generate(
 
 
 def _one_token(name: str, value: Any) -> int | None:
-    value = plain(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
+    value = python_numbers(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
     if not (value is None or (isinstance(value, int) and not isinstance(value, bool))):
         raise InvalidInput(name=name, reason=f"it must be one token id, got {value!r}")
     return value
@@ -110,7 +110,7 @@ def _begun(
 def _least_new_tokens(options: dict[str, Any], settings: Settings, width: int) -> dict[str, Any]:
     """``min_length`` as the new tokens that it asks for: transformers counts padding as part of the prompt."""
     asked = options.get("min_length")
-    least = plain(settings.config.min_length if asked is None else asked)
+    least = python_numbers(settings.config.min_length if asked is None else asked)
     if not isinstance(least, int) or isinstance(least, bool) or least < 0:
         # None, or for the pipeline to refuse.
         return {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 
-from speccompile.errors import DraftFailed, told
+from speccompile.errors import DraftFailed, error_line
+from speccompile.graph.arena import Arena
 from speccompile.modes.base import HostDraft
-from speccompile.runtime.arena import Arena
 from speccompile.runtime.request import Request
 
 
@@ -39,7 +39,7 @@ class HostDrafter:
             answer = self._draft(request.prompt + request.new_tokens, wanted)
             drafts = [] if answer is None else [_whole(token) for token in answer]
         except Exception as error:
-            raise DraftFailed(reason=f"it raised {told(error)}") from error
+            raise DraftFailed(reason=f"it raised {error_line(error)}") from error
         if len(drafts) > layout.max_draft_len:
             raise DraftFailed(
                 reason=f"it proposed {len(drafts)} tokens, and the largest tier has {layout.max_draft_len}"

@@ -16,14 +16,14 @@ from speccompile.errors import (
     TooManyEosTokens,
     UnknownOption,
 )
-from speccompile.graph_capture.state import EOS_CAPACITY, Layout
-from speccompile.plain import plain
+from speccompile.graph.state import EOS_CAPACITY, Layout
 from speccompile.sampling import OPTIONS
+from speccompile.utils.numbers import python_numbers
 
 
 def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
     """Raises InvalidOption."""
-    value = plain(given)
+    value = python_numbers(given)
     good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layout.max_draft_len
     if not (good or value is None):
         reason = f"it has to be an int in 0 .. {layout.max_draft_len}, the largest tier, or None for no limit"
@@ -153,7 +153,7 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
 
 def read_count(where: str, name: str, value: Any) -> int:
     """Raises InvalidOption: it is no whole number of at least 1."""
-    count = plain(value)
+    count = python_numbers(value)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InvalidOption(where=where, name=name, value=value, reason="it has to be an int of at least 1")
     return count

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
-from speccompile.lowering.tier import KINDS, Tier, TierName
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import KINDS, TierName
+from speccompile.lowering.tier import Tier
 from speccompile.policies.costs import CostTable, TierCost
-from speccompile.progress import task
-from speccompile.runtime.arena import Arena
+from speccompile.utils.progress import task
 
 #: Timed runs of a tier, behind one that is not timed.
 REPEATS = 2

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
 
 
 def pack(arena: Arena) -> torch.Tensor:

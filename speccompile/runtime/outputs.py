@@ -9,16 +9,16 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.errors import InvalidOption
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
 from speccompile.runtime.arguments import Settings
-from speccompile.runtime.records import Wanted, check_kept
 from speccompile.runtime.request import Request
+from speccompile.runtime.score_records import RecordRequest, check_kept
 
 #: Of transformers' ``generate``, in the order of what it returns. Attentions and hidden states never leave a step.
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Wanted | None:
+def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> RecordRequest | None:
     """What is asked for beside the text; None is the text alone, as a tensor.
 
     Args:
@@ -45,7 +45,7 @@ def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Wan
             raise InvalidOption(where=where, name=name, value=value, reason=reason)
         check_kept(where, name, bool(value), arena)
         wanted[name] = bool(value)
-    return Wanted(logits=wanted["output_logits"], scores=wanted["output_scores"]) if returns_dict else None
+    return RecordRequest(logits=wanted["output_logits"], scores=wanted["output_scores"]) if returns_dict else None
 
 
 def as_output(sequences: torch.Tensor, requests: Sequence[Request]) -> GenerateDecoderOnlyOutput:

@@ -39,7 +39,7 @@ def next_width(length: int, widths: Sequence[int]) -> int:
     return covering[0] if covering else fitting[-1] if fitting else widths[0]
 
 
-class Seldom:
+class RecentMinimum:
     """What something takes that may not run for a long time."""
 
     def __init__(self) -> None:
@@ -82,8 +82,8 @@ class PrefillBudget:
         self._steps: deque[float] = deque(maxlen=STEPS)
         # By draft length.
         self._tiers: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=CHUNKS))
-        self._mixed: defaultdict[int, Seldom] = defaultdict(Seldom)
-        self._chunks = {width: Seldom() for width in widths}
+        self._mixed: defaultdict[int, RecentMinimum] = defaultdict(RecentMinimum)
+        self._chunks = {width: RecentMinimum() for width in widths}
 
     def note_step(self, draft_len: int, seconds: float) -> None:
         """A decode step of a tier took so long."""
@@ -98,7 +98,7 @@ class PrefillBudget:
         """A decode step of a tier that read a piece of a prompt along took so long."""
         self._note(self._mixed[draft_len], seconds)
 
-    def _note(self, ran: Seldom, seconds: float) -> None:
+    def _note(self, ran: RecentMinimum, seconds: float) -> None:
         for measured in (*self._chunks.values(), *self._mixed.values()):
             if measured is ran:
                 measured.note(seconds)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
-from speccompile.hidden_states.saver import Saver
-from speccompile.lowering.tier import ChunkKind, Tier, TierName
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import ChunkKind, TierName
+from speccompile.lowering.tier import Tier
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.request import Request
 from speccompile.runtime.rows import Rows
+from speccompile.runtime.saver import Saver
 from speccompile.runtime.timing import clock_of
 from speccompile.runtime.waiting import WaitingQueue
 

@@ -12,15 +12,15 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from speccompile.errors import InvalidOption, RequestFailed, told
+from speccompile.errors import InvalidOption, RequestFailed, error_line
+from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordOrder
-from speccompile.lowering.tier import Kind
-from speccompile.plain import plain
 from speccompile.runtime.listener import Listener
-from speccompile.runtime.records import Records, Wanted
+from speccompile.runtime.score_records import RecordRequest, Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.token_stream import TokenStream
 from speccompile.sampling.request import Sampling
+from speccompile.utils.numbers import python_numbers
 
 #: No two requests of a process have the same number.
 _numbers = itertools.count()
@@ -66,7 +66,7 @@ class Params:
     patient: bool = False
     reuse: bool = True
     tokenizer: PreTrainedTokenizerBase | None = None
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: RecordRequest = field(default_factory=RecordRequest)
     num_draft_tokens: int | None = None
     record: RecordOrder | None = None
 
@@ -197,7 +197,7 @@ class Request:
             RequestFailed: it ended with an error of its own, which is the cause.
             TimeoutError: it has not ended in time.
         """
-        timeout = plain(timeout)
+        timeout = python_numbers(timeout)
         if timeout is not None and not (isinstance(timeout, int | float) and timeout == timeout):
             raise InvalidOption(where="result", name="timeout", value=timeout, reason="it has to be seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -253,7 +253,7 @@ class Request:
 
     def raise_error(self) -> None:
         if self.error is not None:
-            raise RequestFailed(reason=told(self.error)) from self.error
+            raise RequestFailed(reason=error_line(self.error)) from self.error
 
     # --- for the engine --------------------------------------------------------------------------
 

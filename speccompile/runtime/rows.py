@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from speccompile.errors import UndecidedLogits
-from speccompile.hidden_states.saver import Saver
-from speccompile.lowering.tier import KINDS, Kind
-from speccompile.runtime.arena import Arena
-from speccompile.runtime.records import Record
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import KINDS, Kind
 from speccompile.runtime.request import Request, as_exception
+from speccompile.runtime.saver import Saver
+from speccompile.runtime.score_records import Record
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.sampling.allowed import ask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
 from speccompile.runtime.request import Request
 
 

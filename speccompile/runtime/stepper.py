@@ -12,21 +12,22 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from speccompile.building import one_build
-from speccompile.hidden_states.saver import Saver
-from speccompile.lowering.tier import Executables, Kind, Tier, TierName
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import Kind, TierName
+from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy, Row
-from speccompile.runtime.arena import Arena
 from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.measure import measure_tiers
-from speccompile.runtime.offers import done_of, offers
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcome, Outcomes
-from speccompile.runtime.policy import Policies
+from speccompile.runtime.policy_controller import Policies
+from speccompile.runtime.policy_inputs import done_of, policy_rows
 from speccompile.runtime.prompts import Prompts
-from speccompile.runtime.records import Record
 from speccompile.runtime.request import Request
+from speccompile.runtime.saver import Saver
+from speccompile.runtime.score_records import Record
+from speccompile.utils.build_lock import one_build
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Stepper(Prompts):
 
     def _offers(self) -> list[Row]:
         scores, reach = self.policies.learns, self._reach
-        return offers(self._rows, self.arena, self.draft_lens[-1], ready=self.ready, scores=scores, reach=reach)
+        return policy_rows(self._rows, self.arena, self.draft_lens[-1], ready=self.ready, scores=scores, reach=reach)
 
     def _tier_name(self, draft_len: int) -> TierName:
         live = len(self._rows)

@@ -12,8 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from speccompile.acceptance import Rule
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, PlaceholderToken, WeightsReplaced
 from speccompile.graph_capture.guards import ModelGuard
-from speccompile.graph_capture.support import tensor_places
-from speccompile.lowering.cpu.packing import WeightPacks
+from speccompile.graph_capture.model_info import tensor_places
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
 from speccompile.runtime.inputs import read_count, token_list
 from speccompile.sampling.host import CALLED_ON_HOST

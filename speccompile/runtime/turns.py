@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from speccompile.errors import Closed, ForkedSpeculator, InsideStep
-from speccompile.lowering.streams import stream_of_turns
-from speccompile.lowering.tier import Kind
-from speccompile.lowering.workers import release_workers
-from speccompile.runtime.interrupts import deferred_interrupts
+from speccompile.graph.keys import Kind
 from speccompile.runtime.request import Request
 from speccompile.runtime.stepper import Stepper
+from speccompile.utils.interrupts import deferred_interrupts
+from speccompile.utils.streams import stream_of_turns
+from speccompile.utils.workers import release_workers
 
 # How long a thread that drives for async readers looks away when they have everything.
 IDLE_SECONDS = 0.01

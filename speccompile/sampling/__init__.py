@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.graph_capture.state import N, StateSpec
+import speccompile.sampling.on_cuda  # noqa: F401  kernels of top-k and top-p
+from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.base import Option, Processor
 from speccompile.sampling.ends import ForcedEos, MinNewTokens

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from speccompile.errors import InvalidInput
-from speccompile.graph_capture.state import N, StateSpec, V
-from speccompile.plain import plain
+from speccompile.graph.state import N, StateSpec, V
 from speccompile.sampling.base import Option, Processor, token_problem
+from speccompile.utils.numbers import python_numbers
 
 #: (row of the batch, text so far int64 [P + new]) -> ids of the tokens that may come.
 AllowedTokensFunction = Callable[[int, torch.Tensor], Iterable[int]]
@@ -53,7 +53,9 @@ def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) 
         )
     ids = returned.tolist() if isinstance(returned, torch.Tensor | np.ndarray) else list(returned)
     ids = ids if isinstance(ids, list) else [ids]
-    ids = [item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else plain(item) for item in ids]
+    ids = [
+        item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else python_numbers(item) for item in ids
+    ]
     if not ids:
         raise InvalidInput(
             name="prefix_allowed_tokens_fn", reason="it returned no token; one at least has to be allowed"

@@ -40,7 +40,7 @@ class Automata:
         return self._moves[self._slots, now.clamp(min=0) * self._width + classes]
 
 
-def nobody_is_guided(guide_state: torch.Tensor, slots: torch.Tensor) -> bool:
+def no_row_is_guided(guide_state: torch.Tensor, slots: torch.Tensor) -> bool:
     """Asked on the CPU alone, where looking costs nothing."""
     return guide_state.device.type == "cpu" and not bool((guide_state[slots] >= 0).any())
 
@@ -56,7 +56,7 @@ def advance(
 ) -> None:
     """Move ``guide_state`` ``[N]`` of the rows' ``slots`` ``[B]`` by the last ``emitted`` ``[N]`` tokens of their text,
     at most ``most``."""
-    if nobody_is_guided(guide_state, slots):
+    if no_row_is_guided(guide_state, slots):
         return
     automata, now, count = Automata(slots, *tables), guide_state[slots], emitted[slots]
     for index in range(most):
@@ -65,7 +65,7 @@ def advance(
     guide_state.index_put_((slots,), now)
 
 
-def cut(
+def allowed_lens(
     draft_lens: torch.Tensor,
     slots: torch.Tensor,
     draft_tokens: torch.Tensor,
@@ -73,7 +73,7 @@ def cut(
     tables: Sequence[torch.Tensor],
 ) -> None:
     """Shorten ``draft_lens`` ``[N]`` of the rows' ``slots`` ``[B]`` to the drafts ``[N, K]`` that lead on."""
-    if nobody_is_guided(guide_state, slots):
+    if no_row_is_guided(guide_state, slots):
         return
     automata, now, drafts = Automata(slots, *tables), guide_state[slots], draft_tokens[slots]
     free, good = now < 0, torch.ones_like(slots, dtype=torch.bool)
@@ -89,7 +89,7 @@ _ADVANCE = (
     "(Tensor(a!) guide_state, Tensor slots, Tensor tokens, Tensor length, Tensor emitted, int most, Tensor[] tables)"
 )
 _CUT = "(Tensor(a!) draft_lens, Tensor slots, Tensor draft_tokens, Tensor guide_state, Tensor[] tables)"
-for _name, _schema, _function in (("advance_guide_", _ADVANCE, advance), ("cut_drafts_", _CUT, cut)):
+for _name, _schema, _function in (("advance_guide_", _ADVANCE, advance), ("cut_drafts_", _CUT, allowed_lens)):
     _library.define(f"{_name}{_schema} -> ()")
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"speccompile::{_name}", lambda *_: None, lib=_library)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.graph_capture.state import StateSpec
+from speccompile.graph.state import StateSpec
 
 #: Numbers that divide or multiply scores: beyond these, float32 scores could overflow.
 SMALLEST, GREATEST = 1e-6, 1e6
@@ -54,7 +54,7 @@ class Processor(ABC):
     options: ClassVar[tuple[Option, ...]]
     #: Per-slot state; at its ``fill`` the processor does nothing for that slot.
     state: ClassVar[tuple[StateSpec, ...]]
-    #: Core state (of :func:`speccompile.graph_capture.state.core_state`) that it reads besides.
+    #: Core state (of :func:`speccompile.graph.state.core_state`) that it reads besides.
     reads: ClassVar[tuple[str, ...]] = ()
     #: Its state is too large to be gathered in every step: it comes whole, behind the rows' slots ``[B]``.
     whole: ClassVar[bool] = False

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.graph_capture.state import EOS_CAPACITY, N, StateSpec
+from speccompile.graph.state import EOS_CAPACITY, N, StateSpec
 from speccompile.sampling.base import Option, Processor, as_ids, context_lengths, forbid, token_ids, whole
 
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.graph_capture.state import N, StateSpec, V
+from speccompile.graph.state import N, StateSpec, V
 from speccompile.guides.guide import DEAD, Guide
-from speccompile.sampling.automata import Automata, nobody_is_guided
+from speccompile.sampling.automata import Automata, no_row_is_guided
 from speccompile.sampling.base import Option, Processor
 
 TABLE_CAPACITY = 2**18
@@ -60,7 +60,7 @@ class FollowGuide(Processor):
         state: Sequence[torch.Tensor],
     ) -> None:
         slots, guide_state, *tables = state
-        if nobody_is_guided(guide_state, slots):
+        if no_row_is_guided(guide_state, slots):
             return
         automata, now = Automata(slots, *tables), guide_state[slots]
         for step in range(-drafted, scores.shape[1]):

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from transformers.generation import BaseWatermarkingConfig
 
-from speccompile.errors import InvalidInput, InvalidOption, told
-from speccompile.graph_capture.state import N, StateSpec
-from speccompile.lowering.workers import out_of_pool
+from speccompile.errors import InvalidInput, InvalidOption, error_line
+from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, Processor
+from speccompile.utils.workers import out_of_pool
 
 #: ``processor(input_ids [1, P + new] int64, scores [1, V] float32) -> scores [1, V]``.
 HostProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -165,6 +165,6 @@ def host_call(
         try:
             watermark = config.construct_processor(vocab, device)
         except Exception as error:
-            reason = f"transformers cannot build its processor: {told(error)}"
+            reason = f"transformers cannot build its processor: {error_line(error)}"
             raise InvalidOption(where="generate", name="watermarking_config", value=config, reason=reason) from error
     return HostCall(values.get("logits_processor", ()), watermark, shown, prompt_length)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-import speccompile.lowering.ops.native  # noqa: F401  defines ops
+import speccompile.ops.native  # noqa: F401  defines ops
 from speccompile.sampling.base import SCHEMA, Processor, library
 
 
@@ -52,7 +52,7 @@ class KeepGreatest(Processor):
     ) -> None:
         """What the native op does: as :meth:`call`."""
         if self.active(*state):
-            torch.ops.speccompile.native_cut_below_(scores, self.threshold(scores, NATIVE, *state))
+            torch.ops.speccompile.native_mask_below_(scores, self.threshold(scores, NATIVE, *state))
 
     @property
     def native_op(self) -> torch._ops.OpOverload:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.graph_capture.state import N, StateSpec
+from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import GREATEST, Option, Processor, context_lengths, forbid, token_ids, token_problem
 
 BIAS_CAPACITY = 256

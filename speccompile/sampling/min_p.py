@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.graph_capture.state import N, StateSpec
+from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, number
 from speccompile.sampling.keep_greatest import KeepGreatest, Scans
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from speccompile.called_for_rows import own_copy
 from speccompile.errors import InvalidOption
-from speccompile.plain import plain
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
+from speccompile.ops.noise import SEEDS
 from speccompile.sampling import OPTIONS, PROCESSORS
 from speccompile.sampling.allowed import AllowedTokensFunction
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
-from speccompile.sampling.noise import SEEDS
 from speccompile.sampling.replaced import replace_built_in
+from speccompile.utils.numbers import python_numbers
+from speccompile.utils.row_copies import own_copy
 
 #: Options that are applied in front of the request's own processors.
 _IN_FRONT = list(OPTIONS)[: list(OPTIONS).index("logits_processor")]
@@ -105,15 +105,15 @@ def read_sampling(
         do_sample = bool(do_sample)
     if not (do_sample is None or isinstance(do_sample, bool)):
         raise InvalidOption(where=where, name="do_sample", value=do_sample, reason="use True, False or None")
-    seed = plain(seed)
+    seed = python_numbers(seed)
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < SEEDS):
         raise InvalidOption(where=where, name="seed", value=seed, reason=f"it has to be an int in 0 .. {SEEDS - 1}")
     draws = bool(config.do_sample) if do_sample is None else do_sample
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
-        value, from_ = plain(given.get(name)), where
+        value, from_ = python_numbers(given.get(name)), where
         if value is None:
-            value, from_ = plain(getattr(config, name, None)), source(name)
+            value, from_ = python_numbers(getattr(config, name, None)), source(name)
         elif option.draws and not (draws or option.is_neutral(value) or value == option.default):
             raise InvalidOption(where=where, name=name, value=value, reason="it needs do_sample=True")
         if option.draws and not draws:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.graph_capture.state import N, StateSpec
+from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, Processor, context_lengths, forbid, token_problem, whole
 
 WORDS = 64

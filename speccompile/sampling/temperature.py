@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.graph_capture.state import N, StateSpec
+from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import GREATEST, SMALLEST, Option, Processor, number
 
 

@@ -8,18 +8,14 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from speccompile.graph_capture.state import N, StateSpec
+from speccompile.graph.state import N, StateSpec
+from speccompile.ops.tolerances import ROUNDING
 from speccompile.sampling.base import Option, number
 from speccompile.sampling.keep_greatest import KeepGreatest, Scans
 
 # The nucleus is looked for among so many tokens, one look after the other: 256 of 50,000 are found six times as fast as
 # 1,024, and a hundred times as fast as all are sorted.
 LOOKS = (256, 4096)
-
-#: A sum of probabilities reaches p if it is at most this much below p: four units in the last place of a float32 below
-#: 1. Sums of float32 probabilities are off by about one such unit, so without it one token too many stays at every
-#: fifth border where the exact sum equals p.
-ROUNDING = 2.0**-22
 
 
 class TopP(KeepGreatest):

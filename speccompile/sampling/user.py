@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from speccompile.building import one_build
-from speccompile.graph_capture.logs import without_log
-from speccompile.graph_capture.own_thread import traced_alone
 from speccompile.sampling.base import context_lengths
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.torch_logs import without_log
+from speccompile.utils.tracer_isolation import traced_alone
 
 #: ``processor(input_ids [R, P] int64, scores [R, V] float32) -> scores [R, V]``, such as a transformers
 #: ``LogitsProcessor``.

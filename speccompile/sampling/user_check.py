@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from speccompile.errors import InvalidOption, UnsupportedProcessor, UserError, told
+from speccompile.errors import InvalidOption, UnsupportedProcessor, UserError, error_line
 from speccompile.sampling.user import Processor, Trace, UserProcessor, texts_in_front, trace
 
 #: Rows that are processed together, and most tokens that a processor may want to look back.
@@ -92,7 +92,7 @@ class _Check:
                 return length
             except Exception as error:
                 failure = error
-        raise self._refusal(f"called with input_ids [{ROWS}, {length}] it raises {told(failure)}") from failure
+        raise self._refusal(f"called with input_ids [{ROWS}, {length}] it raises {error_line(failure)}") from failure
 
     def _check_memory(self, length: int) -> None:
         ids, scores = self._ids(ROWS, length), self._scores(ROWS)
@@ -127,7 +127,7 @@ class _Check:
             reason = f"the size of a tensor depends on values ({error.func}, as in scores[mask] -= 1)"
             raise self._refusal(f"it cannot be traced: {reason}", AS_OPS) from error
         except Exception as error:
-            raise self._refusal(f"it cannot be traced: {told(error)}", AS_OPS) from error
+            raise self._refusal(f"it cannot be traced: {error_line(error)}", AS_OPS) from error
         finally:
             if changed := _changed(before, _looks(self.processor)):
                 # Nothing of a trace may stay in what is the user's.
@@ -170,7 +170,7 @@ class _Check:
             try:
                 got = traced.function(rows[:count], scores[:count].clone(), *traced.held)
             except Exception as error:
-                reason = f"its trace does not fit {count} row{'s' * (count > 1)} ({told(error)})"
+                reason = f"its trace does not fit {count} row{'s' * (count > 1)} ({error_line(error)})"
                 raise self._refusal(f"{reason}: it counts rows, or loops over them, in Python", AS_OPS) from error
             if not _same(got[:1], expected):
                 tokens = f"{len(text)} token{'s' * (len(text) > 1)}"
@@ -183,7 +183,7 @@ class _Check:
         try:
             result: Any = self.processor(own, scores.clone())
         except Exception as error:
-            raise self._refusal(f"called with input_ids {list(ids.shape)} it raises {told(error)}") from error
+            raise self._refusal(f"called with input_ids {list(ids.shape)} it raises {error_line(error)}") from error
         wanted = f"scores like those it gets, float32 {list(scores.shape)} on {self.device}"
         if not isinstance(result, torch.Tensor):
             raise self._refusal(f"it returns {type(result).__name__}", f"It has to return {wanted}")

@@ -9,11 +9,11 @@ import torch
 
 from speccompile.acceptance import Block, Forced, Rejection
 from speccompile.acceptance.coins import decide
-from speccompile.acceptance.forced import so_many
-from speccompile.acceptance.keep import Keeps, keep
-from speccompile.acceptance.relaxed import near_enough
+from speccompile.acceptance.forced import forced_count
+from speccompile.acceptance.lossy import Keeps, accept_tolerated
+from speccompile.acceptance.relaxed import within_top
 from speccompile.acceptance.typical import likely_enough
-from speccompile.passes.sample import draw, exact_accept
+from speccompile.passes.step.sample import draw, exact_accept
 
 Judge = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -63,7 +63,7 @@ def by_keeping(keeps: Keeps) -> Judge:
         text = torch.zeros(len(length), 1, dtype=torch.int64)
         kept = keeps(scores, drafts, text, torch.ones_like(length))
         target = draw(scores, length, torch.arange(len(length)), temperature, seed)
-        return keep(target, drafts, lens, kept, vocab=scores.shape[-1])
+        return accept_tolerated(target, drafts, lens, kept, vocab=scores.shape[-1])
 
     return run
 
@@ -71,8 +71,8 @@ def by_keeping(keeps: Keeps) -> Judge:
 #: The lossy ones, which keep what is likely enough; ``relaxed`` in its thinking phase (token 0 begins it).
 LOSSY: dict[str, Judge] = {
     "typical": by_keeping(partial(likely_enough, threshold=0.3, alpha=0.09)),
-    "relaxed": by_keeping(partial(near_enough, begin=0, end=1, top_k=10, delta=0.6)),
+    "relaxed": by_keeping(partial(within_top, begin=0, end=1, top_k=10, delta=0.6)),
 }
 
 #: What it keeps need not even be possible.
-FORCED: Judge = by_keeping(partial(so_many, rule=Forced(1.5)))
+FORCED: Judge = by_keeping(partial(forced_count, rule=Forced(1.5)))

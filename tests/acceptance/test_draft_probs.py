@@ -15,13 +15,13 @@ import speccompile
 from speccompile import modes, wrap
 from speccompile.acceptance import RULES, Block
 from speccompile.errors import InvalidOption, PassError
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import K, N, StateSpec
+from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.step_graph import StepGraph
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
-from speccompile.passes.drafts import set_drafts, useful_lens
+from speccompile.passes.step.drafts import set_drafts, useful_lens
 
 SIZES: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 48, "backend": "eager", "sampling": True}
 

@@ -14,7 +14,7 @@ from test_law import VOCAB, Bars, Judged, Table, distance, distance_of, heights,
 
 from speccompile.acceptance import Block, Rejection
 from speccompile.errors import InvalidInput
-from speccompile.sampling import noise
+from speccompile.ops import noise
 from speccompile.sampling.draft_vocab import check_d2t, in_target_vocab, target_ids
 
 LOSSLESS = [(Rejection.judge, ratios), (Block.judge, heights)]

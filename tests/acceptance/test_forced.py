@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import acceptance, wrap
 from speccompile.acceptance import Exact, Forced, choose_rule
-from speccompile.acceptance.forced import VARIABLE, so_many
+from speccompile.acceptance.forced import VARIABLE, forced_count
 from speccompile.errors import InvalidOption
 
 SIZES: dict[str, Any] = {"tiers": (0, 1, 5), "max_batch": 2, "max_len": 63, "backend": "eager"}
@@ -27,7 +27,7 @@ def model() -> LlamaForCausalLM:
 
 def counts(rule: Forced, drafts: int, steps: int = 20_000) -> torch.Tensor:
     lengths, text = torch.arange(1, steps + 1), torch.arange(steps) % 7
-    kept = so_many(torch.zeros(1), torch.zeros(steps, drafts).long(), text.expand(steps, -1), lengths, rule=rule)
+    kept = forced_count(torch.zeros(1), torch.zeros(steps, drafts).long(), text.expand(steps, -1), lengths, rule=rule)
     assert torch.equal(kept.long().cumprod(1), kept.long()), "the first ones"
     return kept.sum(1)
 

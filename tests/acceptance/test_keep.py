@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speccompile.acceptance import Block, Exact, Forced, Rejection, Relaxed, Rule, Typical, choose_rule
-from speccompile.acceptance.keep import keep
-from speccompile.acceptance.relaxed import near_enough, thinking
+from speccompile.acceptance.lossy import accept_tolerated
+from speccompile.acceptance.relaxed import thinking, within_top
 from speccompile.acceptance.typical import likely_enough
 from speccompile.errors import InvalidOption, MissingFact, UnknownAcceptance
 from speccompile.passes.base import facts
-from speccompile.passes.greedy_accept import greedy_accept
 from speccompile.passes.pipeline import Pipeline
+from speccompile.passes.step.greedy_accept import greedy_accept
 
 BEGIN, END = 8, 9
 many = settings(max_examples=80, deadline=None)
@@ -42,7 +42,7 @@ def typical(step: tuple[torch.Tensor, ...], threshold: float, alpha: float) -> t
     scores, drafts, lens = step
     nothing = torch.zeros(len(lens), 1, dtype=torch.int64)
     kept = likely_enough(scores, drafts, nothing, lens, threshold=threshold, alpha=alpha)
-    return keep(scores.argmax(-1), drafts, lens, kept, vocab=scores.shape[-1])
+    return accept_tolerated(scores.argmax(-1), drafts, lens, kept, vocab=scores.shape[-1])
 
 
 def relaxed(
@@ -51,8 +51,8 @@ def relaxed(
     scores, drafts, lens = step
     text = torch.full((len(lens), 1), BEGIN if thinks else 0)
     options: dict[str, Any] = {"begin": BEGIN, "end": END, "top_k": top_k, "delta": delta}
-    kept = near_enough(scores, drafts, text, torch.ones_like(lens), **options)
-    return keep(scores.argmax(-1), drafts, lens, kept, vocab=scores.shape[-1])
+    kept = within_top(scores, drafts, text, torch.ones_like(lens), **options)
+    return accept_tolerated(scores.argmax(-1), drafts, lens, kept, vocab=scores.shape[-1])
 
 
 def assert_sound(step: tuple[torch.Tensor, ...], tokens: torch.Tensor, accepted: torch.Tensor) -> None:

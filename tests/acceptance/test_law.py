@@ -13,7 +13,7 @@ from rules import RULES
 from speccompile.acceptance import Block, Rejection
 from speccompile.acceptance import coins as coins_module
 from speccompile.acceptance.block import weigh
-from speccompile.sampling import noise
+from speccompile.ops import noise
 
 VOCAB = 3
 K = 2

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from speccompile import wrap
 from speccompile.acceptance import Relaxed
-from speccompile.acceptance.relaxed import near_enough, near_enough_in_trtllm, thinking
+from speccompile.acceptance.relaxed import thinking, within_top, within_top_in_trtllm
 from speccompile.errors import InvalidOption
 
 BEGIN, END = 8, 9
@@ -42,9 +42,9 @@ def kept(
     options: dict[str, Any] = {"begin": BEGIN, "end": END, "top_k": top_k, "delta": delta}
     places, drafts = scores.expand(1, 2, -1), torch.tensor([[draft]])
     if not compat:
-        return bool(near_enough(places, drafts, text, length, **options))
+        return bool(within_top(places, drafts, text, length, **options))
     slots, prompts = torch.tensor([1]), torch.tensor([-1, len(prompt)])
-    return bool(near_enough_in_trtllm(places, drafts, text, length, slots, prompts, **options))
+    return bool(within_top_in_trtllm(places, drafts, text, length, slots, prompts, **options))
 
 
 #: Probabilities of 0.5, 0.4, 0.06 and next to nothing.

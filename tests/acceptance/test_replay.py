@@ -17,7 +17,7 @@ from speccompile.acceptance import Forced
 from speccompile.acceptance.replay import CAPACITY, count_steps, replayed
 from speccompile.errors import InvalidOption
 from speccompile.runtime.request import Request
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 K = 3
 TRACE = [2, 0, 3, 1, 0]

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speccompile.lowering.ops.native  # noqa: F401  defines the ops
-from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.lowering.ops import choose
-from speccompile.sampling import PROCESSORS, noise
+import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.ops import choose, noise
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.sampling import PROCESSORS
 from speccompile.sampling.keep_greatest import KeepGreatest
 
 ops = torch.ops.speccompile
@@ -235,4 +235,4 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(RuntimeError, match="9 of 8 scores"):
         ops.native_greatest(scores, 9)
     with pytest.raises(RuntimeError, match="the sizes do not fit"):
-        ops.native_cut_below_(scores, torch.zeros(1, 1, 1))
+        ops.native_mask_below_(scores, torch.zeros(1, 1, 1))

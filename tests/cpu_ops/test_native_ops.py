@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speccompile.lowering.ops.native  # noqa: F401  defines the ops
-from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.lowering.cpu.packing import PACKED_DTYPES, WeightPacks, pack, pack_int8, quantise, unpack
-from speccompile.lowering.ops.attention import reference
+import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.ops.attention import reference
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightPacks, pack, pack_int8, quantise, unpack
 
 ops = torch.ops.speccompile
 # A unit in the last place of the result's dtype; sums of float32 take a few.

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from step_cases import Match, Outcome, matches, outcomes
 from tiny import greedy, random_prompt, tiny_llama
 
-import speccompile.lowering.ops  # noqa: F401  defines the ops
+import speccompile.ops  # noqa: F401  defines the ops
 from speccompile import wrap
-from speccompile.lowering.cpu.library import load_cpu_ops
 from speccompile.modes import registry
 from speccompile.modes.ngram import NGram
+from speccompile.ops.cpu.library import load_cpu_ops
 
 ops = torch.ops.speccompile
 

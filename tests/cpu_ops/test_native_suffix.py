@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import greedy, random_prompt, tiny_llama
 
-import speccompile.lowering.ops.suffix  # noqa: F401  defines the ops
+import speccompile.ops.suffix  # noqa: F401  defines the ops
 from speccompile import wrap
-from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.modes.suffix_trie import SEPARATOR, Speculation, expected, search
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.suffix_trie import SEPARATOR, Speculation, expected, search
 
 ops = torch.ops.speccompile
 FORMS = ("suffix", "native_suffix")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-from speccompile.lowering.cpu import library
+from speccompile.ops.cpu import library
 
 TESTS = [str(Path(__file__).with_name(name)) for name in ("test_native_ops.py", "test_native_choose.py")]
 
@@ -22,7 +22,7 @@ def test_native_ops_on(capability: str, name: str) -> None:
     if name == library.vector_name():
         pytest.skip("that is what this CPU is, and the tests beside this file have run on it")
     environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
-    asked = "from speccompile.lowering.cpu.library import vector_name; print(vector_name())"
+    asked = "from speccompile.ops.cpu.library import vector_name; print(vector_name())"
     told = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == name
     ran = subprocess.run(

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import speccompile.lowering.ops.native  # noqa: F401  defines the ops
-from speccompile.lowering import workers
-from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.lowering.cpu.packing import pack, pack_int8
-from speccompile.lowering.workers import in_pool, out_of_pool
+import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.cpu.packing import pack, pack_int8
 from speccompile.sampling.host import HostCall
+from speccompile.utils import workers
+from speccompile.utils.workers import in_pool, out_of_pool
 
 ops = torch.ops.speccompile
 THREADS = (2, 3, 8)
@@ -69,7 +69,7 @@ def cut(vocab: int) -> Callable[[], torch.Tensor]:
 
     def run() -> torch.Tensor:
         kept = scores.clone()
-        ops.native_cut_below_(kept, threshold)
+        ops.native_mask_below_(kept, threshold)
         return kept
 
     return run
@@ -215,10 +215,10 @@ def test_wide_steps_on_many_threads_stay_with_openmp() -> None:
 
 START = """
 import os, sys, threading, time, torch
-import speccompile.lowering.ops.native
-from speccompile.lowering.cpu.library import load_cpu_ops
-from speccompile.lowering.cpu.packing import pack
-from speccompile.lowering.workers import in_pool
+import speccompile.ops.native
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.cpu.packing import pack
+from speccompile.utils.workers import in_pool
 
 torch.set_num_threads(1)
 assert load_cpu_ops() is None
@@ -276,7 +276,7 @@ WANTED = "import os; wanted = os.sched_getaffinity(0)"
 # OpenMP binds a thread when its first region begins. Its other threads end before the library is loaded.
 BOUND_BY_OPENMP = """
 import torch
-from speccompile.lowering.workers import release_workers
+from speccompile.utils.workers import release_workers
 torch.set_num_threads(2)
 torch.randn(2000, 2000).relu()
 release_workers()

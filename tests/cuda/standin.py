@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from speccompile.graph.printing import load_python
 from speccompile.lowering.cuda.device import Graph, Memory
 from speccompile.lowering.tier import Tier
-from speccompile.passes.printing import load_python
 
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
 SPOILED = "CUDA error: operation failed due to a previous error during capture"

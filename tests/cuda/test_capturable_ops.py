@@ -13,12 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speccompile.graph_capture.state import B, E, K, N, S, StateSpec, V, core_state
-from speccompile.passes.sample import state_of
+from speccompile.graph.state import B, E, K, N, S, StateSpec, V, core_state
+from speccompile.ops.noise import add_gumbel
+from speccompile.passes.step.sample import state_of
 from speccompile.sampling import PROCESSORS, sampling_state
-from speccompile.sampling.automata import advance, cut
+from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import Processor
-from speccompile.sampling.noise import add_gumbel
 
 ROWS, WIDTH, DRAFTS = 3, 4, 3
 SIZES = {N: 6, S: 40, K: DRAFTS, B: ROWS, E: 8, V: 5000}
@@ -80,7 +80,7 @@ def test_guides() -> None:
         tables = [state(STATE[name]) for name in ("guide_width", "guide_classes", "guide_moves")]
         guide, per_slot = state(STATE["guide_state"]), torch.zeros(SIZES[N], dtype=torch.int64)
         advance(guide, slots(), state(STATE["tokens"]), per_slot, per_slot, WIDTH, tables)
-        cut(per_slot, slots(), torch.zeros(SIZES[N], DRAFTS, dtype=torch.int64), guide, tables)
+        allowed_lens(per_slot, slots(), torch.zeros(SIZES[N], DRAFTS, dtype=torch.int64), guide, tables)
 
     without_values(run)
 

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import CannotCapture, CapturedElsewhere, NeedsCuda, StaleGraph
-from speccompile.graph_capture.support import named_tensors
+from speccompile.graph_capture.model_info import named_tensors
 from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.lowering.cuda import captures as captures_module
 from speccompile.lowering.cuda.captures import CHECK, Captured, Captures, Footprint

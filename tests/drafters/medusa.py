@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import StateSpec
+from speccompile.graph.state import StateSpec
+from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.base import Mode, proposal_state
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.drafts import ReadDrafts, useful_lens
-from speccompile.passes.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.step.drafts import ReadDrafts, useful_lens
+from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 
 
 def drafts_of(hidden: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import fx, nn
 from transformers import PreTrainedModel
 
-from speccompile.graph_capture.draft_head import DraftHead, HeadCache, HeadNetwork
-from speccompile.graph_capture.draft_network import DraftNetwork
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.graph_capture.state import KVShape
-from speccompile.graph_capture.support import ModelInfo
+from speccompile.graph.state import KVShape
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
+from speccompile.modes.network.draft_head import DraftHead, HeadCache, HeadNetwork
+from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.modes.network.passes import DraftByNetwork, forward_drafter
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.draft_chain import Forward
-from speccompile.passes.drafter import DraftByNetwork, forward_drafter
+from speccompile.passes.step.draft_chain import Forward
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 

@@ -13,12 +13,12 @@ from transformers import LlamaForCausalLM
 
 from speccompile import wrap
 from speccompile.acceptance import RULES
-from speccompile.capabilities import backend_refusal, rule_refusal, table
+from speccompile.compiler.capabilities import backend_refusal, rule_refusal, table
+from speccompile.compiler.plan import make_plan
 from speccompile.errors import InvalidOption
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
-from speccompile.plan import make_plan
 from speccompile.policies.parse import LEARNING, parse_policy
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
@@ -45,7 +45,7 @@ def options(name: str, model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
 def test_the_docs_table_is_what_the_code_says() -> None:
     text = DOCS.read_text()
     inside = text.split("<!-- capabilities -->")[1].split("<!-- end of capabilities -->")[0]
-    assert inside.strip() == table(), "run python -m speccompile.capabilities and put it into docs/modes.md"
+    assert inside.strip() == table(), "run python -m speccompile.compiler.capabilities and put it into docs/modes.md"
 
 
 def acceptances(mode: Any) -> dict[str, tuple[Any, str]]:

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speccompile.errors import InvalidOption, PretrainedError
-from speccompile.graph_capture.support import ModelInfo, inspect_model
-from speccompile.modes import draft_models
-from speccompile.modes.draft_models import check_same_vocabulary, load_draft
+from speccompile.graph_capture.model_info import ModelInfo, inspect_model
+from speccompile.modes.network import draft_models
+from speccompile.modes.network.draft_models import check_same_vocabulary, load_draft
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speccompile.trtllm_predicates import DIFFERENCES, MODES, PREDICATES, built_in, holds, table
+from speccompile.tools.trtllm_predicates import DIFFERENCES, MODES, PREDICATES, built_in, holds, table
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
 
@@ -63,4 +63,4 @@ def test_differences_say_why() -> None:
 
 def test_the_docs_table_is_what_the_code_says() -> None:
     inside = DOCS.read_text().split("<!-- trtllm -->")[1].split("<!-- end of trtllm -->")[0]
-    assert inside.strip() == table(), "run python -m speccompile.trtllm_predicates and put it into docs/modes.md"
+    assert inside.strip() == table(), "run python -m speccompile.tools.trtllm_predicates and put it into docs/modes.md"

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import QueueFull
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.request import Request
 

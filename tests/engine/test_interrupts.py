@@ -17,7 +17,7 @@ import torch
 from engines import MAX_BATCH, Make, greedy, prompt
 from transformers import LlamaForCausalLM
 
-from speccompile.runtime.interrupts import deferred_interrupts
+from speccompile.utils.interrupts import deferred_interrupts
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
 from speccompile.runtime.outcomes import HostBuffer, Outcomes, pack
 from speccompile.runtime.request import Request
 

@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
-from speccompile.passes.mixed import mixed_rows, with_prompt
-from speccompile.pipelines import MIXED_TOKENS
-from speccompile.plan import make_plan
+from speccompile.compiler.pipelines import MIXED_TOKENS
+from speccompile.compiler.plan import make_plan
+from speccompile.passes.step.mixed import mixed_rows, with_prompt
 from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT_WITH_DRAFTS, STEPS, PrefillBudget
 
 MAX_LEN = 192

@@ -23,11 +23,11 @@ from test_listener import Recorder
 from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
-import speccompile.stages as stages_module
+import speccompile.compiler.frontend as stages_module
 from speccompile.errors import UndecidedLogits
 from speccompile.graph_capture.observe import observe
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.policy import Fixed
+from speccompile.runtime.policy_controller import Fixed
 from speccompile.runtime.request import Request
 
 

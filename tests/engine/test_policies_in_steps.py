@@ -14,8 +14,8 @@ from transformers import LlamaForCausalLM
 
 from speccompile.errors import UnknownTier
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Upcoming
-from speccompile.policy_lab import read_trace
 from speccompile.runtime.measure import measure_tiers
+from speccompile.tools.policy_lab import read_trace
 
 TIERS = (0, 1, 3)
 

@@ -27,7 +27,7 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator
 from speccompile.errors import RequestFailed, UnknownTier
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.policy import Fixed
+from speccompile.runtime.policy_controller import Fixed
 from speccompile.runtime.request import Request
 
 

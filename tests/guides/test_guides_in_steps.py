@@ -18,7 +18,7 @@ from tokenizers_for_guides import EOS, common
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, acceptance, wrap
-from speccompile.acceptance.relaxed import first, near_first
+from speccompile.acceptance.relaxed import first, is_within_top
 from speccompile.errors import InvalidGuide, InvalidOption, RequestFailed, UndecidedLogits
 from speccompile.guides import Guide, json_schema_guide, regex_guide
 from speccompile.modes import registry
@@ -233,8 +233,8 @@ def test_relaxed_keeps_nothing_that_is_forbidden() -> None:
     scores = torch.full((1, 3, 4), float("-inf"))
     scores[0, 0, :2] = 0.0
     drafts = torch.tensor([[3, 0]])
-    assert near_first(scores, drafts, torch.ones(1), 4).tolist() == [[False, False]]
-    assert near_first(scores, torch.tensor([[1, 0]]), torch.ones(1), 4).tolist() == [[True, False]]
+    assert is_within_top(scores, drafts, torch.ones(1), 4).tolist() == [[False, False]]
+    assert is_within_top(scores, torch.tensor([[1, 0]]), torch.ones(1), 4).tolist() == [[True, False]]
     assert first(scores, drafts).tolist() == [[False, False]]
 
 

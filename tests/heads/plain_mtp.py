@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.heads import MtpHead
-from speccompile.heads.mtp import causal_mask
+from speccompile.modes.mtp.head import causal_mask
 
 
 def left_by_target(model: PreTrainedModel, text: Sequence[int]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.errors import CaptureMismatch, HeadKeys
 from speccompile.heads import MtpHead
-from speccompile.heads.mtp_network import MtpNetwork
+from speccompile.modes.mtp.network import MtpNetwork
 from speccompile.modes.ngram import NGram
 
 SMALL: dict[str, Any] = {"tiers": (0, 1), "max_len": 32, "backend": "eager", "policy": "fixed:1"}

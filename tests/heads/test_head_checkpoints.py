@@ -13,7 +13,7 @@ from tiny import tiny_llama
 
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.heads import Eagle3Head, load_eagle3
-from speccompile.heads.eagle3_config import EMBEDDING
+from speccompile.modes.eagle3.config import EMBEDDING
 
 TARGET = tiny_llama(layers=8)
 

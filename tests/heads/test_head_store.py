@@ -15,12 +15,12 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import wrap
-from speccompile.graph_capture import draft_head
+from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import HeadStore
-from speccompile.graph_capture.support import inspect_model
 from speccompile.heads import Eagle3Head, MtpHead, MtpVariant
-from speccompile.heads.eagle3 import RMSNorm
-from speccompile.storage import CacheFolder
+from speccompile.modes.eagle3.head import RMSNorm
+from speccompile.modes.network import draft_head
+from speccompile.utils.storage import CacheFolder
 
 ASKED: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
 SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48, "policy": "fixed:2"}
@@ -42,7 +42,7 @@ def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return own(step, *rest)
 
     monkeypatch.setattr(draft_head, "exported", exported)
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     return made
 
 

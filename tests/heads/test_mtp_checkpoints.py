@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.heads import MtpHead, load_mtp
-from speccompile.heads.mtp_variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
+from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
 
 #: Target, layout, how many modules, and the family's variant. MiMo's own code is not among transformers' models; its
 #: layers are Qwen2's.

@@ -18,9 +18,9 @@ from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
+from speccompile.compiler.plan import make_plan
 from speccompile.errors import InvalidHead, InvalidOption, InvalidTiers, UnknownTier
 from speccompile.heads import MtpHead, MtpVariant
-from speccompile.plan import make_plan
 
 #: A mode and its options.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {

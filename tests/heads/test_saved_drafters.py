@@ -13,10 +13,10 @@ from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile import stages as stages_module
+from speccompile.compiler import frontend as stages_module
 from speccompile.errors import CannotSave, SpecCompileError
-from speccompile.graph_capture import draft_head, draft_model
 from speccompile.heads import Eagle3Head
+from speccompile.modes.network import draft_head, draft_model
 from speccompile.passes.pipeline import Pipeline
 
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31, "policy": "fixed:2"}
@@ -49,7 +49,7 @@ def test_a_package_comes_back_with_its_drafter(
     target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     prompt, path, drafts, ran = random_prompt(12), tmp_path / "tiny.spec", [], []
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path / "cache")
 
     def text_of(spec: speccompile.Speculator) -> list[int]:
         tokens: list[int] = spec.generate(torch.tensor([prompt]), max_new_tokens=16)[0, 12:].tolist()
@@ -64,7 +64,7 @@ def test_a_package_comes_back_with_its_drafter(
     for module in (stages_module, draft_model):
         monkeypatch.setattr(module, "capture", lambda *args: pytest.fail("captured again"))
     monkeypatch.setattr(draft_head, "exported", lambda *args: pytest.fail("captured again"))
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path / "another")
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path / "another")
     with speccompile.load(path, target) as spec:
         # Over the two networks alone.
         assert ran == ["the captured model"] * 2

@@ -21,8 +21,8 @@ from speccompile.errors import Closed, InvalidInput, InvalidOption, RecordsNotWr
 from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
 from speccompile.hidden_states.records import about
-from speccompile.hidden_states.saver import Saver
 from speccompile.hidden_states.writer import RecordWriter
+from speccompile.runtime.saver import Saver
 
 LAYERS = (0, 1)
 NEW = 12

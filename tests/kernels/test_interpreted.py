@@ -37,7 +37,8 @@ def test_under_the_interpreter(attention: bool) -> None:
 def test_nothing_needs_triton_before_a_kernel_runs() -> None:
     """It is an optional dependency, and slow to import."""
     program = (
-        "import sys, speccompile.wrapping, speccompile.stage_ops; print('speccompile.lowering.triton' in sys.modules)"
+        "import sys, speccompile.wrapping, speccompile.lowering.stage_ops; "
+        "print('speccompile.ops.triton' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,10 +9,10 @@ import torch
 from tiny import greedy, random_prompt, tiny_llama
 
 import speccompile
-from speccompile.lowering.ops import attention as attention_op
-from speccompile.lowering.ops import commit as commit_op
-from speccompile.lowering.ops import near as near_op
-from speccompile.lowering.ops import ngram as ngram_op
+from speccompile.ops import attention as attention_op
+from speccompile.ops import commit as commit_op
+from speccompile.ops import near_top as near_op
+from speccompile.ops import ngram as ngram_op
 
 pytestmark = pytest.mark.gpu
 
@@ -63,15 +63,15 @@ def test_what_is_nearly_the_most_likely() -> None:
     drafts = torch.cat([scores[:, :6].topk(6, -1).indices[..., -1], torch.tensor([[-1]] * 4)], dim=1)
     allowed = torch.tensor([-1.0, 1e-4, 0.013, 1.0])
     wanted = near_op.reference(scores, drafts, allowed, 6)
-    assert torch.equal(ops.near_first(*on_gpu(scores, drafts, allowed), 6).cpu(), wanted)
+    assert torch.equal(ops.is_within_top(*on_gpu(scores, drafts, allowed), 6).cpu(), wanted)
     assert 0 < wanted.sum() < wanted.numel() and not wanted[0].any()
 
 
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("vocab", [1000, 49152, 128256])
 def test_choice_of_tokens(drawn: bool, vocab: int) -> None:
-    from speccompile.lowering.triton.choose import choose
-    from speccompile.sampling.noise import add_gumbel
+    from speccompile.ops.noise import add_gumbel
+    from speccompile.ops.triton.choose import choose
 
     generator = torch.Generator().manual_seed(vocab)
     scores = torch.randn(4, 8, vocab, generator=generator)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from speccompile.lowering.triton import ngram
-from speccompile.lowering.triton.accept_commit import accept_commit_launch
-from speccompile.lowering.triton.attention import attention_launches
-from speccompile.lowering.triton.attention_call import AttentionCall
-from speccompile.lowering.triton.attention_plan import plan_attention, workspace_size
-from speccompile.lowering.triton.choose import choose_launches, splits_of
-from speccompile.lowering.triton.compile_only import Compiled, compile_launch
-from speccompile.lowering.triton.cut import cut_launch
-from speccompile.lowering.triton.launch import Launch
-from speccompile.lowering.triton.near import near_launch
+from speccompile.ops.triton import ngram
+from speccompile.ops.triton.accept_commit import accept_commit_launch
+from speccompile.ops.triton.attention import attention_launches
+from speccompile.ops.triton.attention_call import AttentionCall
+from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
+from speccompile.ops.triton.choose import choose_launches, splits_of
+from speccompile.ops.triton.compile_only import Compiled, compile_launch
+from speccompile.ops.triton.launch import Launch
+from speccompile.ops.triton.near_top import within_top_launch
+from speccompile.ops.triton.threshold import cut_launch
 
 # Of a Hopper's multiprocessor, one program can have 227 KiB.
 SHARED = 227 * 1024
@@ -152,7 +152,7 @@ def test_cut(wanted: torch.dtype, record_property: Note) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_near_first(dtype: torch.dtype, record_property: Note) -> None:
     given = meta(4, 8, 128256, dtype=dtype), meta(4, 7), meta(4, dtype=torch.float32), 10
-    fits(near_launch(*given, meta(4, 7, dtype=torch.bool)), record_property, str(dtype))
+    fits(within_top_launch(*given, meta(4, 7, dtype=torch.bool)), record_property, str(dtype))
 
 
 def test_ngram_match(record_property: Note) -> None:

@@ -11,7 +11,7 @@ from tiny import tiny_llama
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import speccompile
-from speccompile.speculator import Speculator
+from speccompile.speculator.speculator import Speculator
 
 PROMPTS = torch.randint(1, 128, (2, 24), generator=torch.Generator().manual_seed(2))
 NEW = 30

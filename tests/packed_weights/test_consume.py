@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks import isolated
 from speccompile.errors import ModelChanged, ModelConsumed, WeightsReplaced
 from speccompile.lowering import kernels
-from speccompile.lowering.cpu import packing
+from speccompile.ops.cpu import packing
 from speccompile.pretrained import fetch_smollm2
 
 
@@ -76,7 +76,7 @@ def test_the_pack_is_what_the_model_has() -> None:
 
 def test_they_go_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """There never are two whole copies: when a weight is packed, those packed before are gone."""
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     refs: dict[str, Any] = {}
     left = []
     pack = packing.pack

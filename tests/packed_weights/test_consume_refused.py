@@ -14,8 +14,8 @@ from tiny import tiny_llama
 from transformers import PreTrainedModel
 
 from speccompile.errors import CannotSave, CaptureMismatch, ConsumeUnavailable, InvalidOption
-from speccompile.lowering.cpu import packing
 from speccompile.lowering.kernels import Kernels
+from speccompile.ops.cpu import packing
 
 
 def test_a_flag_is_wanted() -> None:
@@ -57,7 +57,7 @@ def test_a_failed_wrap_gives_the_weights_back(untouched: PreTrainedModel, monkey
         def refused(*_: Any) -> float:
             raise CaptureMismatch(model="it", difference=1.0, allowed=0.1, where="here")
 
-        patch.setattr("speccompile.build.check_capture", refused)
+        patch.setattr("speccompile.compiler.build.check_capture", refused)
         with pytest.raises(CaptureMismatch):
             consumed(untouched)
 
@@ -90,10 +90,10 @@ def test_a_failure_behind_the_build_gives_the_weights_back(
 
 def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first route is refused by the check; the second one is captured, and consumes again."""
-    from speccompile import build
+    from speccompile.compiler import build
 
     # Other tests are to find no capture by that route.
-    monkeypatch.setattr("speccompile.storage.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     check, calls = build.check_capture, []
 
     def once(*arguments: Any) -> float:

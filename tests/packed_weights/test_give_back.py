@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from speccompile.lowering.cpu.give_back import release_file_pages
+from speccompile.utils.memory import release_file_pages
 
 PAGES = 64
 

@@ -13,14 +13,14 @@ from packed_models import MODELS, NEW, PROMPTS, greedy, wrapped
 from tiny import tiny_llama
 
 from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
+from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture import check
-from speccompile.graph_capture.graph import StepGraph
-from speccompile.lowering.cpu import packing, rounded
-from speccompile.lowering.cpu.packing import WeightPacks
-from speccompile.lowering.cpu.rounded import check_kernels
 from speccompile.lowering.kernels import STOCK
+from speccompile.ops.cpu import packing, rounded
+from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.ops.cpu.rounded import check_kernels
 from speccompile.passes.base import Changes
-from speccompile.passes.choose_linear import PackLinears
+from speccompile.passes.target.choose_linear import PackLinears
 from speccompile.runtime.check import first_difference
 
 ops = torch.ops.speccompile

@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
 from speccompile.heads import Eagle3Head, MtpHead
-from speccompile.lowering.cpu import packing
-from speccompile.lowering.cpu import rounded as rounded_module
+from speccompile.ops.cpu import packing
+from speccompile.ops.cpu import rounded as rounded_module
 
 
 @pytest.fixture(scope="module")

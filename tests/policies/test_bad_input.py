@@ -11,10 +11,10 @@ from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
-import speccompile.build
+import speccompile.compiler.build
 from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier, UserError
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo
-from speccompile.policy_lab import Recorder, read_trace
+from speccompile.tools.policy_lab import Recorder, read_trace
 
 TIERS = (0, 1, 3)
 
@@ -29,7 +29,7 @@ def nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def capture(*arguments: Any, **options: Any) -> None:
         raise AssertionError("it was captured")
 
-    monkeypatch.setattr(speccompile.build, "build_stages", capture)
+    monkeypatch.setattr(speccompile.compiler.build, "build_stages", capture)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from typer.testing import CliRunner, Result
 from speccompile.cli import app
 from speccompile.errors import InvalidTrace
 from speccompile.policies import Cost, CostTable, Done, Ema, Fixed, Ladder, TierCost
-from speccompile.policy_lab import TRACES, Recorder, made_texts, read_trace, simulate
-from speccompile.policy_lab.cost_tables import TABLES, cost_table
-from speccompile.policy_lab.plot import WINDOW, series
-from speccompile.policy_lab.simulate import oracle
-from speccompile.policy_lab.texts import RecordedText
+from speccompile.tools.policy_lab import TRACES, Recorder, read_trace, simulate, synthetic_texts
+from speccompile.tools.policy_lab.cost_tables import TABLES, cost_table
+from speccompile.tools.policy_lab.plot import WINDOW, series
+from speccompile.tools.policy_lab.simulate import oracle
+from speccompile.tools.policy_lab.texts import RecordedText
 
 TIERS = (0, 1, 3, 7)
 COSTS = {name: cost_table(name, TIERS) for name in TABLES}
@@ -26,7 +26,7 @@ COSTS = {name: cost_table(name, TIERS) for name in TABLES}
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("trace", TRACES)
 def test_cost_does_not_lose(trace: str, costs: str) -> None:
-    table, texts = COSTS[costs], made_texts(trace, seed=11)
+    table, texts = COSTS[costs], synthetic_texts(trace, seed=11)
     ladder = Ladder(TIERS, table)
     statics = {k: simulate(Fixed(k), texts, ladder, table, ready=False).speed for k in TIERS}
     best = max(statics.values())
@@ -41,21 +41,21 @@ def test_cost_does_not_lose(trace: str, costs: str) -> None:
 @pytest.mark.parametrize("trace", ["seldom", "half", "often"])
 def test_chance_alone_does_not_lead_it_astray(trace: str, seed: int) -> None:
     """Seeds by which an estimate over fewer steps loses more: it follows what is nothing but luck."""
-    table, texts = COSTS["linear"], made_texts(trace, seed)
+    table, texts = COSTS["linear"], synthetic_texts(trace, seed)
     ladder = Ladder(TIERS, table)
     best = max(simulate(Fixed(k), texts, ladder, table, ready=False).speed for k in TIERS)
     assert simulate(Cost(), texts, ladder, table, ready=False).speed >= 0.98 * best
 
 
 def test_results_that_come_a_step_late() -> None:
-    table, texts = COSTS["linear"], made_texts("phases", seed=3)
+    table, texts = COSTS["linear"], synthetic_texts("phases", seed=3)
     ladder = Ladder(TIERS, table)
     best = max(simulate(Fixed(k), texts, ladder, table, ready=False).speed for k in TIERS)
     assert simulate(Cost(), texts, ladder, table, late=True, ready=False).speed > 1.1 * best
 
 
 def test_ema_loses_where_costs_matter() -> None:
-    table, texts = COSTS["flat"], made_texts("seldom", seed=1)
+    table, texts = COSTS["flat"], synthetic_texts("seldom", seed=1)
     ladder = Ladder(TIERS, table)
     best = max(simulate(Fixed(k), texts, ladder, table, ready=False).speed for k in TIERS)
     assert simulate(Ema(), texts, ladder, table, ready=False).speed < 0.95 * best
@@ -75,7 +75,7 @@ def test_a_replay_by_hand() -> None:
 
 
 def test_any_number_of_rows_ends() -> None:
-    texts = made_texts("mixture", 2)[:5]
+    texts = synthetic_texts("mixture", 2)[:5]
     ladder = Ladder(TIERS, COSTS["linear"])
     for rows in (1, 2, 8):
         outcome = simulate(Fixed(3), texts, ladder, COSTS["linear"], max_rows=rows)
@@ -242,7 +242,7 @@ def test_no_more_rows_are_replayed_than_costs_are_known_of(tmp_path: Path) -> No
 
 
 def test_what_is_plotted_adds_up() -> None:
-    outcome = simulate(Fixed(0), made_texts("never"), Ladder(TIERS, COSTS["flat"]), COSTS["flat"])
+    outcome = simulate(Fixed(0), synthetic_texts("never"), Ladder(TIERS, COSTS["flat"]), COSTS["flat"])
     times, speed, draft_lens = series(outcome)
     assert len(times) == outcome.steps // WINDOW and times[-1] == pytest.approx(outcome.milliseconds / 1e3)
     assert set(draft_lens) == {0} and speed == pytest.approx([100.0] * len(times))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from speccompile.sampling import noise
+from speccompile.ops import noise
 
 MASK64 = 2**64 - 1
 MASK32 = 2**32 - 1

@@ -13,9 +13,9 @@ from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from speccompile.errors import InvalidOption
-from speccompile.graph_capture.state import core_state, resolve_layout
-from speccompile.passes.sample import processed, put_tokens, state_of
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
+from speccompile.graph.state import core_state, resolve_layout
+from speccompile.passes.step.sample import processed, put_tokens, state_of
 from speccompile.sampling import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.top_p import LOOKS, TopP

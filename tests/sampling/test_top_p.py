@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from nuclei import DYADIC, TRANSFORMERS, Nucleus, borders
 from transformers.generation.logits_process import TopPLogitsWarper
 
-from speccompile.lowering.cpu.library import load_cpu_ops
+from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.sampling.top_p import TopP
 
 PROCESSOR = TopP()

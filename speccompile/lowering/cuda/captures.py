@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from speccompile.graph.arena import Arena
 from speccompile.lowering.cuda.addresses import Reads, check_places, check_reads, place_of
 from speccompile.lowering.cuda.device import Graph, GraphDevice
 from speccompile.lowering.cuda.uncapturable import cannot_capture
 from speccompile.lowering.tier import Executables, Tier
-from speccompile.runtime.arena import Arena
 
 #: Set to 1, every capture and every replay looks at the addresses that the graphs hold.
 CHECK = "SPECCOMPILE_CHECK_GRAPHS"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from speccompile.errors import CannotCapture, told
+from speccompile.errors import CannotCapture, error_line
 from speccompile.lowering.cuda.device import GraphDevice
 from speccompile.lowering.tier import Tier
 
@@ -42,7 +42,7 @@ def cannot_capture(tier: Tier, error: Exception, device: GraphDevice) -> CannotC
             f"it fails at node {found.node!r} of pass {found.owner!r}, line {found.line} of the printed step: "
             f"{found.text}"
         )
-    return CannotCapture(tier=tier.name, reason=told(error), where=where)
+    return CannotCapture(tier=tier.name, reason=error_line(error), where=where)
 
 
 def _raised_at(tier: Tier, error: BaseException) -> Statement | None:

@@ -10,7 +10,7 @@ from tiny import cancel_all
 from transformers import PreTrainedModel
 
 from speccompile import Speculator
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_texts import shared_beginning
 
-from speccompile.graph_capture.state import N, S, StateSpec, core_state, resolve_layout
-from speccompile.runtime.arena import Arena
+from speccompile.graph.arena import Arena
+from speccompile.graph.state import N, S, StateSpec, core_state, resolve_layout
 from speccompile.runtime.listener import Listener, make_criteria
-from speccompile.runtime.records import Records, Wanted
 from speccompile.runtime.request import Params, Request
+from speccompile.runtime.score_records import RecordRequest, Records
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import RequestStats
 
@@ -41,7 +41,7 @@ def request_of(text: list[int], arena: Arena) -> Request:
         Params(max_new_tokens=4, eos=()),
         Listener(torch.tensor([text]), 4, None, make_criteria(None, None, None)),
         RequestStats(1),
-        Records(Wanted(), arena),
+        Records(RecordRequest(), arena),
     )
 
 

@@ -13,11 +13,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from speccompile.lowering.ops.attention import _on_cuda, reference
-from speccompile.lowering.triton.attention import attention, attention_launches
-from speccompile.lowering.triton.attention_call import AttentionCall
-from speccompile.lowering.triton.attention_plan import AttentionPlan, plan_attention, workspace_size
-from speccompile.lowering.triton.launch import run_all
+from speccompile.ops.attention import _on_cuda, reference
+from speccompile.ops.triton.attention import attention, attention_launches
+from speccompile.ops.triton.attention_call import AttentionCall
+from speccompile.ops.triton.attention_plan import AttentionPlan, plan_attention, workspace_size
+from speccompile.ops.triton.launch import run_all
 
 # As for the other kernels of the op; scores are of unit size.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

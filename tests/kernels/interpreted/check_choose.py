@@ -10,10 +10,10 @@ import triton.language as tl
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from speccompile.lowering.ops.choose import reference
-from speccompile.lowering.triton import choose as module
-from speccompile.lowering.triton.choose import BLOCK, SPAN, bits_of, choose, gumbel_of, key_of
-from speccompile.sampling import noise
+from speccompile.ops import noise
+from speccompile.ops.choose import reference
+from speccompile.ops.triton import choose as module
+from speccompile.ops.triton.choose import BLOCK, SPAN, bits_of, choose, gumbel_of, key_of
 
 
 @triton.jit

@@ -11,8 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from nuclei import DYADIC, TRANSFORMERS, Nucleus, borders
 
-from speccompile.lowering.ops.cut import _on_cuda
-from speccompile.lowering.triton import cut as module
+from speccompile.ops.triton import threshold as module
+from speccompile.sampling.on_cuda import _on_cuda
 from speccompile.sampling.top_k import TopK
 from speccompile.sampling.top_p import TopP
 

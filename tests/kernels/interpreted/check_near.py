@@ -10,8 +10,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from speccompile.lowering.ops.near import _on_cuda, reference
-from speccompile.lowering.triton import near as module
+from speccompile.ops.near_top import _on_cuda, reference
+from speccompile.ops.triton import near_top as module
 
 generated = settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import Phase, given, settings
 from step_cases import Match, Outcome, matches, outcomes
 
-from speccompile.lowering.ops.commit import _on_cuda
-from speccompile.lowering.triton import ngram
+from speccompile.ops.commit import _on_cuda
+from speccompile.ops.triton import ngram
 
 generated = settings(deadline=None, max_examples=80, phases=[Phase.explicit, Phase.generate])
 

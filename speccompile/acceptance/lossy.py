@@ -1,0 +1,95 @@
+"""What lossy rules have in common: they keep drafts that the target would not have chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from speccompile.graph.keys import Kind
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.greedy_accept import drafts_of
+from speccompile.passes.step.sample import ProcessLogits, draw
+
+#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts are good enough, [B, K].
+#: ``own``: of a rule that names state tensors, the rows' slots [B], and then those tensors, whole.
+Keeps = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LossyAccept(Pass):
+    """Accepts drafts while :attr:`keeps` says so; the token behind them is the target's own, as by ``exact``."""
+
+    keeps: Keeps
+    state: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "lossy_accept"
+    looks_for: ClassVar[str] = "logits and drafts"
+    requires: ClassVar[Facts] = facts("step_logits", "drafts")
+    provides: ClassVar[Facts] = facts("accepted")
+
+    #: What is judged, and whether the target's own token is drawn from it.
+    judged: ClassVar[str] = "logits"
+    draws: ClassVar[bool] = False
+
+    def run(self, graph: StepGraph) -> Changes:
+        scores = graph.values[self.judged]
+        drafts, lens, slots = (graph.values[name] for name in ("drafts", "row_draft_lens", "slots"))
+        text, length = graph.insert(text_of, graph.state("tokens"), graph.state("length"), slots)
+        own = [slots, *(graph.state(name) for name in self.state)] if self.state else []
+        kept = graph.insert(self.keeps, scores, drafts, text, length, *own)
+        if self.draws:
+            noise = [graph.state(name) for name in ("temperature", "seed")]
+            target = graph.insert(draw, scores, length, slots, *noise)
+        else:
+            target = graph.insert(torch.ops.speccompile.choose, scores)
+        vocab = int(scores.meta["val"].shape[-1])
+        target_tokens, accepted = graph.insert(accept_tolerated, target, drafts, lens, kept, vocab=vocab)
+        graph.name_value("target_tokens", target_tokens)
+        graph.name_value("row_accepted", accepted)
+        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+
+
+@dataclass(frozen=True)
+class LossyAcceptSampled(LossyAccept):
+    """The same over scores."""
+
+    name: ClassVar[str] = "lossy_accept_sampled"
+    looks_for: ClassVar[str] = "scores and drafts"
+    requires: ClassVar[Facts] = facts("scores", "drafts")
+
+    judged: ClassVar[str] = "scores"
+    draws: ClassVar[bool] = True
+
+
+def keep_passes(keeps: Keeps, kind: Kind, state: tuple[str, ...] = ()) -> list[Pass]:
+    """The passes of a rule that keeps what ``keeps`` says, which wants to have those state tensors."""
+    return [LossyAccept(keeps, state)] if kind == "greedy" else [ProcessLogits(), LossyAcceptSampled(keeps, state)]
+
+
+def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens[slots], length[slots]
+
+
+def accept_tolerated(
+    target: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, kept: torch.Tensor, *, vocab: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens ``[B, K+1]`` and accepted draft tokens ``[B]``: those ``kept`` ``[B, K]`` from the first on, while there
+    is a ``target`` token ``[B, T]``, T > K, at all."""
+    count = drafts.shape[1]
+    target = target[:, : count + 1]
+    offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (target[:, :count] >= 0)
+    offered = offered & (drafts >= 0) & (drafts < vocab)
+    accepted = (kept & offered).long().cumprod(1).sum(1)
+    places = torch.arange(count + 1, device=drafts.device)
+    return torch.where(places < accepted[:, None], F.pad(drafts, (0, 1)), target), accepted
+
+
+def number_problem(value: object, most: float) -> str | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
+        return None
+    return "it has to be a number of at least 0" + ("" if most == float("inf") else f" and at most {most:g}")

@@ -1,0 +1,65 @@
+"""What goes with what: derived from what modes and rules say of themselves, asked by ``wrap``, and printed as a table.
+
+``python -m speccompile.compiler.capabilities`` prints the table of docs/modes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from speccompile.acceptance import RULES, Rule
+from speccompile.lowering.backends import BACKENDS
+from speccompile.modes.base import Mode
+from speccompile.modes.registry import BUILT_IN
+from speccompile.policies.parse import LEARNING
+
+#: Where a backend runs.
+DEVICES: Mapping[str, tuple[str, ...]] = {name: ("cpu", "cuda") for name in BACKENDS} | {"cudagraph": ("cuda",)}
+
+
+def rule_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
+    """Why drafts of ``mode`` cannot be judged by ``rule``; empty if they can."""
+    if rule.needs_draft_probs and not mode.draft_probs:
+        return (
+            f"it needs the probabilities that drafts were drawn from, and the drafter of mode {mode.name!r} has none; "
+            "take acceptance='rejection', to which its drafts are certain"
+        )
+    return ""
+
+
+def backend_refusal(mode: Mode | type[Mode], backend: str) -> str:
+    """Why ``mode`` does not run on any device that ``backend`` runs on; empty if it does."""
+    if set(mode.devices).isdisjoint(DEVICES[backend]):
+        return f"its drafter runs on {' and '.join(mode.devices)} alone"
+    return ""
+
+
+def table() -> str:
+    """Markdown: a line for each mode, with what it does not go with, and why."""
+    reasons: list[str] = []
+
+    def cell(reason: str) -> str:
+        if not reason:
+            return "yes"
+        if reason not in reasons:
+            reasons.append(reason)
+        return f"no ({reasons.index(reason) + 1})"
+
+    rules, backends = list(RULES.values()), list(BACKENDS)
+    head = ["mode", "drafts", "probabilities", *(f"`{rule.name}`" for rule in rules), *(f"`{b}`" for b in backends)]
+    lines = [head, ["---"] * len(head)]
+    for mode in sorted(BUILT_IN, key=lambda mode: mode.name):
+        made = "ready" if mode.ready else "in the step, or split" if mode.splits else "in the step"
+        judged = [cell(rule_refusal(mode, rule)) for rule in rules]
+        lowered = [cell(backend_refusal(mode, backend)) for backend in backends]
+        lines.append([f"`{mode.name}`", made, "yes" if mode.draft_probs else "no", *judged, *lowered])
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+    policies = (
+        f"Every mode goes with every policy: {', '.join(f'`{name}`' for name in ('fixed', 'schedule', *LEARNING))}."
+    )
+    return "\n".join([*rows, "", *notes, "", policies])
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,99 @@
+"""What a wrap makes of a mode's own network: captured, its passes run, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from speccompile.compiler.pipelines import BuildConfig, model_pipeline
+from speccompile.graph.arena import Arena
+from speccompile.graph.splicing import PREFIX, prefix_bodies, prefix_names
+from speccompile.graph.stage import Stage, Stages
+from speccompile.graph.state import Layout
+from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering.backends import Eager
+from speccompile.modes.network.draft_network import DraftNetwork, prefixed
+from speccompile.modes.network.draft_windows import add_wider_bodies
+from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.utils.progress import task
+from speccompile.utils.storage import Storage
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A network that drafts, ready to be copied into steps.
+
+    Args:
+        captured: as it was captured, by its own names.
+        stages: by those of the arena.
+        packs: of its weights.
+        from_store: its capture was read.
+    """
+
+    network: DraftNetwork
+    captured: StepGraph
+    stages: Stages
+    packs: WeightPacks
+    from_store: bool
+
+    @property
+    def graph(self) -> StepGraph:
+        """What passes copy."""
+        return self.stages.last.graph
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The network's own, by path."""
+        return self.captured.weights
+
+    def check(self, config: BuildConfig, arena: Arena) -> float:
+        """The largest difference between the lowered graph and the network's own forward.
+
+        Raises:
+            CaptureMismatch, LoweringError.
+        """
+        lowered = config.backend.lower(self.graph, "the drafter")
+
+        def reference(graph: StepGraph) -> Callable[..., object]:
+            return Eager("reference").lower(graph, "the drafter")
+
+        with task("check the captured drafter"):
+            return self.network.check(self.graph, arena, lowered, reference, self.packs)
+
+
+def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, storage: Storage | None) -> Drafter:
+    """Capture ``network`` for an arena like ``target``, and run the passes that the target's capture goes through.
+
+    Args:
+        storage: of captures; None captures it anew.
+
+    Raises:
+        CaptureError, PassError.
+    """
+    layout = network.layout(target)
+    with task("capture the drafter"):
+        captured, from_store = network.capture(layout, storage)
+    named = captured.copy()
+    prefix_names(named, PREFIX, prefixed(layout))
+    packs = WeightPacks(network.weights)
+    # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
+    own = replace(config, route=network.route, deterministic=None, network=None)
+    first = Stage("capture", "the captured drafter", named.copy(), 0.0)
+    outlined, stages = model_pipeline(own, packs).run(named, first)
+    prefix_bodies(outlined, PREFIX)
+    if network.windows_stay:
+        add_wider_bodies(outlined, config.max_draft_len)
+    return Drafter(network, captured, _ending_in(stages, outlined), packs, from_store)
+
+
+def _ending_in(stages: Stages, graph: StepGraph) -> Stages:
+    last = stages.last
+    return Stages([*(stages[name] for name in stages if name != last.name), replace(last, graph=graph)])
+
+
+def attach(drafter: Drafter, target: StepGraph) -> None:
+    """Let the passes over ``target`` copy from the drafter's graph and call its bodies."""
+    target.drafter = drafter.graph
+    target.bodies |= drafter.graph.bodies

@@ -1,0 +1,151 @@
+"""Executables of a wrap: finished steps, loaded by the backend and bound to weights and arena, kind by kind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from speccompile.compiler.pipelines import (
+    BuildConfig,
+    drafter_chunk_pipeline,
+    drafter_pipeline,
+    mixed_name,
+    mixed_pipeline,
+    prefill_name,
+    prefill_pipeline,
+    prefill_widths,
+    tier_name,
+    tier_pipeline,
+)
+from speccompile.compiler.step_store import StepMaker
+from speccompile.graph.arena import Arena
+from speccompile.graph.finished import FinishedStep
+from speccompile.graph.keys import Kind, PrefillName, TierKey, TierName
+from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering.cuda.captures import Captures
+from speccompile.lowering.pooled import runs_on_ours
+from speccompile.lowering.tier import Executables, Tier, bind
+from speccompile.passes.pipeline import Pipeline
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.progress import listener, listening, task
+
+TierSteps = dict[TierName, FinishedStep]
+PrefillSteps = dict[PrefillName, FinishedStep]
+
+
+def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[TierSteps, PrefillSteps]:
+    """Finished steps of every tier and prompt chunk of a kind."""
+    split = config.mode.split and config.max_draft_len > 0
+    tiers: TierSteps = {}
+    for draft_len, rows in itertools.product(config.tiers, config.row_counts):
+        drafter = _finished(maker, drafter_pipeline(config, draft_len, rows, kind)) if split else None
+        step = maker.finish(tier_pipeline(config, draft_len, rows, kind))
+        tiers[draft_len, rows, kind] = replace(step, drafter=drafter)
+    widths = prefill_widths(config.max_len)
+    chunks: list[PrefillName] = [(width, kind) for width in widths]
+    if kind == config.kind:
+        # Inner chunks choose no token: they are made once, for all kinds. Another one follows, so none fills a text.
+        chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
+    elif kind == "scored":
+        chunks += [(width, "prompt_scored") for width in widths]
+    readers = {width: _finished(maker, drafter_chunk_pipeline(config, width)) if split else None for width in widths}
+    prefill = {chunk: maker.finish(prefill_pipeline(config, *chunk)) for chunk in chunks}
+    return tiers, {chunk: replace(step, drafter=readers[chunk[0]]) for chunk, step in prefill.items()}
+
+
+def _finished(maker: StepMaker, pipeline: Pipeline | None) -> FinishedStep | None:
+    return None if pipeline is None else maker.finish(pipeline)
+
+
+class ExecutableMaker:
+    """Makes executables over one arena, those of a kind when they are asked for.
+
+    Args:
+        outlined: the model that all steps start from.
+        captures: makes CUDA graphs of them; None leaves them as they are.
+    """
+
+    def __init__(
+        self, config: BuildConfig, arena: Arena, outlined: StepGraph, steps: StepMaker, captures: Captures | None
+    ) -> None:
+        self._config = config
+        self._arena = arena
+        self._outlined = outlined
+        self._steps = steps
+        self._captures = captures
+        # Those of kinds that are built later, in other threads, are reported to what listens now.
+        self._listener = listener()
+        self._mixed: dict[Kind, Mapping[TierName, Tier]] = {}
+        self._pooled = config.kernels.native and runs_on_ours(outlined)
+
+    @one_build()
+    def of_kind(self, kind: Kind) -> Executables:
+        """Tiers and prompt chunks. Raises as :meth:`of_steps`."""
+        with self._listening(), task(f"build the {kind} steps"):
+            return self.of_steps(*steps_of_kind(self._config, self._steps, kind))
+
+    def of_steps(self, tiers: TierSteps, prefill: PrefillSteps) -> Executables:
+        """These, bound and stored.
+
+        Raises:
+            LoweringError: with CUDA graphs, a step cannot be captured.
+        """
+        steps = [*tiers.values(), *prefill.values()]
+        widest = max((step.width for step in tiers.values()), default=0)
+        self._steps.store([*steps, *(step.drafter for step in steps if step.drafter is not None)])
+        return self._captured(
+            Executables(
+                {
+                    (draft_len, rows, kind): self._bound(
+                        tier_name(draft_len, rows, kind),
+                        TierKey(rows, step.width, kind),
+                        draft_len,
+                        step,
+                        rows * widest,
+                    )
+                    for (draft_len, rows, kind), step in tiers.items()
+                },
+                {
+                    (width, kind): self._bound(prefill_name(width, kind), TierKey(1, step.width, kind), 0, step)
+                    for (width, kind), step in prefill.items()
+                },
+            )
+        )
+
+    @one_build()
+    def mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
+        """Mixed tiers, the same ones whenever they are asked for; none where prompts cannot be read along. Raises as
+        :meth:`of_steps`."""
+        if kind not in self._mixed:
+            self._mixed[kind] = self._make_mixed(kind) if self._config.mixes else {}
+        return self._mixed[kind]
+
+    def _make_mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
+        config, tiers = self._config, {}
+        with self._listening(), task(f"build the mixed {kind} steps"):
+            for draft_len, rows in itertools.product(config.tiers, config.mixed_row_counts):
+                step = self._steps.finish(mixed_pipeline(config, draft_len, rows, kind))
+                self._steps.store([step])
+                key = TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width)
+                tiers[draft_len, rows, kind] = self._bound(mixed_name(draft_len, rows, kind), key, draft_len, step)
+            return self._captured(Executables(tiers, {})).tiers
+
+    def _listening(self) -> AbstractContextManager[None]:
+        return listening(listener() or self._listener)
+
+    def _captured(self, executables: Executables) -> Executables:
+        return executables if self._captures is None else self._captures.of(executables)
+
+    def _bound(self, name: str, key: TierKey, draft_len: int, step: FinishedStep, pool_tokens: int = 0) -> Tier:
+        pool_tokens = pool_tokens or key.tokens + key.prompt_tokens
+        arena = self._arena
+        executable = self._config.backend.load(step.source, self._outlined, name)
+        drafter = None
+        if step.drafter is not None:
+            drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter, pool_tokens)
+        arguments = bind(step.ports, arena)
+        tier = Tier(name, key, draft_len, step, executable, arguments, arena, drafter, self._pooled, pool_tokens)
+        arena.record_call(name, tier.argument_names, tier.arguments)
+        return tier

@@ -1,0 +1,120 @@
+"""The stages of a wrap: the captured model and what the passes leave of it, nothing lowered yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedModel
+
+from speccompile.compiler.drafter import Drafter, attach, make_drafter
+from speccompile.compiler.executables import steps_of_kind
+from speccompile.compiler.pipelines import (
+    BuildConfig,
+    model_pipeline,
+    plan_layout,
+)
+from speccompile.compiler.step_store import StepMaker
+from speccompile.graph.arena import Arena
+from speccompile.graph.finished import FinishedStep
+from speccompile.graph.keys import Kind, PrefillName, TierName
+from speccompile.graph.stage import Stage, Stages
+from speccompile.graph.step_graph import Route
+from speccompile.graph_capture.attention import ROUTES
+from speccompile.graph_capture.capture import capture
+from speccompile.graph_capture.check import Probe
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.rotary import settle_rotary
+from speccompile.graph_capture.store import CaptureStore
+from speccompile.ops.cpu.consume import ConsumedWeights
+from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.utils.progress import task
+from speccompile.utils.storage import CacheFolder, Storage
+from speccompile.utils.tracer_isolation import module_twin
+
+
+@dataclass
+class BuiltStages:
+    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk, of
+    the drafter if there is one.
+
+    ``probe`` is what the capture check needs of a model whose weights were consumed.
+    """
+
+    config: BuildConfig
+    observed: Observation
+    arena: Arena
+    packs: WeightPacks
+    model: Stages
+    maker: StepMaker
+    tiers: dict[TierName, FinishedStep]
+    prefill: dict[PrefillName, FinishedStep]
+    from_store: bool
+    probe: Probe | None
+    drafter: Drafter | None
+
+
+def build_stages(
+    model: PreTrainedModel,
+    info: ModelInfo,
+    config: BuildConfig,
+    *,
+    stored: bool = True,
+    routes: Sequence[Route] = ROUTES,
+    kind: Kind | None = None,
+    storage: Storage | None = None,
+    consumed: ConsumedWeights | None = None,
+) -> BuiltStages:
+    """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
+
+    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``consumed`` takes the weights that are
+    packed.
+    """
+    started = time.perf_counter()
+    storage = CacheFolder() if storage is None else storage
+    if consumed is not None:
+        # An attempt before this one may have taken them.
+        consumed.undo()
+    settle_rotary(model)
+    known = CaptureStore(model, info, storage).load() if stored else None
+    if known is not None and not known.fits(plan_layout(info, config, known.observed.kv)):
+        known = None
+    if known is None:
+        with task("capture the model"):
+            captured_model = module_twin(model)
+            observed = observe(captured_model, info, routes)
+            arena = Arena(plan_layout(info, config, observed.kv), info.device)
+            captured = capture(captured_model, info, observed, arena.layout)
+    else:
+        observed = known.observed
+        arena = Arena(plan_layout(info, config, observed.kv), info.device)
+        captured = known.graph(arena.layout)
+    captured.logits_processors = config.logits_processors
+    drafter = None
+    if config.network is not None:
+        drafter = make_drafter(config.network, config, arena.layout, storage if stored else None)
+        attach(drafter, captured)
+    config = replace(config, route=observed.route)
+    probe = None
+    if consumed is not None:
+        # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
+        probe = Probe.of(model, info, arena, reach_of(observed, arena))
+        consumed.release_unread()
+    packs = WeightPacks(config.weights, consumed)
+    if drafter is not None:
+        packs.followers.append(drafter.packs)
+    note = "exported" if known is None else "read from the store"
+    first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
+    with task("run the passes"):
+        _, model_stages = model_pipeline(config, packs).run(captured, first)
+        maker = StepMaker(model_stages, storage)
+        tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
+    from_store = known is not None or (drafter is not None and drafter.from_store)
+    return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe, drafter)
+
+
+def reach_of(observed: Observation, arena: Arena) -> int:
+    """How far back a token may look, for a text that is to be longer."""
+    return arena.layout.max_len if observed.counts else observed.reach

@@ -1,0 +1,125 @@
+"""Finished steps, printed; those that were made before are read instead of made.
+
+Passes are a function of the outlined model, of the passes' own fields and of their code. All of that is in a stored
+step's name, so one that is found is the one that they would make; their stages are made when somebody looks at them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import transformers
+
+from speccompile.errors import PassError
+from speccompile.graph.finished import FinishedStep
+from speccompile.graph.printing import to_python
+from speccompile.graph.stage import Stages
+from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.passes.pipeline import Pipeline
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.sources import sources
+from speccompile.utils.stable_key import NoStableKey, stable_key
+from speccompile.utils.storage import Storage, digest
+
+
+class StepMaker:
+    """Makes finished steps out of the outlined model, or reads those that are stored.
+
+    Args:
+        model: stages of the model, the last one outlined.
+    """
+
+    def __init__(self, model: Stages, storage: Storage) -> None:
+        self._model, self._storage = model, storage
+        self._outlined = model.last.graph
+
+    def finish(self, pipeline: Pipeline) -> FinishedStep:
+        name = self._name(pipeline)
+        stored = None if name is None else self._storage.read(name)
+        if name is not None and stored is not None:
+            return self._read(pipeline, name, json.loads(stored))
+        if name is None:
+            # What its passes read may be different when somebody looks.
+            stages = self._run(pipeline)
+            graph = stages.last.graph
+            source = to_python(graph, pipeline.tier)
+        else:
+            graph = pipeline.finish(self._outlined)
+            source = to_python(graph, pipeline.tier)
+            stages = self._made_later(pipeline, name, source)
+        ports = tuple(graph.ports[node.name] for node in graph.placeholders)
+        return FinishedStep(source, ports, graph.sizes["B"], graph.sizes["T"], stages, name)
+
+    def store(self, steps: Iterable[FinishedStep]) -> None:
+        """Store those that are not yet."""
+        for step in steps:
+            if step.name is not None and self._storage.read(step.name) is None:
+                self._storage.write(step.name, step.file())
+
+    def _run(self, pipeline: Pipeline) -> Stages:
+        _, stages = pipeline.run(self._outlined, self._model.last)
+        return self._model.followed_by(stages)
+
+    def _made_later(self, pipeline: Pipeline, name: str, source: str) -> Stages:
+        """The stages that ``source`` comes from, made when somebody looks at them."""
+
+        @one_build()
+        def made() -> Stages:
+            stages = self._run(pipeline)
+            if to_python(stages.last.graph, pipeline.tier) != source:
+                raise PassError(
+                    f"the stored {pipeline.tier} is not what its passes make now, though its key is the same: delete "
+                    f"{name} in the cache folder and wrap again"
+                )
+            return stages
+
+        return Stages(made)
+
+    def _read(self, pipeline: Pipeline, name: str, data: dict[str, Any]) -> FinishedStep:
+        outlined, layout = self._outlined, self._outlined.layout
+        known = {**(outlined.drafter.ports if outlined.drafter else {}), **outlined.ports}
+        ports = tuple(
+            known[port] if port in known else Port.of_state(layout.tensors[port], outlined.device)
+            for port in data["ports"]
+        )
+        stages = self._made_later(pipeline, name, data["source"])
+        return FinishedStep(data["source"], ports, data["rows"], data["width"], stages, name)
+
+    def _name(self, pipeline: Pipeline) -> str | None:
+        """None for passes that read what no key could tell: code from outside of this package, or values that it has
+        no form for."""
+        if self._outlined.logits_processors:
+            return None
+        try:
+            passes = [stable_key(item) for item in pipeline.passes]
+        except NoStableKey:
+            return None
+        parts = [self._start, json.dumps(passes), repr(sorted(pipeline.goals)), pipeline.tier]
+        return f"steps/{digest(chr(10).join(parts))[:32]}.json"
+
+    @functools.cached_property
+    def _start(self) -> str:
+        """Digest of the code, and of all that passes may see of the outlined model and the drafter."""
+        drafter = [] if self._outlined.drafter is None else _seen(self._outlined.drafter)
+        parts = [sources(), torch.__version__, transformers.__version__, *_seen(self._outlined), *drafter]
+        return digest("\n".join(parts))
+
+
+def _seen(graph: StepGraph) -> list[str]:
+    """All that passes may see of an outlined model, but weights' values."""
+    anchors = graph.anchors
+    nodes = [anchors.tokens, anchors.positions, anchors.start, *anchors.layers, anchors.final_norm, anchors.lm_head]
+    return [
+        to_python(graph, "the outlined model"),
+        repr([node.name for node in nodes]),
+        repr({name: node.name for name, node in graph.values.items()}),
+        repr([(node.name, node.meta.get("layer")) for node in graph.graph.nodes]),
+        repr(sorted(graph.facts)),
+        repr([sorted(graph.sizes.items()), graph.route, graph.device, graph.layout]),
+        repr([(port.name, port.path, port.own) for port in graph.ports.values()]),
+        repr([(body.name, body.dims, body.dtypes, sorted(body.mutates)) for body in graph.bodies.values()]),
+    ]

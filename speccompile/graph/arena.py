@@ -1,0 +1,113 @@
+"""All state tensors of one wrap, allocated once, and the proof that nothing moves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from speccompile.graph.state import Layout
+
+#: (executable, tensor, address, shape, strides)
+Fingerprint = tuple[tuple[str, str, int, tuple[int, ...], tuple[int, ...]], ...]
+
+
+class Arena(Mapping[str, torch.Tensor]):
+    """State tensors by name, allocated at the sizes of the largest tier and never again.
+
+    Args:
+        layout: names, shapes and values at the start.
+        device: where the model is.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+        # Tensors made in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            self._tensors = {
+                name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
+                for name, tensor in layout.tensors.items()
+            }
+            for name, tensor in layout.tensors.items():
+                if tensor.initial:
+                    self._tensors[name][: len(tensor.initial)] = torch.tensor(tensor.initial, dtype=tensor.dtype)
+        self._called: dict[str, tuple[tuple[str, ...], tuple[torch.Tensor, ...]]] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def write(self, name: str, index: int | slice, value: float | Sequence[float] | torch.Tensor) -> None:
+        """Set what tensor ``name`` holds at ``index``; a sequence sets the first places there.
+
+        In the order of steps, and without waiting for one that still runs: what the host has is staged in pinned
+        memory, which torch keeps until the copy is done.
+        """
+        place = self._tensors[name][index]
+        if isinstance(value, int | float):
+            place.fill_(value)
+            return
+        staged = torch.as_tensor(value, dtype=place.dtype)
+        if self.device.type == "cuda" and staged.device.type == "cpu":
+            staged = staged.pin_memory()
+        place = place[: len(staged)] if staged.ndim else place
+        place.copy_(staged, non_blocking=True)
+
+    @contextlib.contextmanager
+    def parked(self) -> Iterator[None]:
+        """Meanwhile every row and every prompt chunk is the dummy slot's, so that a step can be run for what it makes
+        on the machine: it changes nothing of any other slot."""
+        bound = {name: self._tensors[name].clone() for name in ("slots", "prefill_slot", "prefill_start")}
+        self._tensors["slots"].fill_(self.layout.dummy_slot)
+        self._tensors["prefill_slot"].fill_(self.layout.dummy_slot)
+        self._tensors["prefill_start"].fill_(0)
+        try:
+            yield
+        finally:
+            for name, before in bound.items():
+                self._tensors[name].copy_(before)
+
+    def reset_slot(self, slot: int) -> None:
+        """Set everything a former owner of ``slot`` could leave behind to its fill value (KV is dead by length)."""
+        for name, tensor in self.layout.tensors.items():
+            if tensor.reset:
+                self._tensors[name][slot].fill_(tensor.fill)
+
+    def clear_text_state(self, slot: int, start: int) -> None:
+        """Set what ``slot`` holds of positions from ``start`` on (KV) to its fill value: what is not a number there
+        would spoil even a sum that gives it no weight."""
+        for name, tensor in self.layout.tensors.items():
+            if tensor.follows_text:
+                self._tensors[name][slot, start:].fill_(tensor.fill)
+
+    def copy_text_state(self, source: int, target: int, count: int) -> None:
+        """Copy what ``source`` holds of its first ``count`` positions (KV) to ``target``."""
+        for name, tensor in self.layout.tensors.items():
+            if tensor.follows_text:
+                self._tensors[name][target, :count] = self._tensors[name][source, :count]
+
+    def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
+        """Note the tensors that a backend is bound to, and then those that it is really called with."""
+        self._called[executable] = (names, tensors)
+
+    def fingerprint(self) -> Fingerprint:
+        """Name, address, shape and strides of every tensor: the arena's own, and those of each executable's newest
+        call, weights included. Equal fingerprints mean that no buffer moved."""
+        entries = [("arena", name, tensor) for name, tensor in self._tensors.items()]
+        for executable, (names, tensors) in self._called.items():
+            entries.extend((executable, name, tensor) for name, tensor in zip(names, tensors, strict=True))
+        return tuple(
+            (owner, name, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+            for owner, name, tensor in sorted(entries, key=lambda entry: entry[:2])
+        )

@@ -1,0 +1,83 @@
+"""Fakes: tensors with a shape, a dtype and a device, and no values."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from speccompile.utils.build_lock import one_build
+
+# One for all graphs, so that what was traced for one serves the others; a mode is for one thread at a time.
+_MODE = FakeTensorMode()
+
+
+@contextlib.contextmanager
+def faking() -> Iterator[None]:
+    """In here torch's ops take fakes and make fakes. One thread at a time."""
+    with one_build(), _MODE, torch.no_grad():
+        yield
+
+
+@functools.lru_cache(maxsize=4096)
+def fake(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same one for all that ask for such a one."""
+    with faking():
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+def kind(value: Any) -> Hashable:
+    """All that ops may see of a fake, or of a size."""
+    if not isinstance(value, torch.Tensor):
+        return type(value), value
+    return value.shape, value.dtype, value.stride(), value.storage_offset(), value.device
+
+
+def of_kind(known: Any) -> Any:
+    """A new fake, or a size, of that :func:`kind`."""
+    if len(known) == 2:
+        return known[1]
+    shape, dtype, stride, offset, device = known
+    with faking():
+        if not offset:
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, stride, offset)
+
+
+def settings() -> Hashable:
+    """What results depend on besides the arguments."""
+    return torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of ``op``. ``told`` is all that it may see of its arguments."""
+
+    op: torch._ops.OpOverload
+    told: Hashable
+    settings: Hashable
+    args: Sequence[Any] = field(compare=False)
+    kwargs: Mapping[str, Any] = field(compare=False)
+
+
+def result_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What ``op`` makes of fakes: the same as of others of their :func:`kind`. Layers are alike, and so are tiers."""
+    with faking():
+        return _result(_Call(op, _told([*args, *kwargs.items()]), settings(), args, kwargs))
+
+
+@functools.lru_cache(maxsize=4096)
+def _result(call: _Call) -> Any:
+    return call.op(*call.args, **call.kwargs)
+
+
+def _told(value: Any) -> Hashable:
+    if isinstance(value, list | tuple):
+        return tuple(map(_told, value))
+    return kind(value)

@@ -1,0 +1,90 @@
+"""A stage: the graph as one pass left it, printed as a Python file that runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from speccompile.errors import UnknownStage
+from speccompile.graph.printing import callable_of, load_python, to_python
+from speccompile.graph.step_graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The graph as one pass left it."""
+
+    name: str
+    tier: str
+    graph: StepGraph = field(repr=False)
+    seconds: float
+    note: str = ""
+    previous: Stage | None = field(default=None, repr=False)
+
+    @cached_property
+    def python(self) -> str:
+        """The stage as a Python file that runs."""
+        return to_python(self.graph, f"Stage {self.name!r} of {self.tier}.")
+
+    @cached_property
+    def call(self) -> Callable[..., Any]:
+        """The printed file's ``step``."""
+        return callable_of(self.python, f"<{self.tier}/{self.name}>")
+
+    def make_inputs(self, seed: int = 0) -> list[Any]:
+        """Random inputs for ``call``, from the printed file."""
+        inputs: list[Any] = load_python(self.python, f"<{self.tier}/{self.name}>")["make_inputs"](seed)
+        return inputs
+
+    @property
+    def op_counts(self) -> dict[str, int]:
+        return self.graph.op_counts()
+
+    @property
+    def diff(self) -> str:
+        """Unified text difference to the stage before; empty for the first."""
+        if self.previous is None:
+            return ""
+        before, after = self.previous.python.splitlines(), self.python.splitlines()
+        return "\n".join(difflib.unified_diff(before, after, self.previous.name, self.name, lineterm="", n=1))
+
+
+class Stages(Mapping[str, Stage]):
+    """The stages of one tier, in the order they ran, by name of the pass.
+
+    Args:
+        stages: them, or what makes them when somebody first looks.
+    """
+
+    def __init__(self, stages: Iterable[Stage] | Callable[[], Stages]) -> None:
+        self._given = stages
+
+    @cached_property
+    def _stages(self) -> dict[str, Stage]:
+        stages = self._given().values() if callable(self._given) else self._given
+        return {stage.name: stage for stage in stages}
+
+    def __getitem__(self, name: str) -> Stage:
+        if name not in self._stages:
+            raise UnknownStage(name=name, tier=self.last.tier, available=", ".join(self._stages))
+        return self._stages[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stages
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stages)
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def followed_by(self, later: Stages) -> Stages:
+        """These stages and, behind them, those of ``later`` that are not among them."""
+        return Stages([*self._stages.values(), *(later[name] for name in later if name not in self)])
+
+    @property
+    def last(self) -> Stage:
+        return next(reversed(self._stages.values()))

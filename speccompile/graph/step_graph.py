@@ -1,0 +1,330 @@
+"""The step graph: a flat torch.fx graph whose every tensor comes in through a named port."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from speccompile.graph.body import Body
+from speccompile.graph.fakes import fake, faking, kind, result_of
+from speccompile.graph.state import Layout, StateTensor
+from speccompile.graph.tracing import Tracer
+from speccompile.utils.torch_logs import without_log
+
+# What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
+SIZE_OPERATORS = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.getitem}
+    | {torch.sym_max, torch.sym_min}
+)
+
+Role = Literal["weight", "state", "input"]
+Route = Literal["attention", "eager"]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One placeholder of a step graph.
+
+    ``path`` is a weight's name in the model. ``low <= value < high`` bounds an integer tensor; ``distinct`` says
+    that no value occurs twice. ``path`` is None for a constant that the code of the model or of a logits processor
+    holds; ``own`` says that the value is a copy. ``value`` is the weight itself, or the arena's tensor once a tier is
+    bound; None where a pass has consumed the weight (:meth:`release`).
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    low: int = 0
+    high: int | None = None
+    distinct: bool = False
+    path: str | None = None
+    own: bool = False
+    value: torch.Tensor | None = field(default=None, repr=False, compare=False)
+
+    @staticmethod
+    def of_state(tensor: StateTensor, device: torch.device) -> Port:
+        return Port(tensor.name, "state", tensor.shape, tensor.dtype, device, tensor.low, tensor.high, tensor.distinct)
+
+    def release(self) -> None:
+        """Let go of the value, in all copies of the graph: they share their ports."""
+        object.__setattr__(self, "value", None)
+
+    @staticmethod
+    def of_constant(name: str, value: torch.Tensor) -> Port:
+        low, high = 0, None
+        if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool) and value.numel():
+            low, high = int(value.min()), int(value.max()) + 1
+        return Port(name, "weight", tuple(value.shape), value.dtype, value.device, low, high, value=value)
+
+
+@dataclass
+class Anchors:
+    """Places in the graph, found by module path. ``layers[i]`` is the one live-out of decoder layer i."""
+
+    tokens: fx.Node
+    positions: fx.Node
+    start: fx.Node
+    layers: list[fx.Node]
+    final_norm: fx.Node
+    lm_head: fx.Node
+
+    def mapped(self, translate: Callable[[fx.Node], fx.Node]) -> Anchors:
+        return Anchors(
+            translate(self.tokens),
+            translate(self.positions),
+            translate(self.start),
+            [translate(layer) for layer in self.layers],
+            translate(self.final_norm),
+            translate(self.lm_head),
+        )
+
+
+@dataclass
+class StepGraph:
+    """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
+
+    ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`); ``logits_processors`` are
+    the user's own, for whatever pass processes logits; ``drafter`` is a mode's own network, outlined, for whatever pass
+    copies it, and its bodies are among ``bodies``. ``tracer`` is that of :meth:`insert`, for all steps of a wrap.
+
+    Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
+    verifier, which recomputes ``node.meta["val"]`` after every pass.
+    """
+
+    graph: fx.Graph
+    ports: dict[str, Port]
+    anchors: Anchors
+    layout: Layout
+    device: torch.device
+    sizes: Mapping[str, int]
+    facts: set[str] = field(default_factory=set)
+    values: dict[str, fx.Node] = field(default_factory=dict)
+    bodies: dict[str, Body] = field(default_factory=dict)
+    tracer: Tracer = field(default_factory=Tracer, repr=False)
+    route: Route = "attention"
+    logits_processors: tuple[Any, ...] = ()
+    drafter: StepGraph | None = field(default=None, repr=False)
+
+    def copy(self) -> StepGraph:
+        """A graph of its own that shares ports, bodies and weights with this one."""
+        graph = fx.Graph()
+        node_map: dict[fx.Node, fx.Node] = {}
+        result = graph.graph_copy(self.graph, node_map)
+        graph.output(result)
+        for old, new in node_map.items():
+            new.meta = copy.copy(old.meta)
+            if _is_current(old):
+                new.meta["seen"] = (new.target, new.args, new.kwargs)
+        return StepGraph(
+            graph=graph,
+            ports=dict(self.ports),
+            anchors=self.anchors.mapped(node_map.__getitem__),
+            layout=self.layout,
+            device=self.device,
+            sizes=dict(self.sizes),
+            route=self.route,
+            facts=set(self.facts),
+            values={name: node_map[node] for name, node in self.values.items()},
+            bodies=dict(self.bodies),
+            tracer=self.tracer,
+            logits_processors=self.logits_processors,
+            drafter=self.drafter,
+        )
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's own tensors that it reads, by path."""
+        ports = self.ports.values()
+        return {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
+
+    @property
+    def output(self) -> fx.Node:
+        return self.graph.output_node()
+
+    def op_counts(self) -> dict[str, int]:
+        """How often each op or body is called, most frequent first."""
+        counts: dict[str, int] = {}
+        for node in self.graph.nodes:
+            if node.op in ("call_function", "call_module"):
+                name = node.target if isinstance(node.target, str) else str(node.target)
+                counts[name] = counts.get(name, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    # --- editing ---------------------------------------------------------------------------------
+
+    def state(self, name: str) -> fx.Node:
+        """The placeholder of state tensor ``name``, added when the graph does not use it yet."""
+        return self._placeholder(Port.of_state(self.layout.tensors[name], self.device))
+
+    def constant(self, name: str, value: torch.Tensor) -> fx.Node:
+        """The placeholder of a tensor that is neither weight nor state, added when the graph does not use it yet."""
+        return self._placeholder(Port.of_constant(name, value))
+
+    def weight(self, port: Port) -> fx.Node:
+        """The placeholder of a weight in another form than the model's, added when the graph does not use it yet."""
+        return self._placeholder(port)
+
+    def drop_placeholder(self, node: fx.Node) -> None:
+        """Nothing reads it any more."""
+        del self.ports[node.name]
+        self.graph.erase_node(node)
+
+    def _placeholder(self, port: Port) -> fx.Node:
+        for node in self.placeholders:
+            if node.name == port.name:
+                return node
+        with self.graph.inserting_after(self.placeholders[-1]):
+            node = self.graph.placeholder(port.name)
+        # fx writes names of its own making in small letters; weights keep those of their modules.
+        node._rename(port.name)
+        if node.name != port.name:
+            raise ValueError(f"the name {port.name!r} is taken by a node that is no placeholder")
+        self.ports[port.name] = port
+        node.meta["val"] = fake(port.shape, port.dtype, self.device)
+        return node
+
+    def insert(
+        self, function: Callable[..., Any], *nodes: fx.Node, before: fx.Node | None = None, **constants: Any
+    ) -> Any:
+        """Trace ``function(*tensors, **constants)`` on the fakes of ``nodes`` and put its ops into the graph.
+
+        The function is plain PyTorch and may write state in place. Returns nodes where it returned tensors.
+        ``before`` defaults to the end of the graph. One that was traced on such tensors, with these constants, is not
+        traced again.
+        """
+        traced = self.tracer.trace(function, nodes, constants)
+        node_map = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        with self.graph.inserting_before(before or self.output):
+            for node in traced.graph.nodes:
+                if node.op == "call_function":
+                    new = self.graph.node_copy(node, node_map.__getitem__)
+                    # The trace has computed it from this very call.
+                    new.meta = {"val": node.meta.get("val"), "seen": (new.target, new.args, new.kwargs)}
+                    node_map[node] = new
+        outputs: Any = traced.graph.output_node().args[0]
+        return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], traced.structure)
+
+    def splice(self, output: fx.Node, replace: Mapping[fx.Node, fx.Node], before: fx.Node) -> fx.Node:
+        """Copy the part of the graph that computes ``output`` from ``replace``'s keys, reading its values instead.
+
+        Placeholders are shared, so the copy reads the same weights and writes the same KV. Nothing of it may lie
+        behind ``before``, where the copy is put.
+        """
+        needed: set[fx.Node] = set()
+        stack = [output]
+        while stack:
+            node = stack.pop()
+            if node not in needed and node not in replace and node.op != "placeholder":
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        node_map = dict(replace)
+        for node in self.placeholders:
+            node_map.setdefault(node, node)
+        with self.graph.inserting_before(before):
+            for node in [node for node in self.graph.nodes if node in needed]:
+                new = self.graph.node_copy(node, node_map.__getitem__)
+                new.meta = {}
+                node_map[node] = new
+        self.propagate()
+        return node_map[output]
+
+    def bind_input(self, name: str, node: fx.Node) -> None:
+        """Read ``node`` wherever the input ``name`` was read; the input is gone."""
+        self.replace(next(item for item in self.placeholders if item.name == name), node)
+        del self.ports[name]
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Read ``new`` wherever ``old`` was read, also as an anchor or a named value; ``old`` is gone."""
+        old.replace_all_uses_with(new)
+        self.anchors = self.anchors.mapped(lambda item: new if item is old else item)
+        self.graph.erase_node(old)
+        for name, node in list(self.values.items()):
+            if node is old:
+                self.name_value(name, new)
+
+    def name_value(self, name: str, node: fx.Node) -> None:
+        """Give a node the vocabulary's name, so that later passes and the printed step find it."""
+        self.values[name] = node
+        node._rename(name)
+
+    def set_outputs(self, *nodes: fx.Node) -> None:
+        self.output.args = (tuple(nodes),)
+
+    def remove_dead_code(self, keep: Collection[fx.Node] = ()) -> None:
+        """Drop nodes without effect, the names of their values, and the ports nothing reads; ``keep`` and what they
+        are computed from stay."""
+        nodes = list(self.graph.nodes)
+        behind = nodes[nodes.index(self.anchors.start) :]
+        self.graph.eliminate_dead_code(lambda node: node in keep or node.op == "call_module" or node.is_impure())
+        for node in reversed(self.placeholders):
+            if not node.users:
+                self.graph.erase_node(node)
+                del self.ports[node.name]
+        live = set(self.graph.nodes)
+        self.anchors.start = next(node for node in behind if node in live)
+        self.values = {name: node for name, node in self.values.items() if node in live}
+
+    # --- shapes ----------------------------------------------------------------------------------
+
+    def propagate(self) -> None:
+        """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
+        with without_log("torch._subclasses.fake_tensor"), faking():
+            self._propagate()
+
+    def _propagate(self) -> None:
+        fresh: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if node.op == "output":
+                continue
+            old = node.meta.get("val")
+            if node.op == "placeholder":
+                port = self.ports[node.name]
+                same = old is not None and (tuple(old.shape), old.dtype) == (port.shape, port.dtype)
+                value = old if same else fake(port.shape, port.dtype, self.device)
+            elif _is_current(node) and fresh.isdisjoint(node.all_input_nodes):
+                continue
+            else:
+                value = self._fake_call(node)
+                same = _alike(value, old)
+            if not same:
+                fresh.add(node)
+            node.meta["val"], node.meta["seen"] = value, (node.target, node.args, node.kwargs)
+
+    def _fake_call(self, node: fx.Node) -> Any:
+        args = fx.map_arg(node.args, lambda item: item.meta["val"])
+        kwargs = fx.map_arg(node.kwargs, lambda item: item.meta["val"])
+        if node.op == "call_module":
+            return self.bodies[str(node.target)].fake(cast(Any, args))
+        if isinstance(node.target, torch._ops.OpOverload):
+            return result_of(node.target, args, kwargs)
+        return cast(Any, node.target)(*args, **kwargs)
+
+
+def _alike(new: Any, old: Any) -> bool:
+    """Whether nothing that is computed from the one can have another shape, dtype or stride than from the other."""
+    if isinstance(new, list | tuple):
+        return type(new) is type(old) and len(new) == len(old) and all(map(_alike, new, old))
+    if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
+        return type(new) is type(old) is int and new == old
+    return kind(new) == kind(old)
+
+
+def _is_current(node: fx.Node) -> bool:
+    """Whether ``meta["val"]`` was computed from the call that the node makes now."""
+    seen = node.meta.get("seen")
+    return seen is not None and seen[0] is node.target and seen[1] is node.args and seen[2] is node.kwargs

@@ -1,0 +1,106 @@
+"""What a function of tensors does, as a graph. Functions of this package are traced once for a whole process."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from speccompile.graph.fakes import faking, kind, of_kind
+from speccompile.utils.stable_key import NoStableKey, stable_key
+from speccompile.utils.tracer_isolation import traced_alone
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a function does to its tensors, as a graph that returns a flat tuple, and the structure of its result."""
+
+    graph: fx.Graph
+    structure: pytree.TreeSpec
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of ``function``, and all that its trace depends on.
+
+    Args:
+        constants: its keyword arguments; ``told`` tells them apart.
+        kinds: of its tensors and sizes, in order.
+        same: for each of them the first that is the same one.
+    """
+
+    function: Callable[..., Any]
+    told: Hashable
+    kinds: tuple[Hashable, ...]
+    same: tuple[int, ...]
+    dtype: torch.dtype
+    constants: Mapping[str, Any] = field(compare=False)
+
+
+class Tracer:
+    """Traces functions, each call once.
+
+    Code from outside of this package, and values that say nothing of what they do, are told apart by identity; what
+    they were traced to is kept as long as this tracer is.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[Call, Trace] = {}
+
+    def trace(self, function: Callable[..., Any], nodes: Sequence[fx.Node], constants: Mapping[str, Any]) -> Trace:
+        """Of ``function(*values, **constants)``, where ``values`` are those of ``nodes``.
+
+        Raises:
+            ValueError: the function makes a tensor out of Python numbers.
+        """
+        with faking():
+            kinds = tuple(kind(node.meta["val"]) for node in nodes)
+        given = kinds, tuple(map(nodes.index, nodes)), torch.get_default_dtype(), constants
+        try:
+            return _kept(Call(function, _told(function, constants), *given))
+        except NoStableKey:
+            pass
+        call = Call(function, tuple((name, type(value), value) for name, value in constants.items()), *given)
+        try:
+            known = self._own.get(call)
+        except TypeError:
+            # A constant has no hash, so nobody could tell it from another one.
+            return _traced(call)
+        if known is None:
+            known = self._own[call] = _traced(call)
+        return known
+
+
+def _told(function: Callable[..., Any], constants: Mapping[str, Any]) -> str:
+    """Raises NoStableKey for what is not of torch or of this package."""
+    known = isinstance(function, torch._ops.OpOverloadPacket | torch._ops.OpOverload)
+    return json.dumps([stable_key(constants), None if known else stable_key(function)])
+
+
+def _traced(call: Call) -> Trace:
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        result = call.function(*tensors, **call.constants)
+        flat_result, structure[0] = pytree.tree_flatten(result)
+        return flat_result
+
+    structure: list[Any] = [None]
+    with faking(), traced_alone():
+        # A fake for every node, also where two of one trace have one: make_fx tells its inputs apart by identity.
+        own = {index: of_kind(call.kinds[index]) for index in set(call.same)}
+        traced = make_fx(flat)(*[own[index] for index in call.same])
+    for node in traced.graph.find_nodes(op="get_attr"):
+        raise ValueError(
+            f"{call.function.__name__} makes the tensor constant {node.target!r} while it is traced; "
+            "use torch.arange / torch.full, or a state tensor"
+        )
+    return Trace(traced.graph, structure[0])
+
+
+_kept = functools.lru_cache(maxsize=1024)(_traced)

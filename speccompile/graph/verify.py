@@ -1,0 +1,122 @@
+"""Checks a step graph after every pass: form, ports, mutation, order of reads and writes, shapes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import torch
+from torch import fx
+
+from speccompile.errors import VerifierError
+from speccompile.graph.step_graph import SIZE_OPERATORS, StepGraph
+
+Fail = Callable[[str], NoReturn]
+
+
+def verify(graph: StepGraph, after: str) -> None:
+    """Check ``graph`` and recompute its shapes.
+
+    Raises:
+        VerifierError: naming the pass ``after`` which the graph was found broken, and the node.
+    """
+
+    def fail(problem: str) -> NoReturn:
+        raise VerifierError(name=after, problem=problem)
+
+    try:
+        graph.graph.lint()
+    except RuntimeError as error:
+        fail(f"the graph is not well formed: {error}")
+    _check_ports(graph, fail)
+    _check_mutation(graph, fail)
+    _check_shapes(graph, fail)
+
+
+def _check_ports(graph: StepGraph, fail: Fail) -> None:
+    names = {node.name for node in graph.placeholders}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            fail(f"node {node.name!r} reads the attribute {node.target!r}; every tensor needs a port")
+        if node.op == "call_module" and node.target not in graph.bodies:
+            fail(f"node {node.name!r} calls {node.target!r}, which is no outlined body")
+        known = isinstance(node.target, torch._ops.OpOverload) or node.target in SIZE_OPERATORS
+        if node.op == "call_function" and not known:
+            fail(f"node {node.name!r} calls {node.target!r}, which is no torch op")
+    if missing := sorted(names - graph.ports.keys()):
+        fail(f"placeholders without a port: {', '.join(missing)}")
+    if missing := sorted(graph.ports.keys() - names):
+        fail(f"ports without a placeholder: {', '.join(missing)}")
+    live = set(graph.graph.nodes)
+    if lost := sorted(name for name, node in graph.values.items() if node not in live):
+        fail(f"named values whose node is gone: {', '.join(lost)}")
+    graph.anchors.mapped(lambda node: node if node in live else fail(f"the anchor {node.name!r} is gone"))
+
+
+def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
+    """The arguments of ``node`` that it writes in place, as its schema (or its body) says."""
+    if node.op == "call_module":
+        for index in graph.bodies[str(node.target)].mutates:
+            yield node.args[index]  # type: ignore[misc]
+    elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        for index, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+                for item in value if isinstance(value, list | tuple) else [value]:
+                    if isinstance(item, fx.Node):
+                        yield item
+
+
+def _views_of(node: fx.Node) -> Iterator[fx.Node]:
+    """The arguments that the result of ``node`` shares memory with."""
+    if node.target is operator.getitem:
+        yield node.args[0]  # type: ignore[misc]
+    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        for index, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and index < len(node.args):
+                value = node.args[index]
+                for item in value if isinstance(value, list | tuple) else [value]:
+                    if isinstance(item, fx.Node):
+                        yield item
+
+
+def _check_mutation(graph: StepGraph, fail: Fail) -> None:
+    root: dict[fx.Node, fx.Node] = {node: node for node in graph.placeholders}
+    writes: dict[fx.Node, int] = {}
+    born: dict[fx.Node, int] = {}
+    for index, node in enumerate(graph.graph.nodes):
+        born[node] = index
+        targets = list(written(graph, node))
+        for argument in node.all_input_nodes:
+            origin = root.get(argument)
+            if origin is not None and argument is not origin and born[argument] < writes.get(origin, -1):
+                fail(
+                    f"node {node.name!r} reads {argument.name!r}, a view of state {origin.name!r} that was taken "
+                    f"before that state was written"
+                )
+        for target in targets:
+            origin = root.get(target)
+            if origin is None:
+                continue  # a temporary of the step's own
+            if graph.ports[origin.name].role != "state":
+                fail(f"node {node.name!r} writes {origin.name!r}, which is {graph.ports[origin.name].role}")
+            writes[origin] = index
+        for source in _views_of(node):
+            if source in root:
+                root[node] = root[source]
+
+
+def _check_shapes(graph: StepGraph, fail: Fail) -> None:
+    before = {node: node.meta.get("val") for node in graph.graph.nodes}
+    try:
+        graph.propagate()
+    except Exception as error:
+        fail(f"its shapes cannot be computed: {error}")
+    for node, old in before.items():
+        new = node.meta.get("val")
+        if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+            continue
+        # Sizes follow the step's rows and width; kind and number of dimensions never change.
+        if (old.ndim, old.dtype) != (new.ndim, new.dtype):
+            fail(f"node {node.name!r} was {old.dtype}{list(old.shape)}, now {new.dtype}{list(new.shape)}")

@@ -1,0 +1,64 @@
+"""The machine code of compiled bodies, which Inductor keeps apart from their artifacts, in its own cache folder.
+
+Inductor does not tell which files of that folder belong to an artifact. So another process loads the artifacts over an
+empty folder, and what is in there then is what they need: their kernels, and the probes by which Inductor learns what
+this CPU and compiler can do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from speccompile.errors import LoweringError
+
+LOAD = """
+import sys
+import speccompile.ops
+from speccompile.ops.cpu.library import load_cpu_ops
+from torch._inductor import CompiledArtifact
+
+load_cpu_ops()
+for path in sys.argv[1:]:
+    CompiledArtifact.load(path=path, format="binary")
+"""
+
+
+def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
+    """Shared libraries, by their paths in Inductor's cache folder. They are compiled once more.
+
+    Raises:
+        LoweringError: with the end of what the other process said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, str(index)) for index, _ in enumerate(artifacts)]
+        for path, data in zip(paths, artifacts, strict=True):
+            path.write_bytes(data)
+        cache = Path(folder, "cache")
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", LOAD, *map(str, paths)]
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LoweringError(
+                f"Inductor could not compile for the package: {' '.join(done.stderr.splitlines()[-3:])}"
+            )
+        return {path.relative_to(cache).as_posix(): path.read_bytes() for path in sorted(cache.rglob("*.so"))}
+
+
+def install(files: Mapping[str, bytes]) -> None:
+    """Put what :func:`machine_code` found into Inductor's cache folder, where it is not there yet."""
+    for name, data in files.items():
+        path = Path(cache_dir(), name)
+        if path.exists():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.chmod(file.name, 0o755)
+        os.replace(file.name, path)

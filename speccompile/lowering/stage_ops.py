@@ -1,0 +1,24 @@
+"""The ops that printed stages call. A printed stage imports this module, which registers all of them."""
+
+from __future__ import annotations
+
+import speccompile.ops
+import speccompile.ops.suffix
+import speccompile.sampling
+import speccompile.sampling.automata  # noqa: F401
+from speccompile.errors import LoweringError
+from speccompile.ops.cpu.library import load_cpu_ops
+
+
+def load_compiled() -> None:
+    """Build the C++ ops of this machine where they are not in the cache, and load them.
+
+    Raises:
+        LoweringError: this machine cannot build them.
+    """
+    missing = load_cpu_ops()
+    if missing is not None:
+        raise LoweringError(
+            f"This stage calls the C++ ops, which cannot be loaded: {missing}. "
+            "A stage that is printed with backend='eager' runs without them."
+        )

@@ -1,0 +1,201 @@
+"""Published EAGLE-3 heads: SafeAILab's and SpecForge's (``midlayer.*``), speculators' and RedHat's (``layers.*``).
+
+Both name the same tensors. A tensor that is not used, not there or of another shape is never passed over: a head with
+a layer of zeros would draft badly, and nothing else would tell.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.errors import HeadKeys, InvalidHead, InvalidInput, error_line
+from speccompile.modes.eagle3.config import Eagle3Config
+from speccompile.modes.eagle3.config_files import read_config
+from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.sampling.draft_vocab import check_d2t, target_ids
+
+WANTED_FILES = ["config.json", "*.safetensors", "pytorch_model.bin"]
+
+#: Other names of the same tensors, tried in this order.
+RENAMED = (
+    (r"^model\.", ""),
+    (r"^midlayer\.(?=\d)", "layers."),
+    (r"^midlayer\.", "layers.0."),
+    (r"^aux_norm_low\.", "fc_norm.0."),
+    (r"^aux_norm_mid\.", "fc_norm.1."),
+    (r"^aux_norm_high\.", "fc_norm.2."),
+    (r"^draft_id_to_target_id$", "d2t"),
+)
+
+#: A key that is not there is told with one that is, when both are so alike.
+ALIKE = 0.6
+
+
+def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
+    """Load a head for ``target``, in its dtype, on its device.
+
+    An embedding, or an lm_head over the whole vocabulary, that the checkpoint leaves out is the target's own tensor.
+
+    Args:
+        source: a folder with ``config.json`` and ``model.safetensors`` (in any number of files) or
+            ``pytorch_model.bin``; or the id of such a repository on the Hugging Face Hub.
+
+    Raises:
+        InvalidHead: no checkpoint is there, or it is not one of this target.
+        HeadKeys: lists the keys that are renamed, missing, not known or of another shape.
+    """
+    folder = _folder(source)
+    name = str(source)
+    tensors = _own_names(_tensors(folder, name), name)
+    config = read_config(folder, name, target, tensors)
+    head = Eagle3Head(config)
+    lent = _lent(config, target, tensors)
+    t2d = tensors.pop("t2d", None)
+    _check_keys(head, tensors, lent, name)
+    # A head of the whole vocabulary may list it all the same.
+    d2t = tensors.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+    _check_vocabulary(d2t, t2d, config, name)
+    if head.d2t is not None:
+        tensors["d2t"] = d2t.to(torch.int64)
+    head.load_state_dict(tensors, strict=False)
+    head = head.to(target.device, target.dtype).eval()
+    head.share(**lent)
+    return head.requires_grad_(False)
+
+
+def _folder(source: str | Path) -> Path:
+    path = Path(source)
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=WANTED_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = f"it is no folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
+        raise InvalidHead(source=str(source), reason=reason) from error
+
+
+def _tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    binary = folder / "pytorch_model.bin"
+    found: dict[str, torch.Tensor] = {}
+    try:
+        for file in files:
+            read = load_file(file)
+            if twice := sorted(found.keys() & read.keys()):
+                raise InvalidHead(source=name, reason=f"{twice[0]!r} is in {file.name} and in another file as well")
+            found |= read
+        if not files and binary.exists():
+            found = dict(torch.load(binary, map_location="cpu", weights_only=True))
+    except InvalidHead:
+        raise
+    except Exception as error:
+        raise InvalidHead(source=name, reason=f"its weights cannot be read: {error_line(error)}") from error
+    for key, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            raise InvalidHead(source=name, reason=f"{key!r} is a {type(value).__name__}, and no tensor")
+    if not found:
+        raise InvalidHead(source=name, reason="there is neither a *.safetensors nor a pytorch_model.bin in it")
+    return found
+
+
+def _own_names(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """By the names that :class:`Eagle3Head` has for them."""
+    given: dict[str, str] = {}
+    renamed: dict[str, torch.Tensor] = {}
+    for key, value in tensors.items():
+        own = key
+        for pattern, replacement in RENAMED:
+            own = re.sub(pattern, replacement, own)
+        if own in renamed:
+            raise InvalidHead(source=name, reason=f"{given[own]!r} and {key!r} are two names of one tensor")
+        renamed[own], given[own] = value, key
+    return renamed
+
+
+def _lent(
+    config: Eagle3Config, target: PreTrainedModel, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What is not in the checkpoint and the target can lend, as :meth:`Eagle3Head.share` takes it."""
+    lent: dict[str, torch.Tensor] = {}
+    for key, argument, module in (
+        ("embed_tokens.weight", "embedding", target.get_input_embeddings()),
+        ("lm_head.weight", "lm_head", target.get_output_embeddings()),
+    ):
+        if key in tensors or (argument == "lm_head" and config.tie_word_embeddings):
+            continue
+        rows = config.vocab_size if argument == "embedding" else config.draft_vocab_size
+        assert isinstance(module, nn.Module)
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        if tuple(weight.shape) == (rows, config.hidden_size):
+            lent[argument] = weight
+    return lent
+
+
+def _check_keys(
+    head: Eagle3Head, tensors: Mapping[str, torch.Tensor], lent: Mapping[str, torch.Tensor], name: str
+) -> None:
+    """Every tensor of the head comes from the checkpoint or the target, and every one of the checkpoint is used."""
+    wanted = {key: tuple(value.shape) for key, value in head.state_dict().items()}
+    for key, argument in (("embed_tokens.weight", "embedding"), ("lm_head.weight", "lm_head")):
+        if argument in lent or (key == "lm_head.weight" and head.config.tie_word_embeddings):
+            wanted.pop(key)
+    wanted.setdefault("d2t", (head.config.draft_vocab_size,))
+    missing = {key for key in wanted if key not in tensors}
+    if head.d2t is None:
+        missing.discard("d2t")
+    tied = {"lm_head.weight"} if head.config.tie_word_embeddings else set()
+    extra = [key for key in tensors if key not in wanted and key not in tied]
+    problems: list[str] = []
+    for key in extra:
+        shape = tuple(tensors[key].shape)
+        likely = _like(key, [other for other in missing if wanted[other] == shape])
+        if likely is None:
+            problems.append(f"not known: {key} {list(shape)}")
+        else:
+            missing.discard(likely)
+            problems.append(f"renamed: {key} {list(shape)} looks like {likely}")
+    problems += [f"missing: {key} {list(wanted[key])}" for key in wanted if key in missing]
+    for key, shape in wanted.items():
+        if key in tensors and tuple(tensors[key].shape) != shape:
+            problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and has to be {list(shape)}")
+        elif key in tensors and key != "d2t" and not tensors[key].is_floating_point():
+            problems.append(f"of another kind: {key} is {tensors[key].dtype} and has to hold floating-point numbers")
+    if problems:
+        raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
+
+
+def _like(key: str, others: Iterable[str]) -> str | None:
+    found = difflib.get_close_matches(key, list(others), n=1, cutoff=ALIKE)
+    return found[0] if found else None
+
+
+def _check_vocabulary(d2t: torch.Tensor, t2d: torch.Tensor | None, config: Eagle3Config, name: str) -> None:
+    try:
+        check_d2t(d2t, config.vocab_size)
+    except InvalidInput as error:
+        raise InvalidHead(source=name, reason=str(error).rstrip(".")) from error
+    if config.draft_vocab_size == config.vocab_size and bool(d2t.any()):
+        raise InvalidHead(source=name, reason="its d2t reorders the whole vocabulary")
+    if t2d is None:
+        return
+    if tuple(t2d.shape) != (config.vocab_size,):
+        raise HeadKeys(
+            source=name,
+            problems=f"\n  of another shape: t2d is {list(t2d.shape)} and has to be {[config.vocab_size]}",
+        )
+    drafted = torch.zeros(config.vocab_size, dtype=torch.bool)
+    drafted[target_ids(d2t.long())] = True
+    if not torch.equal(drafted, t2d.bool()):
+        raise InvalidHead(source=name, reason="its t2d does not mark the tokens that its d2t names")

@@ -1,0 +1,215 @@
+"""What the config.json of a published EAGLE-3 head says, in either of the two layouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead, error_line
+from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.modes.eagle3.config import EMBEDDING, Eagle3Config
+from speccompile.passes.step.tap_hidden import default_taps
+
+#: Variants that are other networks, by the key that asks for them.
+REFUSED = {
+    "eh_proj_before_attn": "a projection in front of the attention",
+    "next_layer_regular": "layers of another kind behind the first",
+    "parallel_drafting": "drafting of all tokens at once",
+    "kv_lora_rank": "latent attention",
+}
+#: Keys that hold the target's layers that a head reads, and the kinds of the head's own layers.
+LAYER_IDS, LAYER_TYPES = "eagle_aux_hidden_state_layer_ids", "layer_types"
+#: ``model_type`` of the decoder layers that speculators builds a head of. Qwen3's have norms of queries and keys.
+LAYER_KINDS = ("llama", "qwen3")
+
+
+def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Eagle3Config:
+    """The config of a head for ``target``.
+
+    Of the flat layout (SafeAILab, SpecForge, TensorRT-LLM) all keys are at the top, or in ``eagle_config``; of
+    speculators', sizes are in ``transformer_layer_config``. Variants that the config leaves out are seen from the
+    ``tensors``: biases, ``fc_norm``, and norms of queries and keys. A key that is absent or null means EAGLE-3's own
+    behaviour: the hidden state is carried on in front of the last norm. ``norm_output`` means what it means to
+    speculators, SGLang and TensorRT-LLM.
+
+    Raises:
+        InvalidHead: a key is missing, or the head is of another kind or another target.
+    """
+    given = _read(folder / "config.json", name)
+    kind = given.get("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise InvalidHead(source=name, reason=f"it is a head of type {kind!r}, not 'eagle3'")
+    parts: dict[str, dict[str, Any]] = {}
+    for part in ("transformer_layer_config", "eagle_config"):
+        parts[part] = value = given.get(part) or {}
+        if not isinstance(value, dict):
+            raise InvalidHead(source=name, reason=f"its config says {part}={value!r}, which has to be an object")
+    keys: dict[str, Any] = {**parts["transformer_layer_config"], **parts["eagle_config"], **given}
+    speculators = kind is not None
+    layer = parts["transformer_layer_config"].get("model_type")
+    if speculators and layer not in (None, *LAYER_KINDS):
+        reason = f"its layers are of model_type {layer!r}, and those of a head in speculators' layout are of"
+        raise InvalidHead(source=name, reason=f"{reason} {' or '.join(map(repr, LAYER_KINDS))}")
+    for key, what in REFUSED.items():
+        # TensorRT-LLM's default of this one is True, and says something of heads with several layers alone.
+        if keys.get(key) and not (key == "next_layer_regular" and _layers(keys) == 1):
+            raise InvalidHead(
+                source=name, reason=f"its config has {key}={keys[key]!r} ({what}), which is not supported"
+            )
+    config = replace(
+        _config(keys, name, target, tensors),
+        taps=_taps(keys.get(LAYER_IDS), name, inputs=speculators) or default_taps(len(decoder_layers(target)[1])),
+        # In the flat layout model_type says nothing of the layer: heads for Qwen3 have Llama's.
+        qk_norm=(speculators and layer == "qwen3") or "layers.0.self_attn.q_norm.weight" in tensors,
+    )
+    check_target(config, name, target)
+    return config
+
+
+def _config(
+    keys: Mapping[str, Any], name: str, target: PreTrainedModel, tensors: Mapping[str, torch.Tensor]
+) -> Eagle3Config:
+    def size(key: str, default: Any = None) -> int:
+        # speculators writes null for what it leaves open.
+        value = default if keys.get(key) is None else keys[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be a size")
+        return value
+
+    def number(key: str, default: float) -> float:
+        value = default if keys.get(key) is None else keys[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be a number above 0")
+        return float(value)
+
+    def flag(key: str) -> bool:
+        value = keys.get(key)
+        if not (value is None or isinstance(value, bool)):
+            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be true or false")
+        return bool(value)
+
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    vocab = size("vocab_size")
+    layers = size("num_hidden_layers", 1)
+    rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise InvalidHead(source=name, reason=f"its config has the rotary parameters {rope!r}, which are no object")
+    return Eagle3Config(
+        hidden_size=hidden,
+        target_hidden_size=size("target_hidden_size", hidden),
+        intermediate_size=size("intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", hidden // heads),
+        vocab_size=vocab,
+        draft_vocab_size=size("draft_vocab_size", vocab),
+        num_hidden_layers=layers,
+        rms_norm_eps=number("rms_norm_eps", 1e-6),
+        hidden_act=str(keys.get("hidden_act") or "silu"),
+        max_position_embeddings=size("max_position_embeddings", 2048),
+        rope=_rope(rope, number("rope_theta", 10000.0), name),
+        windows=_windows(keys.get(LAYER_TYPES), size("sliding_window") if _slides(keys) else None, layers, name),
+        bias=flag("bias") or "fc.bias" in tensors,
+        attention_bias=flag("attention_bias") or "layers.0.self_attn.q_proj.bias" in tensors,
+        mlp_bias=flag("mlp_bias") or "layers.0.mlp.gate_proj.bias" in tensors,
+        fc_norm=flag("fc_norm") or flag("use_aux_norm") or "fc_norm.0.weight" in tensors,
+        norm_before_fc=flag("norm_before_fc") or "input_norm.weight" in tensors,
+        norm_before_residual=flag("norm_before_residual"),
+        norm_output=flag("norm_output") or flag("return_hidden_post_norm"),
+        tie_word_embeddings=flag("tie_word_embeddings"),
+    )
+
+
+def _taps(ids: Any, name: str, *, inputs: bool) -> tuple[int, ...]:
+    """The layers of the target whose outputs a head with these ids reads, ascending; none where ids are null or empty.
+
+    An id does not mean the same in all layouts:
+
+    - ``inputs``, speculators' layout: id j is what layer j reads, that is the output of layer j - 1. Id 0 is the
+      embedding, id L the last layer's output before the final norm. speculators takes states from vLLM by these ids
+      (``models/utils.py``, ``resolve_target_layer_ids``: 0 .. L, by default ``[2, L // 2, L - 3]``;
+      ``scripts/launch_vllm.py``), and vLLM collects them so (``aux_hidden_state_layers`` of its models).
+    - otherwise, the flat layout: id j is the output of layer j. SGLang adds 1 to name the layer before which it
+      captures (``set_eagle3_layers_to_capture`` of its ``models/llama.py``), TensorRT-LLM captures after the layer.
+      SafeAILab's own configs have no ids.
+
+    The default is the same three states in both, see ``default_taps``.
+    """
+    if not ids:
+        return ()
+    good = isinstance(ids, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in ids)
+    if not good:
+        reason = f"its config says {LAYER_IDS}={ids!r}, which has to be a list of layers"
+        raise InvalidHead(source=name, reason=reason)
+    # vLLM, as TensorRT-LLM, collects in the order of layers, whatever the order of ids.
+    return tuple(sorted(item - inputs for item in ids))
+
+
+def _slides(keys: Mapping[str, Any]) -> bool:
+    """Whether a layer of the head has a sliding window. ``sliding_window`` alone says nothing: configs copied from a
+    target's have it, and speculators and vLLM go by the kinds of layers."""
+    return "sliding_attention" in (keys.get(LAYER_TYPES) or ())
+
+
+def _windows(kinds: Any, window: int | None, layers: int, name: str) -> tuple[int | None, ...]:
+    """By layer, of the kinds in the config; empty where none slides."""
+    known = {"full_attention": None, "sliding_attention": window}
+    good = kinds is None or (isinstance(kinds, list) and len(kinds) >= layers and not set(kinds[:layers]) - set(known))
+    if not good:
+        reason = f"its config says {LAYER_TYPES}={kinds!r}, which has to name one of {sorted(known)} for each layer"
+        raise InvalidHead(source=name, reason=reason)
+    windows = tuple(known[kind] for kind in (kinds or ())[:layers])
+    return windows if any(windows) else ()
+
+
+def _rope(given: Mapping[str, Any], theta: float, name: str) -> dict[str, Any]:
+    """transformers 5 writes ``rope_parameters``, which ``rope_theta`` and ``rope_scaling`` were before. Without any the
+    base is 10000: heads do not inherit the target's."""
+    # As speculators does where a config has parameters by kind of layer (``flatten_rope_parameters``).
+    rope = dict(given["sliding_attention"] if isinstance(given.get("sliding_attention"), dict) else given)
+    if by_kind := sorted(key for key, value in rope.items() if isinstance(value, dict)):
+        reason = f"its config has rotary parameters by kind of layer ({', '.join(by_kind)}), which are not supported"
+        raise InvalidHead(source=name, reason=reason)
+    # Of old files.
+    kind = rope.pop("type", None)
+    rope.setdefault("rope_type", kind or "default")
+    rope.setdefault("rope_theta", theta)
+    return rope
+
+
+def _layers(keys: Mapping[str, Any]) -> Any:
+    return keys.get("num_hidden_layers") or 1
+
+
+def check_target(config: Eagle3Config, name: str, target: PreTrainedModel) -> None:
+    """Raises InvalidHead: a head of that config was made for another target."""
+    text = target.config.get_text_config(decoder=True)
+    layers = len(decoder_layers(target)[1])
+    problems = []
+    if config.vocab_size != text.vocab_size:
+        problems.append(f"its vocabulary has {config.vocab_size} tokens, the target's {text.vocab_size}")
+    if config.target_hidden_size != text.hidden_size:
+        problems.append(
+            f"it reads hidden states of size {config.target_hidden_size}, the target's is {text.hidden_size}"
+        )
+    if config.taps and not (config.taps[0] >= EMBEDDING and config.taps[-1] < layers):
+        taps = [tap for tap in config.taps if tap != EMBEDDING]
+        problems.append(f"it reads the outputs of layers {taps}, and the target has 0 .. {layers - 1}")
+    if problems:
+        raise InvalidHead(source=name, reason=f"it was made for another target: {'; '.join(problems)}")
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidHead(source=name, reason=f"{path.name} cannot be read: {error_line(error)}") from error
+    if not isinstance(found, dict):
+        raise InvalidHead(source=name, reason=f"{path.name} is no JSON object")
+    return found

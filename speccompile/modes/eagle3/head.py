@@ -1,0 +1,285 @@
+"""The EAGLE-3 head as a plain module.
+
+After Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (2025).
+Row i of the head reads the target's hidden states at position i and the token at position i + 1, and says which token
+comes at i + 2. Its KV of row i lies at place i.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from speccompile.errors import InvalidHead, error_line
+from speccompile.graph.state import KVShape
+from speccompile.modes.eagle3.config import Eagle3Config, check_config
+from speccompile.modes.network.draft_head import DraftHead, HeadCache
+from speccompile.sampling.draft_vocab import target_ids
+
+#: Rotary tables of these kinds change with the length of the text.
+CHANGING_ROPE = ("dynamic", "longrope")
+
+
+class RMSNorm(nn.Module):
+    """Computed in float32, as Llama's."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """Sines and cosines of positions, by any of transformers' rules that does not change with the text's length."""
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        if config.rope.get("rope_type", "default") in CHANGING_ROPE:
+            reason = f"its rotary table ({config.rope['rope_type']}) changes with the length of the text"
+            raise InvalidHead(source="EAGLE-3", reason=reason)
+        try:
+            table = LlamaRotaryEmbedding(
+                LlamaConfig(
+                    # It knows no head whose attention is wider than its hidden states.
+                    hidden_size=config.num_attention_heads * config.head_dim,
+                    num_attention_heads=config.num_attention_heads,
+                    head_dim=config.head_dim,
+                    max_position_embeddings=config.max_position_embeddings,
+                    rope_parameters=dict(config.rope),
+                )
+            )
+        except Exception as error:
+            reason = f"transformers cannot make its rotary table of {dict(config.rope)}: {error_line(error)}"
+            raise InvalidHead(source="EAGLE-3", reason=reason) from error
+        self.scaling = float(table.attention_scaling)
+        self.register_buffer("inv_freq", table.inv_freq.float().clone(), persistent=False)
+
+    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """``position_ids`` ``[B, T]``; cosines and sines ``[B, T, 1, D]``."""
+        angles = position_ids[..., None].float() * self.inv_freq.float()
+        angles = torch.cat([angles, angles], dim=-1)[:, :, None]
+        cos, sin = angles.cos(), angles.sin()
+        if self.scaling != 1.0:
+            cos, sin = cos * self.scaling, sin * self.scaling
+        return cos.to(dtype), sin.to(dtype)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """``[B, T, heads, D]``, halves turned against each other as in Llama."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Eagle3Config, inputs: int, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim, bias = layer, config.head_dim, config.attention_bias
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(inputs, queries, bias=bias)
+        self.k_proj = nn.Linear(inputs, keys, bias=bias)
+        self.v_proj = nn.Linear(inputs, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: HeadCache, window: int | None
+    ) -> torch.Tensor:
+        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+        attended = cache.attend(self.layer, query, key, value, self.head_dim**-0.5, window)
+        out: torch.Tensor = self.o_proj(attended.flatten(2))
+        return out
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.head_dim))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        inner, bias = config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(config.hidden_size, inner, bias=bias)
+        self.up_proj = nn.Linear(config.hidden_size, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, config.hidden_size, bias=bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    """A decoder layer. The first one attends over [embedding, hidden state], each behind a norm of its own."""
+
+    def __init__(self, config: Eagle3Config, layer: int) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.first = layer == 0
+        self.norm_before_residual = config.norm_before_residual
+        self.input_layernorm = RMSNorm(size, eps)
+        if self.first:
+            self.hidden_norm = RMSNorm(size, eps)
+        self.self_attn = Attention(config, 2 * size if self.first else size, layer)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: HeadCache,
+        window: int | None,
+    ) -> torch.Tensor:
+        residual = hidden
+        if self.first:
+            normed = self.hidden_norm(hidden)
+            attended = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+            residual = normed if self.norm_before_residual else hidden
+        else:
+            attended = self.input_layernorm(hidden)
+        hidden = residual + self.self_attn(attended, cos, sin, cache, window)
+        out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class Eagle3Head(DraftHead):
+    """``d2t`` ``[Vd]``: draft token i is the target's ``i + d2t[i]``; None where the vocabularies are one."""
+
+    d2t: torch.Tensor | None
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        check_config(config)
+        self.config = config
+        size, read = config.hidden_size, config.tapped * config.target_hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, size)
+        if config.fc_norm:
+            norms = [RMSNorm(config.target_hidden_size, config.rms_norm_eps) for _ in range(config.tapped)]
+            self.fc_norm = nn.ModuleList(norms)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(read, config.rms_norm_eps)
+        self.fc = nn.Linear(read, size, bias=config.bias)
+        self.layers = nn.ModuleList([Layer(config, index) for index in range(config.num_hidden_layers)])
+        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.rotary = Rotary(config)
+        mapped = config.draft_vocab_size < config.vocab_size
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64) if mapped else None)
+
+    @staticmethod
+    def random(model: PreTrainedModel, seed: int = 0, **fields: Any) -> Eagle3Head:
+        """One with random weights, of the target's sizes (``fields`` of :class:`Eagle3Config` aside) and dtype, which
+        shares the target's embedding. Its vocabulary are tokens drawn from the target's."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            head = Eagle3Head(Eagle3Config.for_target(model, **fields))
+            for parameter in head.parameters():
+                if parameter.ndim == 2:
+                    nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+            if head.d2t is not None:
+                size = head.config.draft_vocab_size
+                head.d2t = torch.randperm(head.config.vocab_size)[:size].sort().values - torch.arange(size)
+        if head.config.hidden_size == head.config.target_hidden_size and not head.config.tie_word_embeddings:
+            embedding = model.get_input_embeddings().weight
+            assert isinstance(embedding, torch.Tensor)
+            head.share(embedding=embedding)
+        return head.to(model.device, model.dtype).eval()
+
+    def with_taps(self, taps: tuple[int, ...]) -> Eagle3Head:
+        """The same weights, over the outputs of these layers."""
+        return self._with(taps=taps)
+
+    def for_texts(self, max_len: int) -> Eagle3Head:
+        """The same head for sequences of up to ``max_len`` tokens: a window that holds them all is none."""
+        if not self.config.windows:
+            return self
+        windows = tuple(None if window is None or window >= max_len else window for window in self.config.windows)
+        return self._with(windows=windows if any(windows) else ())
+
+    def _with(self, **fields: Any) -> Eagle3Head:
+        head = copy.copy(self)
+        head.config = replace(self.config, **fields)
+        return head
+
+    def share(self, *, embedding: torch.Tensor | None = None, lm_head: torch.Tensor | None = None) -> None:
+        """Read these weights of the target, ``[V, H]``, instead of own ones."""
+        for module, weight in ((self.embed_tokens, embedding), (self.lm_head, lm_head)):
+            if weight is not None:
+                module.weight = nn.Parameter(weight.detach(), requires_grad=False)
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the hidden states that it reads, side by side."""
+        return self.config.tapped * self.config.target_hidden_size
+
+    @property
+    def kv(self) -> dict[int, KVShape]:
+        """What each layer puts into the cache."""
+        shape = (self.config.num_key_value_heads, self.config.head_dim)
+        return {index: KVShape(shape, shape, self.fc.weight.dtype) for index in range(len(self.layers))}
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
+    ) -> dict[str, torch.Tensor]:
+        """Rows of the head.
+
+        Args:
+            input_ids: int64 ``[B, T]``, the token behind each row's; position_ids: ``[B, T]``, the rows' own.
+            hidden_states: ``[B, T, 3 * Ht]``, tapped at the rows' own positions.
+
+        Returns:
+            ``fused`` ``[B, T, H]``, what stands for the hidden states, and of draft tokens is replaced by what
+            the row in front ``carried``; ``hidden`` ``[B, T, H]``, what the layers leave; ``carried`` ``[B, T, H]``;
+            ``logits`` ``[B, T, Vd]`` of the token behind ``input_ids``, and as ``target_logits`` ``[B, T, V]`` the same
+            over the target's vocabulary, -inf where the draft vocabulary has no token; ``target_ids`` ``[Vd]``, the
+            target's ids of all draft tokens.
+        """
+        fused = self._fused(hidden_states)
+        embedded = self.embed_tokens(input_ids)
+        cos, sin = self.rotary(position_ids, fused.dtype)
+        hidden = fused
+        for index, layer in enumerate(self.layers):
+            hidden = layer(embedded, hidden, cos, sin, cache, self.config.window(index))
+        normed = self.norm(hidden)
+        logits = self.lm_head(normed)
+        named = {"fused": fused, "hidden": hidden, "logits": logits}
+        if self.d2t is not None:
+            whole = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
+            named["target_ids"] = target_ids(self.d2t)
+            named["target_logits"] = whole.index_copy(-1, named["target_ids"], logits)
+        if self.config.norm_output:
+            named["carried"] = normed
+        return named
+
+    def _fused(self, tapped: torch.Tensor) -> torch.Tensor:
+        if self.config.fc_norm:
+            chunks = tapped.chunk(self.config.tapped, dim=-1)
+            tapped = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+        if self.config.norm_before_fc:
+            tapped = self.input_norm(tapped)
+        fused: torch.Tensor = self.fc(tapped)
+        return fused

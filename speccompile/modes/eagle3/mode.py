@@ -1,0 +1,89 @@
+"""EAGLE-3: a head of about one layer reads the target's hidden states and drafts.
+
+After Li et al., "EAGLE-3" (2025). The head is captured as the target is and copied into the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead
+from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
+from speccompile.modes.eagle3.checkpoints import load_eagle3
+from speccompile.modes.eagle3.config import EMBEDDING
+from speccompile.modes.eagle3.config_files import check_target
+from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.eagle3.network import Eagle3Network
+from speccompile.modes.network.head_mode import RecurrentHead, SplitHead
+from speccompile.passes.step.tap_hidden import Tap, default_taps
+
+
+@dataclass(frozen=True)
+class Eagle3OneModel(RecurrentHead):
+    """Drafts with an EAGLE-3 head inside of the step.
+
+    Args:
+        draft: an :class:`~speccompile.heads.Eagle3Head` in eval mode, in the target's dtype and on its device; or the
+            folder or hub id of a published one.
+        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
+            the head was made for (``max_position_embeddings``).
+        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
+    """
+
+    name: ClassVar[str] = "eagle3_one_model"
+    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
+
+    def check(self, info: ModelInfo) -> None:
+        if not isinstance(self.draft, Eagle3Head | str | Path) or self.draft == "":
+            reason = "give an Eagle3Head, the folder of a published one, or its hub id"
+            raise self.invalid("draft", type(self.draft).__name__ if self.draft is not None else None, reason)
+        super().check(info)
+
+    def loaded(self, model: PreTrainedModel) -> Eagle3OneModel:
+        if not isinstance(self.draft, Eagle3Head):
+            return replace(self, draft=load_eagle3(self.draft, model))
+        head = self.draft
+        check_target(head.config, "that was given", model)
+        weight = head.fc.weight
+        if (weight.dtype, weight.device) != (model.dtype, model.device):
+            reason = f"it is {weight.dtype} on {weight.device}, and the target {model.dtype} on {model.device}"
+            raise InvalidHead(source="that was given", reason=f"{reason}; use head.to(model.device, model.dtype)")
+        if head.training:
+            raise InvalidHead(source="that was given", reason="it is in training mode; call head.eval()")
+        if not head.config.taps:
+            taps = default_taps(len(decoder_layers(model)[1]))
+            head = head.with_taps(taps)
+        return replace(self, draft=head)
+
+    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> Eagle3Network:
+        most = self.draft_max_len or self.draft.config.max_position_embeddings
+        longest = min(most, max_len)
+        return Eagle3Network(self.draft.for_texts(longest), info, longest, self.draft_weights)
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return tuple(Tap(0, before=True) if tap == EMBEDDING else Tap(tap) for tap in self.draft.config.taps)
+
+    def explain(self) -> str:
+        if not isinstance(self.draft, Eagle3Head):
+            return f"the EAGLE-3 head {self.draft} drafts"
+        config = self.draft.config
+        part = (
+            ""
+            if config.draft_vocab_size == config.vocab_size
+            else f", {config.draft_vocab_size} tokens of the vocabulary"
+        )
+        layers = ", ".join(str(tap) for tap in config.taps if tap != EMBEDDING)
+        reads = f"the embedding and the outputs of layers {layers}" if EMBEDDING in config.taps else ""
+        return f"an EAGLE-3 head over {reads or f'the outputs of layers {layers}'} drafts{part}"
+
+
+@dataclass(frozen=True)
+class Eagle3(SplitHead, Eagle3OneModel):
+    """The same in front of the step."""
+
+    name: ClassVar[str] = "eagle3"

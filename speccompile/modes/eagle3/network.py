@@ -1,0 +1,43 @@
+"""An EAGLE-3 head beside its target: what it keeps in the arena."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from speccompile.graph.state import Layout, N, StateSpec, kv_state, resolve_layout
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.network.draft_head import HeadNetwork
+from speccompile.ops.cpu.packing import WeightForm
+
+#: What the head's layers left at a text's newest row, from which drafting starts.
+NEWEST = "newest"
+
+
+class Eagle3Network(HeadNetwork):
+    """``max_len``: most tokens of a text that it drafts for."""
+
+    head: Eagle3Head
+
+    def __init__(self, head: Eagle3Head, target: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
+        config = head.config
+        # Tokens that it reads are the target's.
+        info = replace(target, name="Eagle3Head", num_layers=len(head.layers), hidden_size=config.hidden_size)
+        super().__init__(head, info, max_len, weights)
+
+    @property
+    def windows_stay(self) -> bool:
+        return True
+
+    def layout(self, target: Layout) -> Layout:
+        # Row i of the head reads the token at i + 1.
+        kv = [replace(spec, looks_ahead=1) for spec in kv_state(self.kv)]
+        newest = StateSpec(NEWEST, (N, self.info.hidden_size), self.info.dtype)
+        return resolve_layout(
+            [*kv, newest],
+            max_batch=target.max_batch,
+            max_len=self.max_len,
+            max_draft_len=target.max_draft_len,
+            max_width=target.max_width,
+            vocab_size=self.info.vocab_size,
+        )

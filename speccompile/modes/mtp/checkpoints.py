@@ -1,0 +1,177 @@
+"""MTP modules from the files of a checkpoint: transformers drops them when it loads the model.
+
+Every tensor that a checkpoint has of them is used, or named in the error: a module with a part left as it was made
+would draft badly, and nothing else would tell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+
+from speccompile.errors import HeadKeys, InvalidHead, error_line
+from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.modes.mtp.head import MtpHead
+from speccompile.modes.mtp.layouts import LAYOUTS, SHARED, KeyLayout, layout_of
+from speccompile.modes.mtp.variants import VARIANTS, MtpVariant
+
+INDEX = "model.safetensors.index.json"
+#: Behind the name of a weight in 8 bits (DeepSeek-V3): the factors of its blocks.
+SCALES = "_scale_inv"
+
+
+def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVariant | None = None) -> MtpHead:
+    """Load the modules of a checkpoint for ``target``, in its dtype, on its device.
+
+    Args:
+        source: a folder with safetensors files, or the id of such a repository on the Hugging Face Hub, of which those
+            files are fetched that have modules; None is where ``target`` was loaded from.
+        variant: how they are put together; None is what is known of the family, or of the layout.
+
+    Raises:
+        InvalidHead: no modules are there, or they cannot be made of the target's layers.
+        HeadKeys: lists the keys that are missing, not known or of another shape.
+    """
+    name = str(source or target.config.name_or_path)
+    if not name:
+        reason = "the target was not loaded from a checkpoint; give the folder of one as draft="
+        raise InvalidHead(source="of MTP modules", reason=reason)
+    layers = len(decoder_layers(target)[1])
+    files = _files(_folder(name, layers), name)
+    layout = layout_of(files, layers)
+    if layout is None:
+        known = "; ".join(each.name for each in LAYOUTS)
+        reason = f"its files have no MTP modules behind {layers} layers, in no layout that is known ({known})"
+        raise InvalidHead(source=name, reason=reason)
+    tensors, problems = _own_names(files, layout, layers, name)
+    modules = 1 + max(int(key.split(".")[1]) for key in tensors)
+    model_type = target.config.get_text_config(decoder=True).model_type
+    head = MtpHead(target, modules, variant or VARIANTS.get(model_type, layout.variant))
+    problems += _fill(head, tensors, target, name)
+    if problems:
+        raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
+    head.layers.requires_grad_(False)
+    head.norms.requires_grad_(False)
+    return head
+
+
+def _folder(name: str, target_layers: int) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[INDEX, "config.json"]))
+        wanted = ["*.safetensors"]
+        if (folder / INDEX).exists():
+            where: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+            layout = layout_of(where, target_layers)
+            of_modules = {key for key in where if layout and layout.module_of(key, target_layers) is not None}
+            wanted = sorted({where[key] for key in of_modules})
+        return Path(snapshot_download(name, allow_patterns=[*wanted, "config.json"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = f"it is no folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
+        raise InvalidHead(source=name, reason=reason) from error
+
+
+def _files(folder: Path, name: str) -> dict[str, Path]:
+    """The file of each key; of several that have it the last."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
+        except Exception as error:
+            raise InvalidHead(source=name, reason=f"{path.name} cannot be read: {error_line(error)}") from error
+    if not found:
+        raise InvalidHead(source=name, reason="there is no *.safetensors in it")
+    return found
+
+
+def _own_names(
+    files: Mapping[str, Path], layout: KeyLayout, target_layers: int, name: str
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The modules' tensors by the head's names for them, and what is wrong with others."""
+    tensors: dict[str, torch.Tensor] = {}
+    problems: list[str] = []
+    for key, path in files.items():
+        module = layout.module_of(key, target_layers)
+        if module is None:
+            continue
+        own = layout.own_name(key, module)
+        if own == SHARED:
+            continue
+        with safe_open(path, framework="pt") as file:
+            tensor = file.get_tensor(key)
+        if own is None:
+            problems.append(f"not known: {key} {list(tensor.shape)}")
+        else:
+            tensors[own] = tensor
+    if not tensors:
+        raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
+    return _unscaled(tensors, next(iter(files.values())).parent), problems
+
+
+def _unscaled(tensors: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """Weights in 8 bits times the factors of their blocks."""
+    plain = {key: value for key, value in tensors.items() if not key.endswith(SCALES)}
+    for key in set(tensors) - set(plain):
+        weight = plain.get(key.removesuffix(SCALES))
+        if weight is None:
+            plain[key] = tensors[key]
+            continue
+        scales = tensors[key].float()
+        for dim, size in enumerate(_block(folder)):
+            scales = scales.repeat_interleave(size, dim).narrow(dim, 0, weight.shape[dim])
+        plain[key.removesuffix(SCALES)] = weight.float() * scales
+    return plain
+
+
+def _block(folder: Path) -> tuple[int, int]:
+    config: dict[str, Any] = {}
+    if (folder / "config.json").exists():
+        config = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
+    rows, columns = config.get("weight_block_size") or (128, 128)
+    return int(rows), int(columns)
+
+
+class _Modules(PreTrainedModel):
+    """What transformers fills: it joins experts' weights, and whatever else the family's checkpoints have apart."""
+
+    def __init__(self, head: MtpHead) -> None:
+        super().__init__(head.config)
+        self.layers, self.norms = head.layers, head.norms
+
+
+def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrainedModel, name: str) -> list[str]:
+    """Load them; returns what is wrong."""
+    modules = _Modules(head)
+    shapes = {key: list(value.shape) for key, value in modules.state_dict().items()}
+    conversions: Any = getattr(target, "_weight_conversions", None)
+    if conversions is None:
+        conversions = get_model_conversion_mapping(target)
+    config = LoadStateDictConfig(
+        weight_mapping=conversions, device_map={"": target.device}, dtype=target.dtype, ignore_mismatched_sizes=True
+    )
+    try:
+        info, _ = convert_and_load_state_dict_in_model(modules, dict(tensors), config)
+    except Exception as error:
+        raise InvalidHead(source=name, reason=f"transformers cannot fill its modules: {error_line(error)}") from error
+    problems = [f"not known: {key}" for key in sorted(info.unexpected_keys)]
+    mismatched = sorted(info.mismatched_keys)
+    problems += [
+        f"of another shape: {key} is {list(has)} and has to be {list(wants)}" for key, has, wants in mismatched
+    ]
+    missing = info.missing_keys - {key for key, *_ in mismatched}
+    problems += [f"missing: {key} {shapes[key]}" for key in sorted(missing)]
+    return problems + [f"cannot be joined: {key} ({error})" for key, error in info.conversion_errors.items()]

@@ -1,0 +1,44 @@
+"""MTP as EAGLE: the target's first multi-token prediction module is used again for every draft token.
+
+TensorRT-LLM's ``MTP_EAGLE`` and ``MTP_EAGLE_ONE_MODEL`` (``MTPEagleWorker`` in ``_torch/speculative/mtp.py``), SGLang's
+``NEXTN``. A module's row is an EAGLE head's: the passes are EAGLE-3's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from transformers import PreTrainedModel
+
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.mtp.head import MtpHead
+from speccompile.modes.mtp.mode import MtpMode
+from speccompile.modes.mtp.network import MtpNetwork
+from speccompile.modes.network.head_mode import RecurrentHead, SplitHead
+
+
+@dataclass(frozen=True)
+class MtpEagleOneModel(MtpMode, RecurrentHead):
+    """Drafts with the first module inside of the step: it reads its own output from the second draft token on."""
+
+    name: ClassVar[str] = "mtp_eagle_one_model"
+
+    def loaded(self, model: PreTrainedModel) -> MtpEagleOneModel:
+        mode = super().loaded(model)
+        return replace(self, draft=mode.draft.first())
+
+    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
+        return MtpNetwork(self.draft, info, self._max_len(max_len), weights=self.draft_weights)
+
+    def explain(self) -> str:
+        if not isinstance(self.draft, MtpHead):
+            return f"the first MTP module of {self.draft or 'the target'} drafts"
+        return "an MTP module drafts, reading what the target's last layer left and then its own output"
+
+
+@dataclass(frozen=True)
+class MtpEagle(SplitHead, MtpEagleOneModel):
+    """The same in front of the step."""
+
+    name: ClassVar[str] = "mtp_eagle"

@@ -1,0 +1,118 @@
+"""How published checkpoints name the tensors of multi-token prediction (MTP) modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
+
+#: What a checkpoint has once more and modules share with the target.
+SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """One way to name them.
+
+    Args:
+        name: whose.
+        claims: a regular expression for all keys that belong to modules; its group ``k`` counts them.
+        rules: expressions for what is known of these, tried in order, and the names of :class:`MtpHead` for them, or
+            :data:`SHARED`. Groups: ``k`` (absent: there is one module) and ``rest``.
+        variant: of families that :data:`~speccompile.modes.mtp.variants.VARIANTS` does not list.
+        behind_target: modules are counted on from the target's layers.
+        mark: a part of the keys of modules alone; nothing is claimed without. A target that was cut short has layers of
+            its checkpoint behind it, too.
+    """
+
+    name: str
+    claims: str
+    rules: tuple[tuple[str, str], ...]
+    variant: MtpVariant
+    behind_target: bool = False
+    mark: str = ""
+
+    def module_of(self, key: str, target_layers: int) -> int | None:
+        """Which module ``key`` belongs to, or None if it belongs to the target."""
+        found = re.fullmatch(self.claims, key)
+        if found is None:
+            return None
+        number = int(found.groupdict().get("k") or 0)
+        if not self.behind_target:
+            return number
+        return number - target_layers if number >= target_layers else None
+
+    def own_name(self, key: str, module: int) -> str | None:
+        """The head's name for it, :data:`SHARED`, or None if the layout has no such tensor."""
+        for pattern, own in self.rules:
+            if found := re.fullmatch(pattern, key):
+                return own.format(k=module, rest=found.groupdict().get("rest", ""))
+        return None
+
+
+_BASE = r"(?:model\.)?(?:language_model\.)?"
+
+LAYOUTS: tuple[KeyLayout, ...] = (
+    KeyLayout(
+        "DeepSeek-V3, GLM-4.5",
+        claims=_BASE + r"layers\.(?P<k>\d+)\..+",
+        rules=(
+            (r".*layers\.\d+\.(?P<rest>(?:enorm|hnorm|eh_proj)\..+)", "layers.{k}.{rest}"),
+            (r".*layers\.\d+\.shared_head\.norm\.(?P<rest>.+)", "norms.{k}.{rest}"),
+            (r".*layers\.\d+\.(?:shared_head\.head|embed_tokens)\.weight", SHARED),
+            (r".*layers\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
+        ),
+        variant=DEEPSEEK,
+        behind_target=True,
+        mark=r"\.(?:enorm|hnorm|eh_proj)\.",
+    ),
+    KeyLayout(
+        "Xiaomi MiMo",
+        claims=r"model\.mtp_layers\.(?P<k>\d+)\..+",
+        rules=(
+            (r".*\.token_layernorm\.(?P<rest>.+)", "layers.{k}.enorm.{rest}"),
+            (r".*\.hidden_layernorm\.(?P<rest>.+)", "layers.{k}.hnorm.{rest}"),
+            (r".*\.input_proj\.(?P<rest>.+)", "layers.{k}.eh_proj.{rest}"),
+            (r".*\.final_layernorm\.(?P<rest>.+)", "norms.{k}.{rest}"),
+            (r"model\.mtp_layers\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
+        ),
+        variant=MIMO,
+    ),
+    KeyLayout(
+        "Ernie 4.5",
+        claims=r"model\.mtp_(?:emb_norm|hidden_norm|linear_proj|block)\.(?P<k>\d+)\..+",
+        rules=(
+            (r"model\.mtp_emb_norm\.\d+\.(?P<rest>.+)", "layers.{k}.enorm.{rest}"),
+            (r"model\.mtp_hidden_norm\.\d+\.(?P<rest>.+)", "layers.{k}.hnorm.{rest}"),
+            (r"model\.mtp_linear_proj\.\d+\.(?P<rest>.+)", "layers.{k}.eh_proj.{rest}"),
+            (r"model\.mtp_block\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
+        ),
+        variant=ERNIE,
+    ),
+    KeyLayout(
+        # One module, whatever ``mtp.layers`` counts: they would share one projection.
+        "Qwen3-Next, Qwen3.5, Mellum",
+        claims=r"(?:model\.)?mtp\..+",
+        rules=(
+            (r".*mtp\.pre_fc_norm_embedding\.(?P<rest>.+)", "layers.{k}.enorm.{rest}"),
+            (r".*mtp\.pre_fc_norm_hidden\.(?P<rest>.+)", "layers.{k}.hnorm.{rest}"),
+            (r".*mtp\.fc\.(?P<rest>.+)", "layers.{k}.eh_proj.{rest}"),
+            (r".*mtp\.norm\.(?P<rest>.+)", "norms.{k}.{rest}"),
+            (r".*mtp\.layers\.0\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
+            (r".*mtp\.(?:embed_tokens|lm_head)\.weight", SHARED),
+        ),
+        variant=QWEN,
+    ),
+)
+
+
+def layout_of(keys: Iterable[str], target_layers: int) -> KeyLayout | None:
+    """The layout that claims some of a checkpoint's ``keys``, or None."""
+    known = list(keys)
+    for layout in LAYOUTS:
+        claimed = (key for key in known if layout.module_of(key, target_layers) is not None)
+        if any(re.search(layout.mark, key) for key in claimed):
+            return layout
+    return None

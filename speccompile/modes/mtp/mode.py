@@ -1,0 +1,96 @@
+"""MTP: the target's own multi-token prediction modules draft, module k the k-th token.
+
+After DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024); TensorRT-LLM's ``MTP`` (``MTPWorker`` in
+``_torch/speculative/mtp.py``) and transformers' ``generate(use_mtp=True)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
+
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.mtp.checkpoints import load_mtp
+from speccompile.modes.mtp.head import MtpHead
+from speccompile.modes.mtp.network import Chain, MtpNetwork
+from speccompile.modes.mtp.passes import DraftByModules, KeepModulesWarm
+from speccompile.modes.network.head_mode import HeadMode
+from speccompile.passes.base import Pass
+from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+
+
+@dataclass(frozen=True)
+class MtpMode(HeadMode):
+    """What all modes with MTP modules have in common.
+
+    Args:
+        draft: an :class:`~speccompile.heads.MtpHead` for this target; or the folder or hub id of a checkpoint with
+            such modules. None is the target's own checkpoint (``model.config.name_or_path``).
+        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is
+            ``max_len``.
+        draft_weights: ``"int8"`` rounds their linears; see :class:`~speccompile.modes.network.NetworkMode`.
+    """
+
+    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "target"
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The output of the target's last layer."""
+        return (Tap(-1),)
+
+    def check(self, info: ModelInfo) -> None:
+        if not isinstance(self.draft, MtpHead | str | Path | None) or self.draft == "":
+            reason = "give an MtpHead, the folder of a checkpoint with MTP modules, its hub id, or None"
+            raise self.invalid("draft", type(self.draft).__name__, reason)
+        super().check(info)
+
+    def loaded(self, model: PreTrainedModel) -> MtpMode:
+        head = self.draft if isinstance(self.draft, MtpHead) else load_mtp(self.draft, model)
+        if head.lm_head is not model.get_output_embeddings():
+            reason = "they share modules of another target; make them for this one"
+            raise InvalidHead(source="of MTP modules that was given", reason=reason)
+        return replace(self, draft=head)
+
+    def _max_len(self, max_len: int) -> int:
+        return min(self.draft_max_len or max_len, max_len)
+
+
+@dataclass(frozen=True)
+class Mtp(MtpMode):
+    """Drafts with one module for each draft token, inside of the step; so K is at most their number.
+
+    Args:
+        chain: what a module reads of the text: ``module`` what the one in front left, as modules are trained;
+            ``target`` the target's own hidden states, as TensorRT-LLM does.
+    """
+
+    chain: Chain = "module"
+
+    name: ClassVar[str] = "mtp"
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if self.chain not in get_args(Chain):
+            raise self.invalid("chain", self.chain, f"choose from {', '.join(get_args(Chain))}")
+
+    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
+        return MtpNetwork(self.draft, info, self._max_len(max_len), self.chain, self.draft_weights)
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [DraftByModules(draft_len, chain=self.chain)]
+
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        return [DraftByModules(draft_len, draws=True, probabilities=probabilities, chain=self.chain)]
+
+    def commit_passes(self) -> list[Pass]:
+        return [MarkTaps(self.taps), LowerTaps(), KeepModulesWarm(self.chain)]
+
+    def explain(self) -> str:
+        if not isinstance(self.draft, MtpHead):
+            return f"the MTP modules of {self.draft or 'the target'} draft"
+        modules, reads = len(self.draft.layers), "the one in front" if self.chain == "module" else "the target"
+        return f"{modules} MTP modules draft, each one token, reading what {reads} left"

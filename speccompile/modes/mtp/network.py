@@ -1,0 +1,72 @@
+"""MTP modules beside their target: what they keep in the arena."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from speccompile.graph.state import Layout, N, StateSpec, kv_state, resolve_layout
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.eagle3.network import NEWEST
+from speccompile.modes.mtp.head import MtpHead
+from speccompile.modes.network.draft_head import HeadNetwork
+from speccompile.ops.cpu.packing import WeightForm
+
+#: What a module reads of the text: ``module`` what the one in front left, at every row, as the paper and transformers
+#: have it; ``target`` the target's own hidden states, as TensorRT-LLM's ``MTPWorker``. At draft tokens there are only
+#: those of the module in front.
+Chain = Literal["module", "target"]
+
+#: The first position that was read for a text: rows in front of it were known.
+READ_FROM = "read_from"
+
+
+class MtpNetwork(HeadNetwork):
+    """Args:
+    head: the modules; target: what they draft for.
+    max_len: most tokens of a text that they draft for.
+    chain: None where one module is used again for every draft token.
+    weights: the form of their linears' weights.
+    """
+
+    head: MtpHead
+
+    def __init__(
+        self,
+        head: MtpHead,
+        target: ModelInfo,
+        max_len: int,
+        chain: Chain | None = None,
+        weights: WeightForm = "same",
+    ) -> None:
+        info = replace(target, name=type(head).__name__, num_layers=len(head.layers))
+        super().__init__(head, info, max_len, weights)
+        self.chain = chain
+
+    @property
+    def most_drafts(self) -> int | None:
+        return None if self.chain is None else len(self.head.layers)
+
+    def layout(self, target: Layout) -> Layout:
+        modules, hidden = len(self.head.layers), self.info.hidden_size
+        own: list[StateSpec] = []
+        # Row i of module k reads the token at i + k + 1. Of a chain of modules row i - k is computed when i is, from
+        # what the one in front left there: where a known beginning ends, that is computed anew, with all it reads.
+        ahead = modules if self.chain == "module" else 1
+        if self.chain is None:
+            own.append(StateSpec(NEWEST, (N, hidden), self.info.dtype))
+        else:
+            own.append(StateSpec(NEWEST, (N, modules if self.chain == "module" else 1, hidden), self.info.dtype))
+        if self.chain == "module":
+            own.append(StateSpec(READ_FROM, (N,), torch.int64, fill=-1, low=-1))
+        kv = [replace(spec, looks_ahead=ahead) for spec in kv_state(self.kv)]
+        return resolve_layout(
+            [*kv, *own],
+            max_batch=target.max_batch,
+            max_len=self.max_len,
+            max_draft_len=target.max_draft_len,
+            max_width=target.max_width,
+            vocab_size=self.info.vocab_size,
+        )

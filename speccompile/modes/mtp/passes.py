@@ -1,0 +1,229 @@
+"""A chain of MTP modules in a step: how all of them stay warm at every tier, and how they draft.
+
+Of a text of L tokens the target has read L - 1. Row i of module k reads the token at i + k + 1, so the rows up to
+L - 2 - k can be computed. Behind each position p that the target reads every module reads the token at p + 1, module k
+as its row p - k. To draft the k-th token behind the first, module k reads the k drafts in front of it, as its rows
+L - 1 - k .. L - 2.
+
+``module``: a row reads what the module in front left at that row (DeepSeek-V3's report; transformers). ``target``: a
+row of the text reads what the target itself left in front of its token; in front of draft tokens there is nothing but
+what the module in front left (TensorRT-LLM's ``MTPWorker``, ``_torch/speculative/mtp.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph.splicing import PREFIX
+from speccompile.graph.step_graph import StepGraph
+from speccompile.modes.eagle3.passes import NEWEST, tokens_after
+from speccompile.modes.mtp.network import READ_FROM, Chain
+from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.draft_chain import Forward, side_by_side
+
+
+@dataclass(frozen=True)
+class KeepModulesWarm(Pass):
+    """Every module reads the rows that the target has read, now that the token behind each is known; and what drafting
+    goes on from is kept. Of rejected drafts modules leave KV behind the text, which the next rows overwrite."""
+
+    chain: Chain
+
+    name: ClassVar[str] = "keep_modules_warm"
+    looks_for: ClassVar[str] = "what the target reads"
+    requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped")
+    provides: ClassVar[Facts] = facts("drafter_read")
+
+    def run(self, graph: StepGraph) -> Changes:
+        head, values = drafter_of(graph), graph.values
+        slots, positions = values.get("target_slots", values["slots"]), values["positions"]
+        tokens = graph.insert(tokens_after, graph.state("tokens"), slots, positions)
+
+        def read(rows: fx.Node, outputs: list[str], given: dict[str, fx.Node]) -> list[fx.Node]:
+            return forward_drafter(graph, tokens, rows, slots, before=graph.output, outputs=outputs, given=given)
+
+        # What module 0 makes of the target's hidden states, or these themselves.
+        fused = ["fused"] * ("fused" in head.values)
+        hidden, *states = read(positions, ["hidden_0", *fused], {"hidden_states": values["tapped"]})
+        left, modules = [hidden], len(head.anchors.layers)
+        rows_of = self._rows(graph, slots, positions)
+        for module in range(1, modules):
+            if self.chain == "module":
+                nodes = (left[-1], graph.state(NEWEST), slots, positions)
+                given = {f"hidden_{module - 1}": graph.insert(shifted_by_one, *nodes, module=module - 1)}
+            else:
+                given = {f"carried_{module - 1}": (states or [values["tapped"]])[0]}
+            left += read(rows_of(module), [f"hidden_{module}"], given)
+        kept = left if self.chain == "module" else left[:1]
+        state = (graph.state(NEWEST), graph.state("length"))
+        graph.insert(keep_last, *state, slots, positions, *kept, dummy_slot=graph.layout.dummy_slot)
+        return Changes(modules, f"{modules} modules read {list(tokens.meta['val'].shape)}")
+
+    def _rows(self, graph: StepGraph, slots: fx.Node, positions: fx.Node) -> Callable[[int], fx.Node]:
+        """What makes the rows of a module behind the first."""
+        head, values = drafter_of(graph), graph.values
+        dead = head.layout.cache_len - 1
+        if self.chain == "module":
+            since = graph.insert(first_read, graph.state(f"{PREFIX}{READ_FROM}"), slots, positions)
+            return lambda module: graph.insert(rows_since, positions, since, back=module, dead=dead)
+        # Without drafts nothing is left of them.
+        draft_len = int(values["drafts"].meta["val"].shape[1]) if "drafts" in values else 0
+        rows = int(values["slots"].meta["val"].shape[0])
+        nodes, modules = (positions, graph.state("length"), slots), len(head.anchors.layers)
+        return lambda module: graph.insert(
+            undrafted_rows,
+            *nodes,
+            module=module,
+            modules=modules,
+            judged=rows if module < draft_len else 0,
+            dead=dead,
+        )
+
+
+@dataclass(frozen=True)
+class DraftByModules(DraftByNetwork):
+    """The first draft comes from what module 0 left at the newest row, each further one from the next module."""
+
+    chain: Chain = field(kw_only=True)
+
+    name: ClassVar[str] = "draft_by_modules"
+    looks_for: ClassVar[str] = "the mode's modules"
+
+    def forward(self, graph: StepGraph) -> Forward:
+        head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
+        last, dead = len(head.anchors.layers) - 1, head.layout.cache_len - 1
+        tokens: list[fx.Node] = []
+        # What the module in front left at its draft tokens; and what each module carried on behind its newest token.
+        hidden: list[fx.Node] = []
+        carried: list[fx.Node] = []
+
+        def kept(module: int) -> fx.Node:
+            node: fx.Node = graph.insert(of_module, graph.state(NEWEST), slots, before=start, module=module)
+            return node
+
+        def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
+            rows = graph.insert(drafted_rows, position, before=start, module=place, dead=dead)
+            if place == 0:
+                # It read its newest row when that was committed.
+                given = {"hidden_0": kept(0)}
+            elif self.chain == "module":
+                given = {f"hidden_{place - 1}": graph.insert(side_by_side, kept(place - 1), *hidden, before=start)}
+            else:
+                given = {f"carried_{place - 1}": graph.insert(side_by_side, *carried, before=start)}
+            tokens[:] = [*tokens, token] if place > 1 else [token]
+            read = graph.insert(side_by_side, *tokens, before=start)
+            outputs = [f"{name}_{place}" for name in ("hidden", "normed", "carried")]
+            found = forward_drafter(graph, read, rows, slots, before=start, outputs=outputs, given=given)
+            hidden[:] = found[:1] if place else []
+            newest, carry = graph.insert(newest_rows, *found[1:], before=start)
+            carried.append(carry)
+            (logits,) = forward_drafter(graph, token, rows, slots, before=start, given={f"normed_{last}": newest})
+            return logits
+
+        return forward
+
+    def what(self, graph: StepGraph) -> str:
+        return f"{self.draft_len - 1} modules behind the first"
+
+
+def first_read(read_from: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The first position ``[B]`` that was read for each row's text, noted in ``read_from`` ``[N]``: what comes first
+    now, if nothing was read so far. A slot may have several rows (of a prompt)."""
+    same = slots[:, None] == slots
+    first = torch.where(same, positions[:, 0], torch.iinfo(torch.int64).max).amin(1)
+    known = read_from[slots]
+    since = torch.where(known < 0, first, known)
+    read_from.index_put_((slots,), since)
+    return since
+
+
+def rows_since(positions: torch.Tensor, since: torch.Tensor, *, back: int, dead: int) -> torch.Tensor:
+    """Rows ``[B, T]``, ``back`` places in front of ``positions``; ``dead`` for those in front of what was read, which
+    are known."""
+    rows = positions - back
+    return torch.where(rows < since[:, None], dead, rows)
+
+
+def undrafted_rows(
+    positions: torch.Tensor,
+    length: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    module: int,
+    modules: int,
+    judged: int,
+    dead: int,
+) -> torch.Tensor:
+    """Rows ``[B, T]`` of a module behind the first that read the target's hidden states.
+
+    ``dead`` for rows in front of the text, and for those that the seed leaves as drafting made them: TensorRT-LLM reads
+    the M newest tokens again, drafts included, so an accepted draft that is none of them stays what it was.
+
+    Args:
+        judged: how many of the B rows begin with tokens that the module has read as drafts.
+    """
+    rows = positions - module
+    written = rows >= 0
+    if judged:
+        places = torch.arange(positions.shape[1], device=positions.device)
+        lines = torch.arange(positions.shape[0], device=positions.device)
+        drafted = (places < module) & (lines < judged)[:, None]
+        again = positions >= (length[slots] - 1 - modules + module)[:, None]
+        written = written & (again | ~drafted)
+    return torch.where(written, rows, dead)
+
+
+def shifted_by_one(
+    hidden: torch.Tensor, newest: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, module: int
+) -> torch.Tensor:
+    """``hidden`` ``[B, T, M]`` of a module, one place later: in front what was kept of it (``[N, modules, M]``), or
+    what the row has that comes in front in the same text."""
+    front = newest[slots, module]
+    before = torch.roll(slots, 1) == slots
+    follows = before & (torch.roll(positions[:, -1], 1) + 1 == positions[:, 0])
+    front = torch.where(follows[:, None], torch.roll(hidden[:, -1], 1, 0), front)
+    return torch.cat([front[:, None], hidden[:, :-1]], dim=1)
+
+
+def keep_last(
+    newest: torch.Tensor,
+    length: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    *hidden: torch.Tensor,
+    dummy_slot: int,
+) -> None:
+    """Keep in ``newest`` ``[N, modules, M]`` what each module's ``hidden`` ``[B, T, M]`` has of the last position of a
+    text that was read, which is ``length - 2`` at most; rows of which that is not the last write to nobody's."""
+    width = positions.shape[1]
+    at = (length[slots] - 2 - positions[:, 0]).clamp(max=width - 1)
+    goes_on = (torch.roll(slots, -1) == slots) & (torch.roll(positions[:, 0], -1) == positions[:, -1] + 1)
+    goes_on = goes_on & (length[slots] - 2 > positions[:, -1])
+    kept = (at >= 0) & ~goes_on
+    rows = torch.arange(slots.shape[0], device=slots.device)
+    found = torch.stack([each[rows, at.clamp(min=0)] for each in hidden], dim=1)
+    newest.index_put_((torch.where(kept, slots, dummy_slot),), found)
+
+
+def of_module(newest: torch.Tensor, slots: torch.Tensor, *, module: int) -> torch.Tensor:
+    """``[N, modules, M]`` of the rows' slots, ``[B, 1, M]``."""
+    return newest[slots, module][:, None]
+
+
+def drafted_rows(position: torch.Tensor, *, module: int, dead: int) -> torch.Tensor:
+    """Of the token's ``position`` ``[B, 1]`` the rows that a module reads, ``[B, module]`` (of module 0 one): the last
+    is in front of the first draft token. ``dead`` in front of the text."""
+    # The module-th draft token stands so far behind the newest committed one.
+    rows = position - module - 1 - torch.arange(max(module, 1) - 1, -1, -1, device=position.device)
+    return torch.where(rows < 0, dead, rows)
+
+
+def newest_rows(*hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of each ``[B, T, M]`` the last place, ``[B, 1, M]``."""
+    return tuple(each[:, -1:] for each in hidden)

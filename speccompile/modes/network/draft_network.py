@@ -1,0 +1,110 @@
+"""What a mode drafts with when that is a network of its own: captured beside the target, as the target is.
+
+Its graph has the inputs ``input_ids`` and ``position_ids`` ``[B, T]`` and ``row_slots`` ``[B]``, and for a head also
+``hidden_states`` ``[B, T, M]``. What it computes has names in ``StepGraph.values``: ``logits`` always. Passes copy it
+into a step with :func:`speccompile.modes.network.passes.forward_drafter`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from speccompile.graph.arena import Arena
+from speccompile.graph.splicing import PREFIX
+from speccompile.graph.state import KVShape, Layout, kv_state, resolve_layout
+from speccompile.graph.step_graph import Route, StepGraph
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.ops.cpu.packing import WeightForm, WeightPacks
+from speccompile.utils.storage import Storage
+
+Run = Callable[..., Any]
+
+
+class DraftNetwork(ABC):
+    """A network that drafts.
+
+    Args:
+        info: what it is; ``name`` is for messages.
+        max_len: most tokens of a text that it drafts for.
+        weights: the form of its linears' weights.
+    """
+
+    def __init__(self, info: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
+        self.info = info
+        self.max_len = max_len
+        self.weights = weights
+
+    @property
+    def most_drafts(self) -> int | None:
+        """The largest draft length that it is for; None is any."""
+        return None
+
+    @property
+    def windows_stay(self) -> bool:
+        """Whether its sliding windows do not move along with draft tokens; see
+        :mod:`speccompile.modes.network.draft_windows`."""
+        return False
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """It as it was given."""
+
+    @property
+    @abstractmethod
+    def kv(self) -> Mapping[int, KVShape]:
+        """What each of its layers puts into the cache."""
+
+    @property
+    def route(self) -> Route:
+        """How its attention is captured."""
+        return "attention"
+
+    @abstractmethod
+    def capture(self, layout: Layout, storage: Storage | None) -> tuple[StepGraph, bool]:
+        """Its graph over KV of that layout, and whether it was read from ``storage``; None captures it anew.
+
+        Raises:
+            CaptureError, UnsupportedModel, AnchorError.
+        """
+
+    @abstractmethod
+    def check(
+        self, graph: StepGraph, arena: Arena, lowered: Run, reference: Callable[[StepGraph], Run], packs: WeightPacks
+    ) -> float:
+        """Compare the finished graph with the network's own forward; returns the largest difference.
+
+        Raises:
+            CaptureMismatch, LoweringError.
+        """
+
+    @abstractmethod
+    def keep(self, graph: StepGraph, storage: Storage) -> None:
+        """Store ``graph``, as :meth:`capture` left it, which passed the check."""
+
+    def layout(self, target: Layout) -> Layout:
+        """Its KV ``[N, S, G, D]``, with S of its own, beside what ``target`` lays out."""
+        return resolve_layout(
+            kv_state(self.kv),
+            max_batch=target.max_batch,
+            max_len=self.max_len,
+            max_draft_len=target.max_draft_len,
+            max_width=target.max_width,
+            vocab_size=self.info.vocab_size,
+        )
+
+
+def prefixed(layout: Layout) -> Layout:
+    """A drafter's own layout by the names that its tensors have in the arena."""
+    tensors = {f"{PREFIX}{name}": replace(tensor, name=f"{PREFIX}{name}") for name, tensor in layout.tensors.items()}
+    return replace(layout, tensors=tensors)
+
+
+def with_drafter(target: Layout, network: DraftNetwork) -> Layout:
+    """The arena of target and drafter."""
+    return replace(target, tensors={**target.tensors, **prefixed(network.layout(target)).tensors})

@@ -1,0 +1,67 @@
+"""Sliding windows of a drafter that stay where they are while it drafts.
+
+A head is trained so: the row of a draft token attends to what the row it starts from attends to, and to the drafts
+before its own. So the window of draft token t is wider by t than that of a row of the text. Source: speculators,
+``models/eagle3/attention.py``: ``create_combined_mask_mod`` is made once, and ``extend_mask_for_draft_tokens`` adds one
+key for each draft token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+import speccompile.ops.native  # noqa: F401  defines an op
+from speccompile.graph.body import Body
+from speccompile.graph.step_graph import StepGraph
+
+#: The attention ops, and the place of ``window`` among their arguments.
+ATTENTION = frozenset(
+    getattr(torch.ops.speccompile, name).default for name in ("attention", "attention_fixed_order", "native_attention")
+)
+WINDOW = 6
+
+
+def add_wider_bodies(drafter: StepGraph, draft_len: int) -> None:
+    """Add to an outlined ``drafter`` what :func:`widened` needs for chains of ``draft_len`` draft tokens."""
+    for name, body in list(drafter.bodies.items()):
+        if _windows(body.module.graph):
+            for by in range(1, draft_len):
+                drafter.bodies[_name(name, by)] = _wider(body, by)
+
+
+def widened(drafter: StepGraph, by: int) -> StepGraph:
+    """``drafter`` with all sliding windows wider by ``by``; itself, if it has none."""
+    wider = {name: _name(name, by) for name in drafter.bodies if _name(name, by) in drafter.bodies}
+    if not wider:
+        return drafter
+    graph = drafter.copy()
+    for node in graph.graph.nodes:
+        if node.op == "call_module" and node.target in wider:
+            node.target = wider[str(node.target)]
+    return graph
+
+
+def _name(body: str, by: int) -> str:
+    return f"{body}_window_{by}_wider"
+
+
+def _windows(graph: fx.Graph) -> list[fx.Node]:
+    """Calls of an attention op with a window."""
+    calls = (node for node in graph.nodes if node.op == "call_function" and node.target in ATTENTION)
+    return [node for node in calls if len(node.args) > WINDOW and node.args[WINDOW] is not None]
+
+
+def _wider(body: Body, by: int) -> Body:
+    name, graph = _name(body.name, by), fx.Graph()
+    graph.output(graph.graph_copy(body.module.graph, {}))
+    for node in _windows(graph):
+        window = node.args[WINDOW]
+        assert isinstance(window, int)
+        node.update_arg(WINDOW, window + by)
+    module = fx.GraphModule(torch.nn.Module(), graph, class_name=name)
+    key = hashlib.sha256(f"{body.key} {by} wider".encode()).hexdigest()
+    return replace(body, name=name, module=module, key=key)

@@ -1,0 +1,48 @@
+"""What modes have in common whose drafter is a head over the target's hidden states."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from speccompile.modes.eagle3.passes import DraftByHead, KeepHeadWarm
+from speccompile.modes.network.network_mode import NetworkMode, SplitMode
+from speccompile.modes.network.split import StoreDrafts
+from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+
+
+@dataclass(frozen=True)
+class HeadMode(NetworkMode):
+    """Drafts from hidden states of the target."""
+
+    reads_hidden: ClassVar[bool] = True
+    goals: ClassVar[Facts] = facts("drafter_read")
+
+
+class RecurrentHead(HeadMode):
+    """Drafts with one head for every draft token: from the second on it reads its own output."""
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[Tap, ...]:
+        """Where the target's hidden states are read."""
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [DraftByHead(draft_len)]
+
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        return [DraftByHead(draft_len, draws=True, probabilities=probabilities)]
+
+    def commit_passes(self) -> list[Pass]:
+        return [MarkTaps(self.taps), LowerTaps(), KeepHeadWarm()]
+
+
+@dataclass(frozen=True)
+class SplitHead(RecurrentHead, SplitMode):
+    """The same, drafting in front of the step. Keeping the head warm stays part of the target's executables, where the
+    hidden states are."""
+
+    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
+        return [DraftByHead(draft_len, draws, probabilities), StoreDrafts(probabilities)] if draft_len else []

@@ -1,0 +1,57 @@
+"""What modes have in common whose drafter is a network with a KV of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
+
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.base import Mode
+from speccompile.ops.cpu.packing import WeightForm
+
+
+@dataclass(frozen=True)
+class NetworkMode(Mode):
+    """Drafts with a network.
+
+    Args:
+        draft: the network, or where it is.
+        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts.
+        draft_weights: ``"int8"`` rounds the weights of its linears, on a CPU, where our C++ ops are: drafts take less
+            time and may be worse, and the text stays what it is.
+    """
+
+    draft: Any = None
+    draft_max_len: int | None = None
+    draft_weights: WeightForm = "same"
+
+    draft_probs: ClassVar[bool] = True
+
+    def check(self, info: ModelInfo) -> None:
+        most = self.draft_max_len
+        if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
+            raise self.invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
+        if self.draft_weights not in get_args(WeightForm):
+            raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(get_args(WeightForm))}")
+
+
+@dataclass(frozen=True)
+class SplitMode(NetworkMode):
+    """The same where drafting may be in executables of its own, which run in front of the step.
+
+    Args:
+        fused: True drafts inside of the step.
+    """
+
+    fused: bool = False
+
+    splits: ClassVar[bool] = True
+
+    @property
+    def split(self) -> bool:
+        return not self.fused
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if not isinstance(self.fused, bool):
+            raise self.invalid("fused", self.fused, "use True or False")

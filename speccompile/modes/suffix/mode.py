@@ -1,0 +1,196 @@
+"""Suffix decoding: what most often followed the text's newest tokens, for as long as that is likely.
+
+After Oliaro et al., "SuffixDecoding" (2024), as in ArcticInference: every length of match proposes the path of most
+frequent tokens, and the one that expects most accepted tokens is taken, of equals the one from the text itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+import speccompile.ops.suffix  # noqa: F401  registers the ops
+from speccompile.errors import InvalidOption
+from speccompile.graph.state import N, S, StateSpec
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.base import ReadyMode
+from speccompile.modes.suffix.corpus import read_corpus
+from speccompile.ops.suffix_trie import SEPARATOR, Speculation
+from speccompile.passes.step.propose import ProposeFunction
+
+_OWN = ("suffix_used", "suffix_active", "suffix_nodes", "suffix_index")
+_GIVEN = tuple(f"suffix_given_{name}" for name in ("text", "used", "nodes", "index", "cursor"))
+_EARLIER = tuple(f"suffix_earlier_{name}" for name in ("used", "nodes", "index", "cursor"))
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the tables of a wrap are searched.
+
+    Args:
+        speculation: how far.
+        given: texts were given.
+        room: tokens that each of the two tries of earlier texts learns, 0 if there are none.
+    """
+
+    speculation: Speculation
+    given: bool
+    room: int
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return _OWN + _GIVEN * self.given + _EARLIER * bool(self.room)
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Read the tokens that are new, and follow the tries."""
+        slots, *tables = own_state
+        how = self.speculation
+        rest = (slots, tokens, length, draft_len, float(how.factor), float(how.offset), float(how.least))
+        ops = torch.ops.speccompile
+        best = ops.suffix_draft_(*tables[:4], *rest)
+        others = []
+        if self.given:
+            others.append(ops.suffix_given_(*tables[4:9], *rest))
+        if self.room:
+            others.append(ops.suffix_earlier_(*tables[-4:], self.room, *rest))
+        for other in others:
+            better = other[2].sum(1) > best[2].sum(1)
+            best = (
+                torch.where(better[:, None], other[0], best[0]),
+                torch.where(better, other[1], best[1]),
+                torch.where(better[:, None], other[2], best[2]),
+            )
+        drafts, lens, scores = best
+        return drafts, lens, scores
+
+
+@dataclass(frozen=True)
+class Suffix(ReadyMode):
+    """Drafts from a trie of the request's own prompt and output, and of other texts if asked for.
+
+    All state is bounded, and lies in the arena: ``24 * max_depth`` bytes for each token of ``max_len`` in each slot,
+    of the corpus, and of ``remember``.
+
+    Args:
+        max_depth: longest match and the drafts behind it, together.
+        factor, offset: behind a match of m tokens at most ``factor * m + offset`` drafts. Arctic has 1 and 0; where
+            wide steps cost little, as on a CPU, more is better. With ``remember`` a small one prefers longer matches.
+        min_probability: drafts end where the probability that all of them are right falls below.
+        corpus: texts that answers may quote: lists of token ids, or texts, which need ``tokenizer``. All of it stays.
+        tokenizer: called as transformers' tokenizers are.
+        remember: tokens of requests' prompts and outputs that are kept when these have ended, for all later ones; of
+            so many the older half is forgotten at once when there is no more room.
+    """
+
+    max_depth: int = 24
+    factor: float = 8.0
+    offset: float = 0.0
+    min_probability: float = 0.1
+    corpus: Sequence[str | Sequence[int]] = ()
+    tokenizer: Any = field(default=None, repr=False)
+    remember: int = 0
+
+    name: ClassVar[str] = "suffix"
+    scored: ClassVar[bool] = True
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def check(self, info: ModelInfo) -> None:
+        def refuse(name: str, reason: str) -> None:
+            raise self.invalid(name, getattr(self, name), reason)
+
+        if not isinstance(self.max_depth, int) or isinstance(self.max_depth, bool) or not 2 <= self.max_depth <= 128:
+            refuse("max_depth", "it has to be an int in 2 .. 128")
+        # Bounded, so that the number of drafts that follows is an integer in C++, too.
+        for name, least, most in (("factor", 0, 1000), ("offset", -1000, 1000), ("min_probability", 0, 1)):
+            value = getattr(self, name)
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            if not good or not least <= value <= most:
+                refuse(name, f"it has to be a number in {least} .. {most}")
+        if not isinstance(self.remember, int) or isinstance(self.remember, bool) or self.remember < 0:
+            refuse("remember", "it has to be an int of at least 0")
+        if 0 < self.remember < 2 * self.max_depth:
+            refuse("remember", f"with max_depth={self.max_depth} it has to be 0 or at least {2 * self.max_depth}")
+        tokens = sum(len(ids) + 1 for ids in self._texts)
+        for name, size in (("remember", self.remember // 2), ("corpus", tokens)):
+            if size * self.max_depth + 1 > torch.iinfo(torch.int32).max:
+                refuse(name, f"with max_depth={self.max_depth} its trie has more nodes than int32 counts; take less")
+        for text, ids in enumerate(self._texts):
+            if wrong := [token for token in ids if not 0 <= token < info.vocab_size]:
+                refuse("corpus", f"text {text} has token {wrong[0]}, and the model's vocabulary is {info.vocab_size}")
+        if info.device.type not in self.devices:
+            reason = f"the tries are read by the CPU, and the model is on {info.device.type}; take mode='ngram' there"
+            raise InvalidOption(where="wrap", name="mode", value="suffix", reason=reason)
+
+    @cached_property
+    def _texts(self) -> list[list[int]]:
+        return read_corpus(self.corpus, self.tokenizer)
+
+    @property
+    def _search(self) -> Search:
+        speculation = Speculation(self.max_depth, self.factor, self.offset, self.min_probability)
+        return Search(speculation, bool(self._texts), self.remember // 2)
+
+    @property
+    def own_state(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._search.state
+
+    def state(self) -> list[StateSpec]:
+        depth, search = self.max_depth, self._search
+
+        # Examples hold zeros: what is no trie would be walked for ever.
+        def spec(name: str, *shape: Any, initial: tuple[int, ...] = ()) -> StateSpec:
+            return StateSpec(name, shape, torch.int32, high=1, initial=initial)
+
+        nodes = S * depth + 1
+        specs = [
+            spec("suffix_used", N, 2),
+            spec("suffix_active", N, depth + 1),
+            spec("suffix_nodes", N, 4, nodes),
+            spec("suffix_index", N, 2 * nodes),
+        ]
+        if search.given:
+            text = tuple(token for ids in self._texts for token in (*ids, SEPARATOR))
+            nodes = len(text) * depth + 1
+            specs += [
+                spec("suffix_given_text", len(text), initial=text),
+                spec("suffix_given_used", 2),
+                spec("suffix_given_nodes", 4, nodes),
+                spec("suffix_given_index", 2 * nodes),
+                spec("suffix_given_cursor", N, depth + 2),
+            ]
+        if search.room:
+            nodes = search.room * depth + 1
+            specs += [
+                spec("suffix_earlier_used", 3, 2),
+                spec("suffix_earlier_nodes", 2, 4, nodes),
+                spec("suffix_earlier_index", 2, 2 * nodes),
+                spec("suffix_earlier_cursor", N, 1 + 2 * (depth + 1)),
+            ]
+        return [*super().state(), *specs]
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._search.propose(tokens, length, *own_state, draft_len=draft_len)
+
+    @property
+    def proposer(self) -> ProposeFunction:
+        # How steps are made does not depend on what the texts are.
+        return self._search.propose
+
+    def explain(self) -> str:
+        texts = "the text itself"
+        if self._texts:
+            texts += f", {len(self._texts)} given texts of {sum(map(len, self._texts))} tokens"
+        if self.remember:
+            texts += f", the newest {self.remember} tokens of all requests at most"
+        return (
+            f"follows what most often came behind the last 1 to {self.max_depth - 1} tokens, "
+            f"while that is likelier than {self.min_probability:g}, in {texts}"
+        )

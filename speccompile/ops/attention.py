@@ -1,0 +1,254 @@
+"""Attention of a step's rows over their own slots of the KV arena: ONE op, whatever the family.
+
+Two entries with the same meaning. ``attention`` reads exactly the live part of the cache.
+``attention_fixed_order`` reads whole blocks of ``BLOCK`` keys from the first one on, so that the order of reduction
+for a query depends on its own position alone and not on how far its row's other queries reach. What it reads of dead
+places it hides, and they must be finite there: 0 times a NaN would be seen.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from speccompile.ops.on_cuda import register_on_cuda
+
+# Keys are read in multiples of this by attention_fixed_order: the key block of torch's CPU flash attention
+# (kvSplitSize, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp). A masked key contributes exactly 0.
+BLOCK = 512
+
+# Queries are multiplied in multiples of this by attention_fixed_order: MKL sums the same row in different orders in
+# products of 1, 2 and 4 rows, and a remainder shared among threads differs from the rest (seen with AVX-512).
+TILE = 16
+
+SCHEMA = (
+    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor slots, Tensor positions, float scale, int? window=None, "
+    "int? chunk=None, float? softcap=None, Tensor? sinks=None, Tensor? parents=None) -> Tensor"
+)
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define("attention" + SCHEMA)
+_library.define("attention_fixed_order" + SCHEMA)
+
+
+def reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    parents: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The definition, in float64 and without any shortcut; the tests hold every kernel against it.
+
+    Args:
+        q: queries, ``[B, T, H, D]``.
+        k_cache: keys, ``[N, S, G, D]``; those of a step's own tokens are already written.
+        v_cache: values, ``[N, S, G, Dv]``.
+        slots: int64 ``[B]``, the slot of each row.
+        positions: int64 ``[B, T]``, the position of each query; it sees keys at positions up to its own.
+        scale: factor on the scores.
+        window: a query sees only this many positions, its own the last of them.
+        chunk: a query sees only its own chunk, where positions are cut into chunks of this many.
+        softcap: scores are squeezed between plus and minus this before anything is hidden.
+        sinks: ``[H]``, one more logit for each head, whose share of the softmax is dropped.
+        parents: int64 ``[B, T]``, where a row's queries are the nodes of a tree: the index of each node's parent in
+            the row, -1 for the root, which is node 0. The key of node i stands at place ``positions[b, 0] + i`` of
+            the cache; its position, ``positions[b, i]``, is the root's plus its depth. A node sees the places in
+            front of the root's, where place and position are one, its ancestors and itself; window and chunk go by
+            positions. ``parents[b, i] = i - 1`` is the chain that None stands for.
+
+    Returns:
+        ``[B, T, H, Dv]`` in the dtype of ``q``.
+    """
+    refuse_sizes(window, chunk)
+    keys, values = k_cache[slots].double(), v_cache[slots].double()
+    group = q.shape[2] // keys.shape[2]
+    keys, values = keys.repeat_interleave(group, dim=2), values.repeat_interleave(group, dim=2)
+    scores = torch.einsum("bthd,bshd->bhts", q.double(), keys) * scale
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    places = torch.arange(keys.shape[1], device=q.device)
+    if parents is None:
+        visible = _visible(places, positions, window, chunk)
+    else:
+        visible = _visible_in_tree(places, positions, parents, window, chunk)
+    scores = scores.masked_fill(~visible[:, None], float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand_as(scores[..., :1])], dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    return torch.einsum("bhts,bshd->bthd", weights, values).to(q.dtype)
+
+
+def _refuse(window: int | None, chunk: int | None, parents: torch.Tensor | None) -> None:
+    if parents is not None:
+        raise RuntimeError("speccompile::attention has no kernel for parents yet")
+    refuse_sizes(window, chunk)
+
+
+def refuse_sizes(window: int | None, chunk: int | None) -> None:
+    for name, size in (("window", window), ("chunk", chunk)):
+        if size is not None and size < 1:
+            raise RuntimeError(f"speccompile::attention needs a {name} of at least 1, not {size}")
+
+
+def _visible(keys: torch.Tensor, positions: torch.Tensor, window: int | None, chunk: int | None) -> torch.Tensor:
+    """Which ``keys`` (their places, ``[L]``) the queries at ``positions`` (``[..., T]``) see: ``[..., T, L]``."""
+    own = positions[..., None]
+    visible = keys <= own
+    if window is not None:
+        visible = visible & (keys > own - window)
+    if chunk is not None:
+        visible = visible & (keys // chunk == own // chunk)
+    return visible
+
+
+def _visible_in_tree(
+    keys: torch.Tensor, positions: torch.Tensor, parents: torch.Tensor, window: int | None, chunk: int | None
+) -> torch.Tensor:
+    """The same where the queries are the nodes of trees, row by row and node by node: ``[B, T, L]``."""
+    rows, width = parents.shape
+    visible = torch.zeros(rows, width, len(keys), dtype=torch.bool, device=keys.device)
+    for row in range(rows):
+        root = int(positions[row, 0])
+        position = keys.clone()
+        position[root : root + width] = positions[row, : len(keys) - root]
+        seen = torch.zeros_like(visible[row])
+        seen[:, :root] = True
+        for node in range(width):
+            ancestor = node
+            while ancestor >= 0:
+                seen[node, root + ancestor] = True
+                ancestor = int(parents[row, ancestor])
+        visible[row] = seen & _visible(position, positions[row], window, chunk)
+    return visible
+
+
+def _row_by_row(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    fixed_order: bool,
+) -> torch.Tensor:
+    # One call a row: the cost follows that row's own length, and neither its neighbours nor the unused
+    # part of the cache can touch its result. Views only: keys and values are not copied (half precision is widened
+    # for plain products, a block at a time).
+    # Flash attention wants a head's features side by side; without that SDPA falls back to plain products.
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    # SDPA knows neither option, and where keys and values differ in size its CPU kernel is one of plain products too,
+    # with an order that depends on the width and the KV heads copied for every query head.
+    products = softcap is not None or sinks is not None or k_cache.shape[3] != v_cache.shape[3]
+    out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    for row, (slot, places) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+        lowest, stop = min(places), max(places) + 1
+        start = max(0, 0 if window is None else lowest - window + 1, 0 if chunk is None else lowest - lowest % chunk)
+        exact = start, stop
+        if fixed_order:
+            # A window hides keys but does not move the blocks.
+            start, stop = 0, min(-(-stop // BLOCK) * BLOCK, k_cache.shape[1])
+        visible = None
+        if len(places) > 1 or (start, stop) != exact:
+            visible = _visible(torch.arange(start, stop, device=q.device), positions[row], window, chunk)
+        keys, values = k_cache[slot, start:stop], v_cache[slot, start:stop]
+        if products:
+            tile = TILE if fixed_order else 1
+            out[row] = _products(q[row], keys, values, visible, scale, softcap, sinks, tile)
+            continue
+        out[row] = F.scaled_dot_product_attention(
+            q[row : row + 1].transpose(1, 2),
+            keys[None].transpose(1, 2),
+            values[None].transpose(1, 2),
+            attn_mask=visible,
+            scale=scale,
+            enable_gqa=q.shape[2] != k_cache.shape[2],
+        )[0].transpose(0, 1)
+    return out
+
+
+def _products(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    tile: int,
+) -> torch.Tensor:
+    """One row's queries ``[T, H, D]`` over keys ``[L, G, D]`` and values ``[L, G, Dv]``: ``[T, H, Dv]``.
+
+    The queries of all heads of a group are multiplied with its keys at once, in float32 and a block of keys at a
+    time, under a running softmax; ``visible`` is ``[T, L]``, or None where every query sees every key.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    width, groups = len(q), keys.shape[1]
+    queries = q.unflatten(1, (groups, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # [G, H/G*T, D]
+    count = queries.shape[1]
+    padding = (0, 0, 0, -count % tile)
+    queries = F.pad(queries.to(wide) * (scale if softcap is None else scale / softcap), padding)
+    out = queries.new_zeros((*queries.shape[:2], values.shape[2]))
+    # The greatest logit so far and the sum of weights relative to it. A sink is a logit that came before any key.
+    # Without one the greatest is finite all the same: a whole block may be hidden, and -inf - -inf is no weight.
+    top, total = torch.full_like(out[..., :1], torch.finfo(wide).min), torch.zeros_like(out[..., :1])
+    if sinks is not None:
+        top = F.pad(sinks.to(wide).repeat_interleave(width).view(groups, count, 1), padding)
+        total = torch.ones_like(top)
+    for start in range(0, len(keys), BLOCK):
+        block = slice(start, start + BLOCK)
+        scores = torch.bmm(queries, keys[block].permute(1, 2, 0).to(wide))
+        if softcap is not None:
+            scores = scores.tanh_().mul_(softcap)
+        if visible is not None:
+            scores[:, :count].unflatten(1, (-1, width)).masked_fill_(~visible[:, block], float("-inf"))
+        higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+        weights, shrink = scores.sub_(higher).exp_(), (top - higher).exp_()
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        out = out * shrink + torch.bmm(weights, values[block].transpose(0, 1).to(wide))
+        top = higher
+    return (out / total)[:, :count].unflatten(1, (-1, width)).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _attention(  # type: ignore[no-untyped-def]
+    q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
+):
+    _refuse(window, chunk, parents)
+    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=False)
+
+
+def _attention_fixed_order(  # type: ignore[no-untyped-def]
+    q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
+):
+    _refuse(window, chunk, parents)
+    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=True)
+
+
+def _on_cuda(*arguments, fixed_order, **options):  # type: ignore[no-untyped-def]
+    # triton is there where CUDA is in use, and slow to import where it is not.
+    from speccompile.ops.triton.attention import attention
+
+    return attention(*arguments, fixed_order=fixed_order, **options)
+
+
+def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
+    return q.new_empty((*q.shape[:3], v_cache.shape[3]))
+
+
+# Library.impl, not torch.library.custom_op: the latter costs tens of microseconds more on every call.
+for _name, _kernel in (("attention", _attention), ("attention_fixed_order", _attention_fixed_order)):
+    _library.impl(_name, _kernel, "CPU")
+    register_on_cuda(_library, _name, partial(_on_cuda, fixed_order=_kernel is _attention_fixed_order))
+    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

@@ -1,0 +1,91 @@
+"""The token of each place: ONE op, whatever chooses it. Greedily, or by noise that follows from integers alone."""
+
+from __future__ import annotations
+
+import torch
+
+from speccompile.ops import noise
+from speccompile.ops.on_cuda import register_on_cuda
+
+SCHEMA = (
+    "(Tensor scores, Tensor? temperature=None, Tensor? seed=None, Tensor? positions=None, int stream=0, "
+    "Tensor? start=None, bool forbids=False) -> Tensor"
+)
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define("choose" + SCHEMA)
+_library.define("native_choose" + SCHEMA)
+
+
+def reference(
+    scores: torch.Tensor,
+    temperature: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    stream: int = noise.TOKENS,
+    start: torch.Tensor | None = None,
+    forbids: bool = False,
+) -> torch.Tensor:
+    """The definition, which the tests hold every kernel against: tokens int64 ``[B, T]``, the first of the greatest.
+
+    Args:
+        scores: ``[B, T, V]``, read only.
+        temperature: float32 ``[B]``: noise is added to the scores of rows above 0. None: to none of them, and the next
+            three are None too.
+        seed, positions, stream, start: what the noise follows from, as :func:`speccompile.ops.noise.keys` has
+            them.
+        forbids: -inf is what must not come.
+
+    Returns:
+        -1 where a score is NaN and, with ``forbids``, where nothing may come.
+    """
+    if temperature is not None:
+        assert seed is not None and positions is not None
+        scores = scores.to(torch.float32, copy=True)
+        noise.add_gumbel(scores, temperature, seed, positions, stream, start)
+    tokens = scores.argmax(-1)
+    # A NaN counts as greatest.
+    greatest = scores.gather(-1, tokens[..., None])[..., 0]
+    none = greatest.isnan() | (greatest == float("-inf")) if forbids else greatest.isnan()
+    return torch.where(none, -1, tokens)
+
+
+def native_choose(
+    scores: torch.Tensor,
+    temperature: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    stream: int = noise.TOKENS,
+    start: torch.Tensor | None = None,
+    forbids: bool = False,
+) -> torch.Tensor:
+    """The same by the C++ op, whose logarithms may differ from torch's in their last bits: it also tells where the two
+    best scores are so near to each other that this could matter, and such a place is looked at again."""
+    tokens: torch.Tensor
+    tokens, close = torch.ops.speccompile.choose_nearly(scores, temperature, seed, positions, stream, start, forbids)
+    if temperature is not None and close.any():
+        assert seed is not None and positions is not None
+        for row, place in close.nonzero().tolist():
+            own, at = slice(row, row + 1), slice(place, place + 1)
+            began = None if start is None else start[own]
+            key = (temperature[own], seed[own], positions[own, at], stream, began)
+            tokens[own, at] = reference(scores[own, at], *key, forbids)
+    return tokens
+
+
+def _on_cuda(scores, temperature=None, seed=None, positions=None, stream=0, start=None, forbids=False):  # type: ignore[no-untyped-def]
+    # triton is there where CUDA is in use, and slow to import where it is not.
+    from speccompile.ops.triton.choose import choose
+
+    return choose(scores, temperature, seed, positions, stream, start, forbids=forbids)
+
+
+def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
+    return scores.new_empty(scores.shape[:2], dtype=torch.int64)
+
+
+_library.impl("choose", reference, "CompositeExplicitAutograd")
+register_on_cuda(_library, "choose", _on_cuda)
+_library.impl("native_choose", native_choose, "CPU")
+for _name in ("choose", "native_choose"):
+    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

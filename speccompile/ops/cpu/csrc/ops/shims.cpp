@@ -1,0 +1,129 @@
+// The ops that bodies call, as the C++ that Inductor writes calls them: by their names, without torch's dispatcher, which
+// takes longer than some of them. speccompile/ops/cpu/shims.py declares them.
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/stable/library.h>
+
+#include <array>
+#include <cstdarg>
+
+#include "ops.h"
+#include "recorded.h"
+
+#define SHIM extern "C" __attribute__((visibility("default"))) AOTITorchError
+
+namespace speccompile {
+namespace {
+
+using Handle = AtenTensorHandle;
+
+// Handles that come in are the caller's.
+Tensor shared(Handle handle) {
+  Handle own;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle, &own));
+  return Tensor(own);
+}
+
+std::vector<Tensor> shared(const Handle* handles, int64_t count) {
+  std::vector<Tensor> made;
+  made.reserve(count);
+  for (int64_t i = 0; i < count; ++i) {
+    made.push_back(shared(handles[i]));
+  }
+  return made;
+}
+
+std::optional<Tensor> shared_if(const Handle* handle) {
+  return handle ? std::optional<Tensor>(shared(*handle)) : std::nullopt;
+}
+
+template <typename T>
+std::optional<T> value_if(const T* value) {
+  return value ? std::optional<T>(*value) : std::nullopt;
+}
+
+Handle handed_over(const Tensor& tensor) {
+  Handle own;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor.get(), &own));
+  return own;
+}
+
+// Somebody wants to see every op: the check of a captured graph, which rounds no inputs.
+bool are_watched() {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
+template <typename Result, typename... Arguments>
+Result dispatched(const char* name, const Arguments&... arguments) {
+  std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Result>(stack[0]);
+}
+
+// Behind the arguments of ops with as many results as there are weights stands where each one goes.
+void hand_over(const std::vector<Tensor>& made, va_list out) {
+  for (const Tensor& tensor : made) {
+    *va_arg(out, Handle*) = handed_over(tensor);
+  }
+}
+
+}  // namespace
+
+SHIM aoti_torch_cpu_packed_linear(Handle x, Handle packed, const Handle* bias, int64_t features, Handle* out) {
+  const Recorded recorded("speccompile::packed_linear");
+  *out = handed_over(packed_linear(shared(x), shared(packed), shared_if(bias), features));
+  return AOTI_TORCH_SUCCESS;
+}
+
+SHIM aoti_torch_cpu_int8_linear(
+    Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {
+  const Recorded recorded("speccompile::int8_linear");
+  const Tensor input = shared(x), weight = shared(packed), units = shared(scales);
+  const std::optional<Tensor> added = shared_if(bias);
+  *out = handed_over(
+      are_watched() ? dispatched<Tensor>("speccompile::int8_linear", input, weight, units, added, features)
+                    : int8_linear(input, weight, units, added, features));
+  return AOTI_TORCH_SUCCESS;
+}
+
+SHIM aoti_torch_cpu_packed_linears(
+    Handle x, const Handle* packed, int64_t weights, const Handle* biases, int64_t added, const int64_t* features,
+    int64_t count, ...) {
+  const Recorded recorded("speccompile::packed_linears");
+  const auto made = packed_linears(
+      shared(x), shared(packed, weights), shared(biases, added), std::vector<int64_t>(features, features + count));
+  va_list out;
+  va_start(out, count);
+  hand_over(made, out);
+  va_end(out);
+  return AOTI_TORCH_SUCCESS;
+}
+
+SHIM aoti_torch_cpu_int8_linears(
+    Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units, const Handle* biases,
+    int64_t added, const int64_t* features, int64_t count, ...) {
+  const Recorded recorded("speccompile::int8_linears");
+  const Tensor input = shared(x);
+  const std::vector<Tensor> all = shared(packed, weights), all_units = shared(scales, units),
+                            all_added = shared(biases, added);
+  const std::vector<int64_t> sizes(features, features + count);
+  const auto made = are_watched()
+      ? dispatched<std::vector<Tensor>>("speccompile::int8_linears", input, all, all_units, all_added, sizes)
+      : int8_linears(input, all, all_units, all_added, sizes);
+  va_list out;
+  va_start(out, count);
+  hand_over(made, out);
+  va_end(out);
+  return AOTI_TORCH_SUCCESS;
+}
+
+SHIM aoti_torch_cpu_native_attention(
+    Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,
+    const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents, Handle* out) {
+  const Recorded recorded("speccompile::native_attention");
+  *out = handed_over(native_attention(
+      shared(q), shared(k_cache), shared(v_cache), shared(slots), shared(positions), scale, value_if(window),
+      value_if(chunk), value_if(softcap), shared_if(sinks), shared_if(parents)));
+  return AOTI_TORCH_SUCCESS;
+}
+
+}  // namespace speccompile

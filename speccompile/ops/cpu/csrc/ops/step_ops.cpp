@@ -1,0 +1,92 @@
+// What a step does around the target model, as torch sees it; speccompile/ops/commit.py and ngram.py define it.
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "../kernels/commit.h"
+#include "../kernels/ngram.h"
+#include "tensors.h"
+
+namespace speccompile {
+namespace {
+
+int64_t* integers(const Tensor& tensor) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous(),
+      "speccompile: a step's rows and slots are int64, side by side");
+  return static_cast<int64_t*>(tensor.data_ptr());
+}
+
+bool* flags(const Tensor& tensor) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Bool && tensor.is_contiguous(),
+      "speccompile: what says which rows are alive or ready is bool, side by side");
+  return static_cast<bool*>(tensor.data_ptr());
+}
+
+void native_accept_commit(
+    Tensor tokens, Tensor length, const Tensor& limit, Tensor alive, const Tensor& eos, Tensor emitted, Tensor accepted,
+    Tensor proposed, const Tensor& slots, const Tensor& target_tokens, const Tensor& row_draft_lens,
+    const std::optional<Tensor>& row_accepted, const std::optional<Tensor>& drafts,
+    const std::optional<Tensor>& ready) {
+  // State lies in the arena; of what a step computed the layout is not known.
+  const auto given = [](const std::optional<Tensor>& tensor) {
+    return tensor ? std::optional<Tensor>(side_by_side(*tensor)) : std::nullopt;
+  };
+  const Tensor own_slots = side_by_side(slots), target = side_by_side(target_tokens),
+               offered = side_by_side(row_draft_lens);
+  const std::optional<Tensor> counted = given(row_accepted), drafted = given(drafts), waits = given(ready);
+  const int64_t width = target.size(1), ends = eos.size(1), capacity = tokens.size(1);
+  const int64_t rows = own_slots.size(0);
+  STD_TORCH_CHECK(
+      target.size(0) == rows && offered.numel() == rows && (!counted || counted->numel() == rows) &&
+          (!drafted || (drafted->size(0) == rows && drafted->size(1) == width - 1)) && (!waits || waits->numel() == rows) &&
+          (counted || drafted),
+      "speccompile::accept_commit_: the sizes do not fit");
+  const int64_t *slot_of = integers(own_slots), *targets = integers(target), *offers = integers(offered);
+  const int64_t *counts = counted ? integers(*counted) : nullptr, *drafts_of = drafted ? integers(*drafted) : nullptr;
+  const bool* is_ready = waits ? flags(*waits) : nullptr;
+  const int64_t *limits = integers(limit), *all_ends = integers(eos);
+  int64_t *texts = integers(tokens), *lengths = integers(length), *all_emitted = integers(emitted),
+          *all_accepted = integers(accepted), *all_proposed = integers(proposed);
+  bool* are_alive = flags(alive);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t slot = slot_of[row];
+    RowOutcome outcome{};
+    outcome.target = targets + row * width;
+    outcome.width = width;
+    outcome.offered = offers[row];
+    outcome.accepted = counts
+        ? counts[row]
+        : count_agreeing(drafts_of + row * (width - 1), outcome.target, width - 1, outcome.offered);
+    outcome.acts = are_alive[slot] && (is_ready == nullptr || is_ready[row]);
+    const RowState state{
+        texts + slot * capacity, lengths + slot,      are_alive + slot,
+        all_emitted + slot,      all_accepted + slot, all_proposed + slot};
+    commit_row(state, limits[slot], all_ends + slot * ends, ends, outcome);
+  }
+}
+
+std::tuple<Tensor, Tensor> native_match_ngram(
+    const Tensor& tokens, const Tensor& length, const Tensor& slots, int64_t max_ngram, int64_t min_ngram,
+    int64_t draft_len) {
+  const Tensor own_slots = side_by_side(slots);
+  const int64_t *texts = integers(tokens), *lengths = integers(length), *slot_of = integers(own_slots);
+  const int64_t rows = slots.size(0), capacity = tokens.size(1);
+  Tensor drafts = new_integers({rows, draft_len}), lens = new_integers({rows});
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t slot = slot_of[row];
+    integers(lens)[row] = match_ngram(
+        texts + slot * capacity, lengths[slot], max_ngram, min_ngram, integers(drafts) + row * draft_len, draft_len);
+  }
+  return {drafts, lens};
+}
+
+STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("native_accept_commit_", TORCH_BOX(&native_accept_commit));
+  m.impl("native_match_ngram", TORCH_BOX(&native_match_ngram));
+}
+
+}  // namespace
+}  // namespace speccompile

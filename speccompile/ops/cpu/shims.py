@@ -1,0 +1,53 @@
+"""C functions of the ops that bodies call (``csrc/ops/shims.cpp``), for the C++ that Inductor writes around kernels.
+
+It calls other ops by way of Python, or of their names and the dispatcher.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+import speccompile.ops.native  # noqa: F401  defines the ops
+
+_TYPES = {
+    "tensor": "AtenTensorHandle",
+    "tensors": "const AtenTensorHandle*",
+    "whole": "int64_t",
+    "wholes": "const int64_t*",
+}
+_ARGUMENTS = {
+    "packed_linear": "{tensor} x, {tensor} packed, {tensors} bias, {whole} features, {tensor}* out",
+    "packed_linears": (
+        "{tensor} x, {tensors} packed, {whole} weights, {tensors} biases, {whole} added, "
+        "{wholes} features, {whole} count, ..."
+    ),
+    "int8_linear": "{tensor} x, {tensor} packed, {tensor} scales, {tensors} bias, {whole} features, {tensor}* out",
+    "int8_linears": (
+        "{tensor} x, {tensors} packed, {whole} weights, {tensors} scales, {whole} units, "
+        "{tensors} biases, {whole} added, {wholes} features, {whole} count, ..."
+    ),
+    "native_attention": (
+        "{tensor} q, {tensor} k_cache, {tensor} v_cache, {tensor} slots, {tensor} positions, double scale, "
+        "{wholes} window, {wholes} chunk, const double* softcap, {tensors} sinks, {tensors} parents, {tensor}* out"
+    ),
+}
+
+
+class Shims(dict[OpOverload, list[str]]):
+    """Declarations by op, as Inductor's ``aot_inductor.custom_ops_to_c_shims`` takes them. It pickles its options for
+    the keys of its caches, and could not pickle ops."""
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (repr(sorted(self.values())),)
+
+
+def shims() -> Shims:
+    """All of them."""
+    ops = torch.ops.speccompile
+    return Shims(
+        {
+            getattr(ops, name).default: [f"AOTITorchError aoti_torch_cpu_{name}({arguments.format(**_TYPES)})"]
+            for name, arguments in _ARGUMENTS.items()
+        }
+    )

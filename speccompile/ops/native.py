@@ -1,0 +1,109 @@
+"""The C++ ops as graphs see them. What they compute is fixed for each row: its result has the same bits whatever other
+rows are computed with it. Kernels: ``ops/cpu/csrc/kernels``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from speccompile.ops.attention import SCHEMA
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor")
+_library.define("packed_embedding(Tensor packed, Tensor ids) -> Tensor")
+_library.define("int8_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor")
+_library.define("int8_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor")
+_library.define("packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]")
+_library.define("int8_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]")
+_library.define("native_attention" + SCHEMA)
+_library.define(
+    "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
+    "bool forbids) -> (Tensor, Tensor)"
+)
+_library.define("native_greatest(Tensor scores, int count) -> Tensor")
+_library.define("native_greatest_share(Tensor scores) -> Tensor")
+_library.define("native_mask_below_(Tensor(a!) scores, Tensor threshold) -> ()")
+
+
+def _packed_linear(x, packed, bias, features):  # type: ignore[no-untyped-def]
+    """``x [..., K]`` times the weight ``[features, K]``, and bias; ``packed`` is ``[ceil(features / 32), K, 32]``."""
+    return x.new_empty((*x.shape[:-1], features))
+
+
+def _packed_embedding(packed, ids):  # type: ignore[no-untyped-def]
+    """Rows ``ids`` (int64, ``[...]``) of the weight that ``packed [ceil(V / 32), M, 32]`` holds: ``[..., M]``."""
+    return packed.new_empty((*ids.shape, packed.shape[1]))
+
+
+def _int8_linear(x, packed, scales, bias, features):  # type: ignore[no-untyped-def]
+    """As ``packed_linear``; weights and, row by row, inputs are rounded to int8 in groups of 64 inputs.
+    ``packed`` is ``[ceil(features / 32), 16 * groups, 32, 4]``, ``scales`` ``[ceil(features / 32), groups, 32]``."""
+    return x.new_empty((*x.shape[:-1], features))
+
+
+def _int8_embedding(packed, scales, ids, depth):  # type: ignore[no-untyped-def]
+    """Rows ``ids`` of the same weight, in float32: ``[..., depth]``."""
+    return scales.new_empty((*ids.shape, depth))
+
+
+def _packed_linears(x, packed, biases, features):  # type: ignore[no-untyped-def]
+    """Several ``packed_linear`` of one ``x``; ``biases`` are one for each, or none."""
+    return [x.new_empty((*x.shape[:-1], count)) for count in features]
+
+
+def _int8_linears(x, packed, scales, biases, features):  # type: ignore[no-untyped-def]
+    """Several ``int8_linear`` of one ``x``, which is rounded once."""
+    return [x.new_empty((*x.shape[:-1], count)) for count in features]
+
+
+def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
+    """See ``speccompile::attention``; no ``parents``."""
+    return q.new_empty((*q.shape[:3], v_cache.shape[3]))
+
+
+def _choose_nearly(scores, *rest):  # type: ignore[no-untyped-def]
+    """See ``speccompile::choose``: tokens ``[B, T]``, and bool ``[B, T]``, whether another one is as good but for
+    rounding of the noise."""
+    return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[:2], dtype=torch.bool)
+
+
+def _native_greatest(scores, count):  # type: ignore[no-untyped-def]
+    """The ``count`` greatest of ``scores`` (float32, ``[B, T, V]``) in descending order, a NaN being greater than all:
+    ``[B, T, count]``."""
+    return scores.new_empty((*scores.shape[:2], count))
+
+
+def _native_greatest_share(scores):  # type: ignore[no-untyped-def]
+    """The softmax of the greatest of ``scores`` (float32, ``[B, T, V]``): ``[B, T, 1]``, NaN where one of them is."""
+    return scores.new_empty((*scores.shape[:2], 1))
+
+
+def _native_mask_below(scores, threshold):  # type: ignore[no-untyped-def]
+    """-inf in the place of scores ``[B, T, V]`` that are below ``threshold`` ``[B, T, 1]``."""
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "packed_linear": _packed_linear,
+    "packed_embedding": _packed_embedding,
+    "int8_linear": _int8_linear,
+    "int8_embedding": _int8_embedding,
+    "packed_linears": _packed_linears,
+    "int8_linears": _int8_linears,
+    "native_attention": _native_attention,
+    "choose_nearly": _choose_nearly,
+    "native_greatest": _native_greatest,
+    "native_greatest_share": _native_greatest_share,
+    "native_mask_below_": _native_mask_below,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+
+
+def needs_library(op: OpOverload) -> bool:
+    """Whether ``op`` runs only after ``lowering.cpu.library.load_cpu_ops()``: these ops, and the ``native_`` forms of
+    others."""
+    namespace, _, name = op._schema.name.partition("::")
+    return namespace == "speccompile" and (name in _FAKES or name.startswith("native_"))

@@ -1,0 +1,46 @@
+"""Which drafts are nearly the most likely token: what relaxed acceptance asks of a step's scores."""
+
+from __future__ import annotations
+
+import torch
+
+from speccompile.ops.on_cuda import register_on_cuda
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define("is_within_top(Tensor scores, Tensor drafts, Tensor allowed, int top_k) -> Tensor")
+
+
+def reference(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
+    """The definition: drafts among the ``top_k`` most likely tokens of their places, and at most so much less probable
+    than the first. What has no probability, such as a forbidden token, is not near, however much is allowed.
+
+    Args:
+        scores: ``[B, T, V]`` with T >= K, read only. Of equal ones the lower id is more likely.
+        drafts: int64 ``[B, K]``; what is no id is not near.
+        allowed: float32 ``[B]``; below 0 nothing is near.
+
+    Returns:
+        bool ``[B, K]``; False where a place has a NaN.
+    """
+    scores, vocab = scores[:, : drafts.shape[1]].float(), scores.shape[-1]
+    ids = drafts.clamp(0, vocab - 1)[..., None]
+    own, probs = scores.gather(-1, ids), scores.softmax(-1)
+    ahead = (scores > own) | ((scores == own) & (torch.arange(vocab, device=scores.device) < ids))
+    own_prob = probs.gather(-1, ids)[..., 0]
+    near = (own_prob >= probs.amax(-1) - allowed[:, None]) & (own_prob > 0)
+    return near & (ahead.sum(-1) < top_k) & (drafts >= 0) & (drafts < vocab)
+
+
+def _on_cuda(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
+    from speccompile.ops.triton.near_top import is_within_top
+
+    return is_within_top(scores, drafts, allowed, top_k)
+
+
+def _fake(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
+    return drafts.new_empty(drafts.shape, dtype=torch.bool)
+
+
+_library.impl("is_within_top", reference, "CompositeExplicitAutograd")
+register_on_cuda(_library, "is_within_top", _on_cuda)
+torch.library.register_fake("speccompile::is_within_top", _fake, lib=_library)

@@ -1,0 +1,180 @@
+"""Drafts of suffix decoding: from a row's own text, from texts that were given, and from texts of earlier requests.
+
+Each op reads what is new of its rows' texts and proposes. These are the definitions, in Python; ``native_`` ops of the
+same names are the C++ form (``ops/cpu/csrc/kernels/suffix.cpp``), over the same tables.
+
+Shapes: ``B`` rows, ``N`` slots (the last one is the dummy's, whose text nobody learns from), ``D`` depth. Tables are
+int32. ``tokens [B, S]`` and ``length [B]`` are the rows' texts, ``slots [B]`` theirs. All return drafts, int64
+``[B, longest]``, how many there are, int64 ``[B]``, and their cumulative probabilities, float32 ``[B, longest]``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from speccompile.ops.suffix_trie import SEPARATOR, Proposal, Speculation, Trie, expected
+
+_ROWS = "Tensor slots, Tensor tokens, Tensor length, int longest, float factor, float offset, float least"
+_OUT = " -> (Tensor, Tensor, Tensor)"
+#: Of each op the schema, and how many arguments stand in front of ``slots``.
+SCHEMAS = {
+    "suffix_draft_": ("(Tensor(a!) used, Tensor(b!) active, Tensor(c!) nodes, Tensor(d!) index, ", 4),
+    "suffix_given_": (
+        "(Tensor text, Tensor(a!) used, Tensor(b!) nodes, Tensor(c!) index, Tensor(d!) cursor, ",
+        5,
+    ),
+    "suffix_earlier_": ("(Tensor(a!) used, Tensor(b!) nodes, Tensor(c!) index, Tensor(d!) cursor, int room, ", 5),
+}
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+Drafts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def own(
+    used: torch.Tensor,
+    active: torch.Tensor,
+    nodes: torch.Tensor,
+    index: torch.Tensor,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    longest: int,
+    factor: float,
+    offset: float,
+    least: float,
+) -> Drafts:
+    """From the row's own text: a trie a slot, ``used [N, 2]``, ``active [N, D + 1]``, ``nodes [N, 4, ...]``,
+    ``index [N, ...]``."""
+    speculation = Speculation(active.shape[1] - 1, factor, offset, least)
+    proposals = []
+    for row, (slot, count) in enumerate(zip(slots.tolist(), length.tolist(), strict=True)):
+        trie, suffixes = Trie(used[slot], nodes[slot], index[slot]), active[slot].numpy().data
+        if trie.tokens > count:
+            trie.clear()
+            active[slot].zero_()
+        for token in tokens[row, trie.tokens : count].tolist():
+            trie.learn(suffixes, token)
+        proposals.append(trie.propose(suffixes, longest, speculation))
+    return _as_tensors(slots, longest, proposals)
+
+
+def given(
+    text: torch.Tensor,
+    used: torch.Tensor,
+    nodes: torch.Tensor,
+    index: torch.Tensor,
+    cursor: torch.Tensor,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    longest: int,
+    factor: float,
+    offset: float,
+    least: float,
+) -> Drafts:
+    """From ``text [C]``, texts with -1 between them, which the first call reads: one trie, ``used [2]``,
+    ``nodes [4, ...]``, ``index [...]``. ``cursor [N, D + 2]``: of each slot how many tokens were read, and its suffixes
+    in the trie."""
+    depth = cursor.shape[1] - 2
+    speculation = Speculation(depth, factor, offset, least)
+    trie = Trie(used, nodes, index)
+    if not trie.tokens:
+        begun = torch.zeros(depth + 1, dtype=torch.int32)
+        for token in text.tolist():
+            if token == SEPARATOR:
+                begun.zero_()
+            else:
+                trie.learn(begun.numpy().data, token)
+    proposals = []
+    for row, (slot, count) in enumerate(zip(slots.tolist(), length.tolist(), strict=True)):
+        if int(cursor[slot, 0]) > count:
+            cursor[slot].zero_()
+        suffixes = cursor[slot, 1:].numpy().data
+        for token in tokens[row, int(cursor[slot, 0]) : count].tolist():
+            trie.follow(suffixes, token)
+        cursor[slot, 0] = count
+        proposals.append(trie.propose(suffixes, longest, speculation))
+    return _as_tensors(slots, longest, proposals)
+
+
+def earlier(
+    used: torch.Tensor,
+    nodes: torch.Tensor,
+    index: torch.Tensor,
+    cursor: torch.Tensor,
+    room: int,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    longest: int,
+    factor: float,
+    offset: float,
+    least: float,
+) -> Drafts:
+    """From the texts of all slots, also of requests that are gone. Two tries of ``room`` tokens each take turns: one
+    learns, and when it is full the older one is emptied and learns. ``used [3, 2]``, whose last line begins with which
+    of them learns, ``nodes [2, 4, ...]``, ``index [2, ...]``, ``cursor [N, 1 + 2 * (D + 1)]``."""
+    depth = (cursor.shape[1] - 1) // 2 - 1
+    speculation = Speculation(depth, factor, offset, least)
+    tries = [Trie(used[side], nodes[side], index[side]) for side in (0, 1)]
+    parts = [slice(1, depth + 2), slice(depth + 2, 2 * depth + 3)]
+    proposals: list[Proposal] = []
+    for row, (slot, count) in enumerate(zip(slots.tolist(), length.tolist(), strict=True)):
+        if slot == cursor.shape[0] - 1:
+            proposals.append(([], []))
+            continue
+        if int(cursor[slot, 0]) > count:
+            cursor[slot].zero_()
+        for token in tokens[row, int(cursor[slot, 0]) : count].tolist():
+            young = int(used[2, 0])
+            if tries[young].tokens >= room:
+                young = 1 - young
+                used[2, 0] = young
+                tries[young].clear()
+                cursor[:, parts[young]] = 0
+            tries[young].learn(cursor[slot, parts[young]].numpy().data, token)
+            tries[1 - young].follow(cursor[slot, parts[1 - young]].numpy().data, token)
+        cursor[slot, 0] = count
+        young = int(used[2, 0])
+        newer, older = (
+            tries[side].propose(cursor[slot, parts[side]].numpy().data, longest, speculation)
+            for side in (young, 1 - young)
+        )
+        proposals.append(older if expected(older[1]) > expected(newer[1]) else newer)
+    return _as_tensors(slots, longest, proposals)
+
+
+def _as_tensors(slots: torch.Tensor, longest: int, proposals: list[Proposal]) -> Drafts:
+    drafts, lens, scores = _empty(slots, longest)
+    for row, (found, chances) in enumerate(proposals):
+        lens[row] = len(found)
+        drafts[row, : len(found)] = torch.tensor(found, dtype=drafts.dtype)
+        scores[row, : len(found)] = torch.tensor(chances, dtype=scores.dtype)
+    return drafts, lens, scores
+
+
+def _empty(slots: torch.Tensor, longest: int) -> Drafts:
+    rows = slots.shape[0]
+    return (
+        slots.new_zeros((rows, longest)),
+        slots.new_zeros(rows),
+        slots.new_zeros((rows, longest), dtype=torch.float32),
+    )
+
+
+def _define(name: str) -> None:
+    front, count = SCHEMAS[name.removeprefix("native_")]
+
+    def fake(*arguments: object) -> Drafts:
+        slots, longest = arguments[count], arguments[count + 3]
+        assert isinstance(slots, torch.Tensor) and isinstance(longest, int)
+        return _empty(slots, longest)
+
+    _library.define(name + front + _ROWS + ")" + _OUT)
+    torch.library.register_fake(f"speccompile::{name}", fake, lib=_library)
+
+
+for _name, _definition in (("suffix_draft_", own), ("suffix_given_", given), ("suffix_earlier_", earlier)):
+    _define(_name)
+    _define(f"native_{_name}")
+    _library.impl(_name, _definition, "CPU")

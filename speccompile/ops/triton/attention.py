@@ -1,0 +1,79 @@
+"""Attention over the KV arena on CUDA: split over the cache, the query heads of a KV head packed into one product.
+
+After Dao et al., "Flash-Decoding for long-context inference" (2023). Two kernels: each program of the first
+(``attention_partial.py``) takes a tile of queries over a fixed stretch of the cache and leaves partial results in a
+workspace, the second (``attention_combine.py``) combines them.
+
+The order of reduction. Blocks of keys, and the stretches that splits cover, begin at fixed places of the cache,
+whatever is live. A block or a split that a query sees nothing of adds 0 and multiplies by 1. So with a plan of
+``fixed_order`` the order of a query's reduction depends on its own position alone.
+The same machine code serves every width: what is multiplied and then added is rounded once or twice as the compiler
+sees fit, and another version of a kernel might differ in that.
+
+Cost follows the true length: positions are read on the device, and a program whose stretch no query of its tile sees
+returns at once. What is not live is never loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from speccompile.ops.attention import refuse_sizes
+from speccompile.ops.triton.attention_call import AttentionCall
+from speccompile.ops.triton.attention_combine import combine_launch
+from speccompile.ops.triton.attention_partial import partial_launch
+from speccompile.ops.triton.attention_plan import AttentionPlan, plan_attention, workspace_size
+from speccompile.ops.triton.launch import Launch, run_all
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def attention_launches(
+    call: AttentionCall, *, out: torch.Tensor, workspace: torch.Tensor, plan: AttentionPlan
+) -> tuple[Launch, Launch]:
+    """The two launches.
+
+    Args:
+        out: ``[B, T, H, Dv]``, contiguous.
+        workspace: float32, at least ``workspace_size`` elements, in any state.
+    """
+    return partial_launch(call, workspace, plan), combine_launch(call, out, workspace, plan)
+
+
+def attention(*arguments: Any, fixed_order: bool = False, **options: Any) -> torch.Tensor:
+    """``speccompile::attention`` on CUDA; arguments (:class:`AttentionCall`) and result as the op's ``reference`` has
+    them.
+
+    The op's schema has no workspace, so that it is allocated here: under capture it lies in the graph's pool, and
+    all layers share one piece of it.
+
+    Raises:
+        RuntimeError: for a dtype that there is no kernel for, and for caches whose features are not side by side.
+    """
+    call = AttentionCall(*arguments, **options)
+    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
+    refuse_sizes(call.window, call.chunk)
+    if q.dtype not in DTYPES or k_cache.dtype is not q.dtype or v_cache.dtype is not q.dtype:
+        raise RuntimeError(
+            "speccompile::attention on CUDA takes queries, keys and values of one dtype, float16, bfloat16 or "
+            f"float32, not {q.dtype}, {k_cache.dtype} and {v_cache.dtype}"
+        )
+    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
+        raise RuntimeError("speccompile::attention on CUDA needs caches whose last dimension is contiguous")
+    rows, width, heads, _, _, value_dim, _ = call.sizes
+    plan = plan_attention(*call.sizes, q.dtype, fixed_order)
+    out = q.new_empty((rows, width, heads, value_dim))
+    workspace = q.new_empty(workspace_size(plan, rows, width, heads, value_dim), dtype=torch.float32)
+    call = replace(
+        call,
+        q=q if q.stride(-1) == 1 else q.contiguous(),
+        slots=call.slots.contiguous(),
+        positions=call.positions.contiguous(),
+        sinks=None if call.sinks is None else call.sinks.contiguous(),
+        parents=None if call.parents is None else call.parents.contiguous(),
+    )
+    run_all(attention_launches(call, out=out, workspace=workspace, plan=plan), q)
+    return out

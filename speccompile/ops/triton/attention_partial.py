@@ -1,0 +1,245 @@
+"""The first attention kernel: a tile of queries over a fixed stretch of the cache, under a running softmax."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from speccompile.ops.triton.attention_call import LOG2_E, AttentionCall
+from speccompile.ops.triton.attention_plan import AttentionPlan, power_of_2
+from speccompile.ops.triton.attention_visible import NOTHING, first_seen, seen_nodes
+from speccompile.ops.triton.launch import Launch
+
+
+@triton.jit
+def _tanh(x):  # type: ignore[no-untyped-def]
+    shrunk = tl.exp2(-2.8853900817779268 * tl.abs(x))  # exp(-2|x|)
+    size = (1 - shrunk) / (1 + shrunk)
+    return tl.where(x < 0, -size, size)
+
+
+@triton.jit
+def _load_rows(pointers, rows, columns, SIZE: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    # A mask that is true throughout, but not provably so, would split the loads.
+    if SIZE == PADDED:
+        return tl.load(pointers, mask=rows[:, None], other=0.0)
+    else:
+        return tl.load(pointers, mask=rows[:, None] & (columns < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    block,
+    top,
+    total,
+    out,
+    queries,
+    k_cache,
+    v_cache,
+    k_place,
+    v_place,
+    scale,
+    cap,
+    tile_first,
+    tile_stop,
+    first,
+    own,
+    place,
+    root,
+    width,
+    positions,
+    parents,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PADDED_VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """One block of keys: greatest score, sum of weights and weighted values so far become those with it."""
+    start = block * KEYS
+    within = tl.arange(0, KEYS)
+    key = start + within
+    live = (key >= tile_first) & (key < tile_stop)
+    feature = tl.arange(0, PADDED_DIM)
+    k_block = k_cache + tl.cast(start, tl.int64) * k_place
+    keys = _load_rows(k_block + within[:, None] * k_place + feature[None, :], live, feature, DIM, PADDED_DIM)
+    if WIDEN:
+        keys = keys.to(tl.float32)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    if cap is not None:
+        scores = _tanh(scores) * cap
+
+    visible = (key[None, :] >= first[:, None]) & (key[None, :] <= own[:, None])
+    if parents is not None:
+        # Behind the committed tokens stand the step's own, each at its place, which is not its position.
+        visible = visible & (key < root)[None, :]
+        visible = visible | seen_nodes(key - root, place, first, positions, parents, width)
+    scores = tl.where(visible & live[None, :], scores, float("-inf"))
+
+    higher = tl.maximum(top, tl.max(scores, 1))
+    shrink = tl.exp2(top - higher)
+    weights = tl.exp2(scores - higher[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    value = tl.arange(0, PADDED_VALUE_DIM)
+    v_block = v_cache + tl.cast(start, tl.int64) * v_place
+    values = _load_rows(v_block + within[:, None] * v_place + value[None, :], live, value, VALUE_DIM, PADDED_VALUE_DIM)
+    weights = weights.to(values.dtype)
+    if WIDEN:
+        weights, values = weights.to(tl.float32), values.to(tl.float32)
+    out = tl.dot(weights, values, out * shrink[:, None], input_precision="ieee")
+    return higher, total, out
+
+
+@triton.jit(do_not_specialize=["width"])
+def partial_attention(  # type: ignore[no-untyped-def]
+    q,
+    k_cache,
+    v_cache,
+    slots,
+    positions,
+    parents,
+    workspace,
+    q_row,
+    q_place,
+    q_head,
+    k_slot,
+    k_place,
+    k_group,
+    v_slot,
+    v_place,
+    v_group,
+    scale,
+    cap,
+    width,
+    capacity,
+    splits,
+    GROUPS: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PADDED_VALUE_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TWO_LOOPS: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Program (tile, group + GROUPS * split, row): its queries over blocks ``split * BLOCKS ...`` of the row's slot.
+
+    Scores are in units of log 2: ``scale`` includes that factor, or ``cap`` where there is a soft cap.
+    """
+    group = tl.program_id(1) % GROUPS
+    split = tl.program_id(1) // GROUPS
+    row = tl.program_id(2).to(tl.int64)
+    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    place = query // PER_GROUP
+    head = group * PER_GROUP + query % PER_GROUP
+    real = place < width
+    positions += row * width
+    own = tl.load(positions + place, mask=real, other=-1).to(tl.int32)
+    first = first_seen(own, WINDOW, CHUNK)
+
+    # What of the cache any query of the tile sees.
+    tile_first = tl.min(tl.where(real, first, capacity))
+    tile_stop = tl.max(own) + 1
+    root = tile_stop
+    if parents is not None:
+        root = tl.load(positions).to(tl.int32)
+        tile_first = tl.minimum(tile_first, root)
+        tile_stop = root + width
+    tile_stop = tl.minimum(tile_stop, capacity)
+    begin = tl.maximum(split * BLOCKS, tile_first // KEYS)
+    end = tl.minimum(split * BLOCKS + BLOCKS, tl.cdiv(tile_stop, KEYS))
+    if begin >= end:
+        return
+
+    feature = tl.arange(0, PADDED_DIM)
+    value = tl.arange(0, PADDED_VALUE_DIM)
+    q += row * q_row + place[:, None] * q_place + head[:, None] * q_head + feature[None, :]
+    queries = _load_rows(q, real, feature, DIM, PADDED_DIM)
+    slot = tl.load(slots + row)
+    k_cache += slot * k_slot + group * k_group
+    v_cache += slot * v_slot + group * v_group
+    if WIDEN:
+        queries = queries.to(tl.float32)
+
+    top = tl.full((QUERIES,), NOTHING, tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    out = tl.zeros((QUERIES, PADDED_VALUE_DIM), tl.float32)
+    # Blocks with nodes of a tree have a loop of their own: with another one inside it is not pipelined. In float32 the
+    # registers do not suffice for two.
+    nodes = end
+    if parents is not None:
+        nodes = begin
+        if TWO_LOOPS:
+            nodes = tl.minimum(tl.maximum(root // KEYS, begin), end)
+    for block in range(begin, nodes):
+        top, total, out = _attend(
+            block, top, total, out, queries, k_cache, v_cache, k_place, v_place, scale, cap,
+            tile_first, tile_stop, first, own, place, root, width, positions, None,
+            DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
+        )  # fmt: skip
+    if parents is not None:
+        for block in range(nodes, end):
+            top, total, out = _attend(
+                block, top, total, out, queries, k_cache, v_cache, k_place, v_place, scale, cap,
+                tile_first, tile_stop, first, own, place, root, width, positions, parents + row * width,
+                DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
+            )  # fmt: skip
+
+    HEADS: tl.constexpr = GROUPS * PER_GROUP
+    all_queries = tl.num_programs(2).to(tl.int64) * splits * width * HEADS
+    at = (row * splits + split) * width * HEADS + place * HEADS + head
+    tl.store(
+        workspace + at[:, None] * VALUE_DIM + value[None, :], out, mask=real[:, None] & (value < VALUE_DIM)[None, :]
+    )
+    tl.store(workspace + all_queries * VALUE_DIM + at, top, mask=real)
+    tl.store(workspace + all_queries * (VALUE_DIM + 1) + at, total, mask=real)
+
+
+def partial_launch(call: AttentionCall, workspace: torch.Tensor, plan: AttentionPlan) -> Launch:
+    """Leaves partial results in ``workspace``, as :func:`partial_attention` lays them out."""
+    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
+    rows, _, heads, groups, dim, value_dim, capacity = call.sizes
+    two_loops = q.dtype.itemsize == 2
+    return Launch(
+        partial_attention,
+        (plan.tiles, groups * plan.splits, rows),
+        {
+            **call.for_both(),
+            "workspace": workspace,
+            "splits": plan.splits,
+            "q": q,
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "slots": call.slots,
+            **dict(zip(("q_row", "q_place", "q_head"), q.stride(), strict=False)),
+            **dict(zip(("k_slot", "k_place", "k_group"), k_cache.stride(), strict=False)),
+            **dict(zip(("v_slot", "v_place", "v_group"), v_cache.stride(), strict=False)),
+            "scale": call.scale * LOG2_E if call.softcap is None else call.scale / call.softcap,
+            "cap": None if call.softcap is None else call.softcap * LOG2_E,
+            "capacity": capacity,
+            "GROUPS": groups,
+            "PER_GROUP": heads // groups,
+            "DIM": dim,
+            "VALUE_DIM": value_dim,
+            # tl.dot reduces over 16 numbers at least.
+            "PADDED_DIM": max(16, power_of_2(dim)),
+            "PADDED_VALUE_DIM": max(16, power_of_2(value_dim)),
+            "QUERIES": plan.queries,
+            "KEYS": plan.keys,
+            "BLOCKS": plan.blocks,
+            "TWO_LOOPS": two_loops,
+            # The interpreter multiplies bfloat16 as the integers that it keeps it in.
+            "WIDEN": triton.knobs.runtime.interpret and q.dtype is torch.bfloat16,
+        },
+        plan.warps,
+        plan.stages,
+        # Left to itself ptxas keeps to 128 here, so that two programs fit, and spills.
+        most_registers=255 if call.parents is not None and two_loops and plan.warps == 8 else None,
+    )

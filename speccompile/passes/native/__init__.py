@@ -1,0 +1,1 @@
+"""Passes that choose ops of this package for what others spell out in torch ops."""

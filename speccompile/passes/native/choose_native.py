@@ -1,0 +1,18 @@
+"""C++ ops in the place of others that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch._ops import OpOverload
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Changes
+
+
+def choose_native(graph: StepGraph, native: Mapping[OpOverload, OpOverload]) -> Changes:
+    """Call ``native[op]`` wherever ``op`` is called."""
+    found = [node for node in graph.graph.nodes if node.target in native]
+    for node in found:
+        node.target = native[node.target]
+    return Changes(len(found), f"{len(found)} ours")

@@ -1,0 +1,42 @@
+"""Which kernels choose tokens, and look for the greatest scores in front of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch._ops import OpOverload
+
+import speccompile.ops.choose  # noqa: F401  defines the ops
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.native.choose_native import choose_native
+from speccompile.sampling import PROCESSORS
+from speccompile.sampling.keep_greatest import KeepGreatest
+
+
+@dataclass(frozen=True)
+class ChooseSampling(Pass):
+    """``native``: the C++ ops, which choose the same tokens; else torch's own. A drafter's draws are among them."""
+
+    native: bool = False
+
+    name: ClassVar[str] = "choose_sampling"
+    looks_for: ClassVar[str] = "speccompile::choose"
+    requires: ClassVar[Facts] = facts("accepted")
+    provides: ClassVar[Facts] = facts("sampling_chosen")
+    # A rule may choose in its own way.
+    optional: ClassVar[bool] = True
+
+    def run(self, graph: StepGraph) -> Changes:
+        if not self.native:
+            return Changes(0, "torch's own")
+        return choose_native(graph, native_kernels())
+
+
+def native_kernels() -> dict[OpOverload, OpOverload]:
+    """The C++ ops by those that they stand for."""
+    ops = torch.ops.speccompile
+    filters = {item.op: item.native_op for item in PROCESSORS if isinstance(item, KeepGreatest)}
+    return {ops.choose.default: ops.native_choose.default, **filters}

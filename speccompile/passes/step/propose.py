@@ -1,0 +1,148 @@
+"""A ready drafter proposes at the end of a step, from committed state, for the step after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from speccompile.errors import PassError
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.native.step_ops import uses_step_ops
+from speccompile.passes.step.drafts import useful_lens
+
+ProposeFunction = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Propose(Pass):
+    """Traces ``propose(tokens, length, *state, draft_len=Kmax)`` into the step and keeps the result for the next one.
+
+    Args:
+        propose: takes the rows' ``tokens [B, S]`` and ``length [B]``, and, if the mode has state of its own, the
+            rows' ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them
+            count, ``[B]``.
+        state: names of the mode's own state tensors.
+        whole: the same as one op, for steps of such: takes ``tokens [N, S]``, ``length [N]`` and ``slots [B]``.
+        scored: it also returns the drafts' scores, float32 ``[B, Kmax]``.
+        weights: tensors that ``propose`` takes behind those, by name.
+        drafter: what messages call it; ``advice`` ends the one about a function that cannot be traced.
+        foreign: it may propose what is no token of the target: a row's drafts end in front of that.
+    """
+
+    propose: ProposeFunction
+    state: tuple[str, ...] = ()
+    whole: ProposeFunction | None = None
+    scored: bool = False
+    weights: tuple[tuple[str, torch.Tensor], ...] = field(default=(), compare=False)
+    drafter: str = ""
+    advice: str = ""
+    foreign: bool = False
+
+    name: ClassVar[str] = "propose"
+    looks_for: ClassVar[str] = "committed tokens"
+    requires: ClassVar[Facts] = facts("committed")
+    provides: ClassVar[Facts] = facts("proposed")
+
+    def run(self, graph: StepGraph) -> Changes:
+        core = [graph.state(name) for name in ("tokens", "length", "limit", "draft_tokens", "draft_lens")]
+        score = [graph.state("draft_score")] if self.scored else []
+        own = [graph.state(name) for name in self.state]
+        weights = [graph.constant(name, value) for name, value in self.weights]
+        whole = self.whole if uses_step_ops(graph) else None
+        try:
+            drafts, _ = graph.insert(
+                propose_and_store,
+                *core,
+                graph.values["slots"],
+                *score,
+                *own,
+                *weights,
+                propose=self.propose,
+                whole=whole,
+                longest=graph.layout.max_draft_len,
+                scored=self.scored,
+                stateful=bool(own),
+                vocab_size=graph.layout.vocab_size if self.foreign else None,
+            )
+        except PassError:
+            raise
+        except Exception as error:
+            drafter = self.drafter or getattr(self.propose, "__qualname__", repr(self.propose))
+            raise PassError(
+                f"the drafter {drafter} cannot be traced into the step: {error}. It has to be plain PyTorch without "
+                f"decisions on values; constants come from torch.arange, torch.full or state{self.advice}"
+            ) from error
+        return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
+
+
+def propose_and_store(
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_lens: torch.Tensor,
+    slots: torch.Tensor,
+    *others: torch.Tensor,
+    propose: ProposeFunction,
+    whole: ProposeFunction | None,
+    longest: int,
+    scored: bool,
+    stateful: bool,
+    vocab_size: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, which does the
+    same in one op) says of the rows ``slots [B]``.
+
+    Args:
+        others: ``draft_score [N, Kmax]`` if ``scored``, then the mode's own state and weights.
+        stateful: ``propose`` takes the slots in front of these.
+        vocab_size: drafts end in front of what is no token of so many; None if none can be.
+
+    Returns:
+        Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
+    """
+    kept, own_state = others[: int(scored)], others[int(scored) :]
+    own = (slots, *own_state) if stateful else own_state
+    if whole is not None:
+        proposal = whole(tokens, length, slots, draft_len=longest)
+    else:
+        proposal = propose(tokens[slots], length[slots], *own, draft_len=longest)
+    drafts, lens, *scores = _checked(proposal, slots.shape[0], longest, scored=scored)
+    for draft_score, value in zip(kept, scores, strict=True):
+        draft_score.index_put_((slots,), value)
+    if vocab_size is not None:
+        are_tokens = (drafts >= 0) & (drafts < vocab_size)
+        lens = torch.minimum(lens, are_tokens.long().cumprod(1).sum(1))
+    draft_tokens.index_put_((slots,), drafts)
+    useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
+    draft_lens.index_put_((slots,), useful)
+    return drafts, lens
+
+
+def _checked(proposal: Any, rows: int, longest: int, *, scored: bool) -> tuple[torch.Tensor, ...]:
+    """What a drafter returned, if it is what it has to be.
+
+    Raises:
+        PassError: says what was returned and what is wanted.
+    """
+    i64, f32 = torch.int64, torch.float32
+    parts = [((rows, longest), i64, "draft tokens"), ((rows,), i64, "lengths")]
+    parts += [((rows, longest), f32, "scores")] * scored
+    names = " and ".join(f"{_kind(dtype)}{list(shape)} {what}" for shape, dtype, what in parts)
+    wanted = f"it has to return {names}"
+    if not (isinstance(proposal, tuple) and len(proposal) == len(parts)):
+        seen = "one tensor" if isinstance(proposal, torch.Tensor) else repr(proposal)
+        raise PassError(f"the drafter returned {seen}; {wanted}")
+    for value, (shape, dtype, _) in zip(proposal, parts, strict=True):
+        if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != dtype:
+            seen = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise PassError(f"the drafter returned {seen}; {wanted}")
+    return proposal
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

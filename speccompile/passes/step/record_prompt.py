@@ -1,0 +1,47 @@
+"""Log-probabilities of a prompt's own tokens, for requests that ask for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.record_scores import logprobs_of
+
+
+@dataclass(frozen=True)
+class RecordPrompt(Pass):
+    """Writes ``chunk_logprobs`` ``[W]``: of each place of a prompt's chunk the log-probability of the token behind it.
+    What lies behind the prompt's last token means nothing.
+
+    A second lm_head reads the whole chunk. The one that chooses the first new token still reads one position, so
+    that what is chosen does not depend on whether this is wanted.
+    """
+
+    name: ClassVar[str] = "record_prompt"
+    looks_for: ClassVar[str] = "the hidden states of a chunk"
+    requires: ClassVar[Facts] = facts("step_logits", "last_index")
+    provides: ClassVar[Facts] = facts("prompt_recorded")
+
+    def run(self, graph: StepGraph) -> Changes:
+        whole = {graph.anchors.final_norm: graph.values["chunk_hidden"]}
+        logits = graph.splice(graph.values["logits"], whole, before=graph.output)
+        state = [graph.state(name) for name in ("chunk_logprobs", "tokens")]
+        graph.insert(record_prompt, *state, logits, graph.values["positions"], graph.values["slots"])
+        return Changes(1, "lm_head on all positions")
+
+
+def record_prompt(
+    chunk_logprobs: torch.Tensor,
+    tokens: torch.Tensor,
+    logits: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """What ``logits`` ``[1, T, V]`` give to the tokens behind ``positions`` ``[1, T]`` in ``tokens`` ``[N, S]``, into
+    the state ``[W]``, T <= W."""
+    following = tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
+    chunk_logprobs[: logits.shape[1]] = logprobs_of(logits, following)[0]

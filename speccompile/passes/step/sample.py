@@ -1,0 +1,192 @@
+"""The sampling pipeline in a step: logits become scores, and scores with noise become tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.noise import DRAFTS, TOKENS
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.greedy_accept import count_agreeing, drafts_of
+from speccompile.sampling import HOST_PROCESSORS, PENALTIES, PROCESSORS, WARPERS, WATERMARK
+from speccompile.sampling.base import Processor
+from speccompile.sampling.user import UserProcessor, apply_processors
+
+
+@dataclass(frozen=True)
+class ProcessLogits(Pass):
+    """Every place's logits go through all processors, with the parameters of its slot and the drafts in front of it as
+    its text. Leaves ``scores``, float32 ``[B, K+1, V]``."""
+
+    name: ClassVar[str] = "process_logits"
+    looks_for: ClassVar[str] = "logits and drafts"
+    requires: ClassVar[Facts] = facts("step_logits", "drafts")
+    provides: ClassVar[Facts] = facts("scores")
+
+    def run(self, graph: StepGraph) -> Changes:
+        state = [graph.state(name) for name in ("tokens", "length")]
+        context, row_length = graph.insert(text_and_drafts, *state, graph.values["slots"], graph.values["drafts"])
+        scores = process(graph, graph.values["logits"], context, row_length, graph.output, calls_host=True)
+        graph.name_value("scores", scores)
+        order: tuple[Processor | UserProcessor, ...] = (
+            *PENALTIES, *graph.logits_processors, *HOST_PROCESSORS, *WARPERS, *WATERMARK
+        )  # fmt: skip
+        return Changes(len(order), ", ".join(processor.name for processor in order))
+
+
+@dataclass(frozen=True)
+class ExactAccept(Pass):
+    """The rule ``exact``: y_i = argmax(scores_i + noise_i), accept while draft_i == y_i.
+
+    The noise follows from seed and position, so the text is what plain decoding would have drawn. Leaves
+    ``target_tokens`` ``[B, K+1]`` and ``row_accepted`` ``[B]``.
+    """
+
+    name: ClassVar[str] = "exact_accept"
+    looks_for: ClassVar[str] = "scores and drafts"
+    requires: ClassVar[Facts] = facts("scores", "drafts")
+    provides: ClassVar[Facts] = facts("accepted", "agreement")
+
+    def run(self, graph: StepGraph) -> Changes:
+        names = ("scores", "drafts", "row_draft_lens", "slots")
+        state = [graph.state(name) for name in ("length", "temperature", "seed")]
+        target_tokens, accepted = graph.insert(exact_accept, *(graph.values[name] for name in names), *state)
+        graph.name_value("target_tokens", target_tokens)
+        graph.name_value("row_accepted", accepted)
+        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+
+
+def exact_accept(
+    scores: torch.Tensor,
+    drafts: torch.Tensor,
+    draft_lens: torch.Tensor,
+    slots: torch.Tensor,
+    length: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Target tokens ``[B, K+1]``, -1 where none can be chosen, and accepted draft tokens ``[B]``.
+
+    Args:
+        scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``; draft_lens, slots: ``[B]``.
+        length, temperature, seed: ``[N]``.
+    """
+    target = draw(scores[:, : drafts.shape[1] + 1], length[slots], slots, temperature, seed)
+    return target, count_agreeing(target, drafts, draft_lens)
+
+
+def process(
+    graph: StepGraph,
+    logits: fx.Node,
+    context: fx.Node,
+    row_length: fx.Node,
+    before: fx.Node,
+    drafted: int = 0,
+    *,
+    calls_host: bool = False,
+) -> fx.Node:
+    """Insert all processors; returns their scores, float32 like ``logits`` ``[B, T, V]``.
+
+    Args:
+        context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
+        drafted: how many of the ``row_length`` tokens are drafts.
+        calls_host: these are the target's scores: processors on the host are called, once for each token.
+    """
+    names = tuple(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
+    user = graph.logits_processors
+    tensors = [graph.state(name) for name in names]
+    for index, processor in enumerate(user):
+        tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
+    # Traced as one: tracing each by itself takes several times as long.
+    nodes = (logits, context, row_length, graph.values["slots"], *tensors)
+    options = {"names": names, "drafted": drafted, "user": user, "calls_host": calls_host}
+    scores: fx.Node = graph.insert(processed, *nodes, before=before, **options)
+    return scores
+
+
+def state_of(processor: Processor) -> list[str]:
+    return [*(spec.name for spec in processor.state), *processor.reads]
+
+
+def processed(
+    logits: torch.Tensor,
+    context: torch.Tensor,
+    row_length: torch.Tensor,
+    slots: torch.Tensor,
+    *tensors: torch.Tensor,
+    names: tuple[str, ...],
+    drafted: int = 0,
+    user: tuple[UserProcessor, ...] = (),
+    calls_host: bool = False,
+) -> torch.Tensor:
+    """``tensors`` are the state called ``names``, and behind it what the user's processors hold."""
+    whole, held = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
+    scores = logits.to(torch.float32, copy=True)
+    gathered = {name for processor in PROCESSORS if not processor.whole for name in state_of(processor)}
+    rows = {name: whole[name][slots] for name in names if name in gathered}
+
+    def run(processors: tuple[Processor, ...]) -> None:
+        for processor in processors:
+            own = state_of(processor)
+            state = [slots, *(whole[name] for name in own)] if processor.whole else [rows[name] for name in own]
+            processor.op(scores, context, row_length, drafted, state)
+
+    run(PENALTIES)
+    if user:
+        apply_processors(user, scores, context, row_length, held)
+    run(HOST_PROCESSORS if calls_host else ())
+    run(WARPERS)
+    run(WATERMARK if calls_host else ())
+    return scores
+
+
+def draw(
+    scores: torch.Tensor,
+    row_length: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    start: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Tokens ``[B, T]``, -1 where none can be chosen, of ``scores`` ``[B, T, V]`` and the noise of the places behind
+    ``row_length`` ``[B]`` tokens: that of the target, or, with the step's ``start`` ``[B]``, a drafter's own.
+
+    Args:
+        temperature, seed: ``[N]``.
+    """
+    positions = row_length[:, None] + torch.arange(scores.shape[1], device=scores.device)
+    stream = TOKENS if start is None else DRAFTS
+    tokens: torch.Tensor = torch.ops.speccompile.choose(
+        scores, temperature[slots], seed[slots], positions, stream, start, forbids=True
+    )
+    return tokens
+
+
+def text_and_drafts(
+    tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, drafts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's text with its drafts behind it, ``[B, S]``, and its committed length ``[B]``."""
+    row_length = length[slots]
+    return put_tokens(tokens[slots], row_length, drafts), row_length
+
+
+def put_tokens(context: torch.Tensor, row_length: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """``context`` ``[B, S]`` with ``drafts`` ``[B, K]`` from ``row_length`` ``[B]`` on."""
+    places = row_length[:, None] + torch.arange(drafts.shape[1], device=drafts.device)
+    # Behind the cache, where a row that is about to end may reach, nothing is ever read.
+    places = places.clamp(max=context.shape[1] - 1)
+    return context.scatter(1, places, drafts)
+
+
+def probabilities(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Of ``scores`` ``[B, T, V]``; at temperature 0 (``[B]``) all of it is the greatest one's. NaN where nothing can be
+    chosen."""
+    drawn = scores.softmax(-1)
+    certain = torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
+    undecided = scores.amax(-1, keepdim=True)
+    certain = torch.where(undecided.isnan() | (undecided == float("-inf")), float("nan"), certain)
+    return torch.where(temperature[:, None, None] == 0, certain, drawn)

@@ -1,0 +1,1 @@
+"""Passes over the captured model alone: attention, linears, outlined layers."""

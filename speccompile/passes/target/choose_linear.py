@@ -1,0 +1,134 @@
+"""Which kernel linears become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightForm, WeightPacks
+from speccompile.passes.base import Changes, Facts, Pass, facts
+
+aten = torch.ops.aten
+ops = torch.ops.speccompile
+
+#: By the form of the weights: linear, embedding, and the names of the tensors that stand for a weight.
+FORMS: dict[WeightForm, tuple[OpOverload, OpOverload, tuple[str, ...]]] = {
+    "same": (ops.packed_linear.default, ops.packed_embedding.default, ("packed",)),
+    "int8": (ops.int8_linear.default, ops.int8_embedding.default, ("int8", "scales")),
+}
+
+
+@dataclass(frozen=True)
+class KeepLinears(Pass):
+    """Linears run as torch has them."""
+
+    name: ClassVar[str] = "choose_linear"
+    looks_for: ClassVar[str] = "linears"
+    requires: ClassVar[Facts] = facts("captured")
+    provides: ClassVar[Facts] = facts("linears_chosen")
+    optional: ClassVar[bool] = True
+
+    def run(self, graph: StepGraph) -> Changes:
+        return Changes(0, "stock linears")
+
+
+@dataclass(frozen=True)
+class PackLinears(Pass):
+    """Every linear over a weight of the model reads a packed copy of it; an embedding that is tied to one, too.
+
+    A weight that is read in any other way keeps its form, and so do its linears.
+    """
+
+    packs: WeightPacks = field(default_factory=WeightPacks, compare=False)
+
+    name: ClassVar[str] = "choose_linear"
+    looks_for: ClassVar[str] = "linears"
+    requires: ClassVar[Facts] = facts("captured")
+    provides: ClassVar[Facts] = facts("linears_packed")
+    # A model may have all of its weights in other forms (experts, say).
+    optional: ClassVar[bool] = True
+
+    def run(self, graph: StepGraph) -> Changes:
+        done = kept = 0
+        for node in graph.placeholders:
+            port = graph.ports[node.name]
+            users = list(node.users)
+            if port.role != "weight" or not any(_is_linear(user, node) for user in users):
+                continue
+            transposed = {user.target is aten.addmm.default for user in users}
+            if len(transposed) > 1 or not all(_can_pack(user, node) for user in users) or not _has_plain_values(port):
+                kept += len(users)
+                continue
+            self._pack(graph, node, port, transposed.pop())
+            done += len(users)
+        form = "packed" if self.packs.form == "same" else "packed int8"
+        return Changes(done, f"{done} over {form} weights" + (f", {kept} stock" if kept else ""))
+
+    def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool) -> None:
+        assert port.value is not None and port.path is not None
+        weight = port.value.detach().t() if transposed else port.value.detach()
+        linear, embedding, names = FORMS[self.packs.form]
+        parts = [
+            graph.weight(
+                replace(
+                    port, name=f"{port.name}_{name}", shape=tuple(value.shape), dtype=value.dtype, value=value, own=True
+                )
+            )
+            for name, value in zip(names, self.packs.of(port.path, weight), strict=True)
+        ]
+        for user in list(node.users):
+            with graph.graph.inserting_before(user):
+                if user.target is aten.embedding.default:
+                    sizes = () if self.packs.form == "same" else (weight.shape[1],)
+                    new = graph.graph.call_function(embedding, (*parts, user.args[1], *sizes))
+                    if self.packs.form == "int8" and port.dtype != torch.float32:
+                        new = graph.graph.call_function(aten._to_copy.default, (new,), {"dtype": port.dtype})
+                else:
+                    x, bias = _operands(user)
+                    new = graph.graph.call_function(linear, (x, *parts, bias, weight.shape[0]))
+            new.meta = {key: value for key, value in user.meta.items() if key in ("layer", "pass")}
+            graph.replace(user, new)
+        graph.drop_placeholder(node)
+        if self.packs.consumed is not None:
+            (packed,) = self.packs.of(port.path, weight)
+            self.packs.consumed.take(port.path, packed, weight.shape[0], transposed=transposed)
+            port.release()
+
+
+def _is_linear(user: fx.Node, weight: fx.Node) -> bool:
+    if user.target is aten.linear.default:
+        fits = user.args[1] is weight and user.args[0] is not weight
+    else:
+        # A GPT-2 linear: bias + x @ w.
+        fits = user.target is aten.addmm.default and user.args[2] is weight and len(user.args) == 3 and not user.kwargs
+    if not fits:
+        return False
+    # What is broadcast, or added row by row, is no bias to the ops.
+    _, bias = _operands(user)
+    return bias is None or bias.meta["val"].shape == user.meta["val"].shape[-1:]
+
+
+def _can_pack(user: fx.Node, weight: fx.Node) -> bool:
+    # What else an embedding can be told concerns training alone.
+    return _is_linear(user, weight) or (user.target is aten.embedding.default and user.args[0] is weight)
+
+
+def _operands(linear: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    if linear.target is aten.addmm.default:
+        bias, x = linear.args[:2]
+    else:
+        x, bias = linear.args[0], linear.args[2] if len(linear.args) > 2 else linear.kwargs.get("bias")
+    assert isinstance(x, fx.Node) and (bias is None or isinstance(bias, fx.Node))
+    return x, bias
+
+
+def _has_plain_values(port: Port) -> bool:
+    # A subclass (quantised weights) computes in its own way.
+    plain = type(port.value) in (torch.Tensor, torch.nn.Parameter)
+    return plain and port.path is not None and not port.own and len(port.shape) == 2 and port.dtype in PACKED_DTYPES

@@ -1,0 +1,238 @@
+"""Outlining: equal decoder layers become calls of one body, so that one compiled artifact serves them all."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import fx
+
+from speccompile.errors import AnchorError
+from speccompile.graph.body import Body
+from speccompile.graph.splicing import PREFIX
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.verify import written
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.target.local_sizes import factors, keep_sizes_local
+
+
+@dataclass(frozen=True)
+class OutlineLayers(Pass):
+    """Groups decoder layers by structure and constants and replaces each by a call of its group's body.
+
+    Layers that differ in a constant (a window, a scale) get bodies of their own. A body takes the hidden state
+    first and keeps rows and width symbolic; sizes that the layer read from elsewhere are read from its own inputs
+    instead, so that no size crosses the boundary.
+    """
+
+    name: ClassVar[str] = "outline"
+    looks_for: ClassVar[str] = "decoder layers"
+    requires: ClassVar[Facts] = facts("captured", "attention_chosen", "linears_chosen")
+    provides: ClassVar[Facts] = facts("outlined")
+
+    def run(self, graph: StepGraph) -> Changes:
+        keep_sizes_local(graph)
+        groups: dict[str, list[tuple[int, _Region]]] = {}
+        for index, live_out in enumerate(graph.anchors.layers):
+            if index > 0 and live_out is graph.anchors.layers[index - 1]:
+                continue
+            region = _Region.of(graph, index, live_out)
+            groups.setdefault(region.key(), []).append((index, region))
+        owner: dict[int, tuple[str, _Region]] = {}
+        for number, (key, members) in enumerate(groups.items()):
+            name = "decoder_layer" if number == 0 else f"decoder_layer_{number}"
+            body = members[0][1].body(graph, name, tuple(index for index, _ in members), key)
+            graph.bodies[name] = body
+            owner |= {index: (name, region) for index, region in members}
+        calls: dict[fx.Node, fx.Node] = {}
+        for index in sorted(owner):
+            name, region = owner[index]
+            calls[region.live_out] = region.replace_by_call(graph, name, index, calls)
+        graph.anchors = graph.anchors.mapped(lambda node: calls.get(node, node))
+        graph.values = {name: calls.get(node, node) for name, node in graph.values.items()}
+        graph.remove_dead_code()
+        layers = sum(len(members) for members in groups.values())
+        return Changes(layers, f"{layers} decoder layers call {len(groups)} {'body' if len(groups) == 1 else 'bodies'}")
+
+
+@dataclass
+class _Region:
+    """The nodes of one decoder layer, its inputs in first-use order, and its one live-out."""
+
+    nodes: list[fx.Node]
+    inputs: list[fx.Node]
+    live_out: fx.Node
+
+    @staticmethod
+    def of(graph: StepGraph, index: int, live_out: fx.Node) -> _Region:
+        nodes, outside = _region(graph, index)
+        hidden = _hidden_state(outside, graph, index)
+        return _Region(nodes, [hidden, *(x for x in outside if x is not hidden)], live_out)
+
+    def key(self) -> str:
+        """Equal for layers that compute the same function of their inputs."""
+        number = {node: f"in{i}" for i, node in enumerate(self.inputs)}
+        number |= {node: f"n{i}" for i, node in enumerate(self.nodes)}
+
+        def canonical(value: Any) -> str:
+            # A Ref stands for a node only while it is printed, so it need not be what fx takes for an argument.
+            return repr(fx.map_arg(value, lambda node: cast(Any, _Ref(number[node]))))
+
+        lines = [f"{x.meta['val'].dtype}{list(x.meta['val'].shape)}" for x in self.inputs]
+        for node in self.nodes:
+            lines.append(f"{node.target}{canonical(node.args)}{canonical(node.kwargs)}")
+        lines.append(number[self.live_out])
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def body(self, graph: StepGraph, name: str, layers: tuple[int, ...], key: str) -> Body:
+        inner = fx.Graph()
+        node_map: dict[fx.Node, fx.Node] = {}
+        prefix = _layer_prefix(self.inputs)
+        for node in self.inputs:
+            node_map[node] = inner.placeholder(_input_name(node, graph, node is self.inputs[0], prefix))
+            node_map[node].meta = {"val": node.meta["val"]}
+        for node in self.nodes:
+            args = cast(Any, fx.map_arg(node.args, node_map.__getitem__))
+            kwargs = cast(Any, fx.map_arg(node.kwargs, node_map.__getitem__))
+            # Counted anew: the names of equal layers must not tell which of a model's layers they were.
+            base = re.sub(r"_\d+$", "", node.name)
+            node_map[node] = inner.create_node(node.op, node.target, args, kwargs, base)
+        inner.output(node_map[self.live_out])
+        dims, result = _dims(self.inputs, graph), self.live_out.meta["val"]
+        return Body(
+            name=name,
+            module=fx.GraphModule(torch.nn.Module(), inner, class_name=name),
+            dims=dims,
+            dtypes=tuple(node.meta["val"].dtype for node in self.inputs),
+            result=tuple(_product(size, graph.sizes) for size in result.shape) if result.is_contiguous() else None,
+            result_dtype=result.dtype,
+            captured=dict(graph.sizes),
+            mutates=frozenset(self._mutated(graph)),
+            layers=layers,
+            key=key,
+        )
+
+    def _mutated(self, graph: StepGraph) -> set[int]:
+        return {
+            self.inputs.index(target) for node in self.nodes for target in written(graph, node) if target in self.inputs
+        }
+
+    def replace_by_call(self, graph: StepGraph, name: str, index: int, calls: dict[fx.Node, fx.Node]) -> fx.Node:
+        """Put a call where the layer was; ``calls`` stand for the live-outs of layers already replaced."""
+        with graph.graph.inserting_before(self.nodes[0]):
+            inputs = tuple(_contiguous(graph, calls.get(node, node)) for node in self.inputs)
+            call = graph.graph.create_node("call_module", name, inputs, name=f"layer_{index}")
+        call.meta = {"pass": "outline", "layer": index, "val": self.live_out.meta["val"]}
+        self.live_out.replace_all_uses_with(call, delete_user_cb=lambda user: user not in set(self.nodes))
+        for node in reversed(self.nodes):
+            graph.graph.erase_node(node)
+        return call
+
+
+def _contiguous(graph: StepGraph, node: fx.Node) -> fx.Node:
+    """A body is compiled for inputs that lie in memory in the order of their dimensions; slices, such as a layer's part
+    of Gemma 3n's per-layer embeddings, do not.
+    """
+    value = node.meta["val"]
+    if value.is_contiguous():
+        return node
+    copy = graph.graph.call_function(torch.ops.aten.contiguous.default, (node,))
+    copy.meta = {"pass": "outline", "val": value.contiguous()}
+    return copy
+
+
+@dataclass(frozen=True)
+class _Ref:
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def layer_input(graph: StepGraph, index: int) -> fx.Node:
+    """The hidden state that decoder layer ``index`` reads, ``[B, T, M]``, of a captured or outlined model.
+
+    Raises:
+        AnchorError: the layer reads none.
+    """
+    layer = graph.anchors.layers[index]
+    if layer.op == "call_module":
+        return layer.all_input_nodes[0]
+    return _hidden_state(_region(graph, index)[1], graph, index)
+
+
+def _region(graph: StepGraph, index: int) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes of a decoder layer, and what they read from elsewhere, in the order of its first use."""
+    nodes = [node for node in graph.graph.nodes if node.meta.get("layer") == index]
+    inside = set(nodes)
+    return nodes, list(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside))
+
+
+def _hidden_state(outside: list[fx.Node], graph: StepGraph, index: int) -> fx.Node:
+    """What the layer before left, or for the first layer the first floating ``[B, T, ...]`` that is read."""
+    if index > 0 and graph.anchors.layers[index - 1] in outside:
+        return graph.anchors.layers[index - 1]
+    for node in outside:
+        value = node.meta["val"]
+        if node.op == "placeholder" or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        if list(value.shape[:2]) == [graph.sizes["B"], graph.sizes["T"]]:
+            return node
+    raise AnchorError(anchor=f"the input of decoder layer {index}", reason="it reads no hidden state")
+
+
+def _is_kv(node: fx.Node, graph: StepGraph) -> bool:
+    return node.op == "placeholder" and graph.ports[node.name].role == "state"
+
+
+def _dims(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...], ...]:
+    """The sizes of a body's inputs, with names for those that differ between steps (B, T) and wraps (N, S)."""
+    weights = {node for node in inputs if node.op == "placeholder" and graph.ports[node.name].role == "weight"}
+    fixed = {size for node in weights for size in node.meta["val"].shape}
+    places = graph.layout.cache_len
+    # S is told from other sizes by its value, so where a weight has that size as well it stays a number.
+    own: int | str = places if places in fixed and graph.route == "eager" else "S"
+
+    def name(size: int) -> int | str:
+        if graph.route == "eager" and size == places:
+            return own
+        return _product(size, graph.sizes)
+
+    dims: list[tuple[int | str, ...]] = []
+    for node in inputs:
+        shape = tuple(node.meta["val"].shape)
+        if node in weights:
+            dims.append(shape)
+        elif _is_kv(node, graph):
+            dims.append(("N", own, *shape[2:]))
+        else:
+            dims.append(tuple(name(size) for size in shape))
+    return tuple(dims)
+
+
+def _product(size: int, sizes: Mapping[str, int]) -> int | str:
+    names, rest = factors(size, sizes)
+    return "*".join(names if rest == 1 else [str(rest), *names]) if names else size
+
+
+def _layer_prefix(inputs: list[fx.Node]) -> str:
+    """What the names of all weights of the layer start with, such as ``model_layers_0_``."""
+    names = [node.name for node in inputs if node.name.endswith(("_weight", "_bias", "_packed", "_int8"))]
+    if not names:
+        return ""
+    first, last = min(names), max(names)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    return first[: first.rfind("_", 0, common) + 1]
+
+
+def _input_name(node: fx.Node, graph: StepGraph, is_hidden: bool, prefix: str) -> str:
+    if is_hidden:
+        return "hidden"
+    if _is_kv(node, graph):
+        # A drafter's have a prefix, and may share a body with the target's.
+        return f"{node.name.removeprefix(PREFIX)[0]}_cache"
+    return node.name.removeprefix(prefix)

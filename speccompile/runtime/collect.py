@@ -1,0 +1,134 @@
+"""Saves the hidden states of many given texts, those that are not there yet."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import StoppingCriteriaList
+
+from speccompile.errors import InvalidInput
+from speccompile.hidden_states.records import RecordOrder
+from speccompile.hidden_states.writer import RecordWriter
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.inputs import check_options, read_count, read_prompt
+from speccompile.runtime.request import Params, Request
+from speccompile.runtime.target import Target
+from speccompile.utils.storage import digest
+
+
+def save_texts(
+    engine: Engine,
+    target: Target,
+    writer: RecordWriter,
+    texts: Sequence[Sequence[int] | torch.Tensor],
+    *,
+    ids: Sequence[str | None] | None,
+    loss_masks: Sequence[Sequence[int]] | None,
+    max_new_tokens: int,
+    do_sample: bool | None,
+    seed: int | None,
+    progress: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """:meth:`~speccompile.speculator.speculator.Speculator.save_hidden_states`."""
+    check_options("save_hidden_states", options, "texts, ids, loss_masks, max_new_tokens, do_sample, seed, progress")
+    max_new_tokens = read_count("save_hidden_states", "max_new_tokens", max_new_tokens)
+    prompts = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(texts)]
+    names = _check(prompts, ids, loss_masks)
+    target.check()
+    eos = target.eos(None)
+    sampling = target.sampling("save_hidden_states", options, do_sample=do_sample, seed=seed, eos=eos)
+    if loss_masks is None:
+        loss_masks = [[int(max_new_tokens == 1)] * len(prompt) for prompt in prompts]
+
+    def submit(number: int, order: RecordOrder) -> Request:
+        own = None if sampling is None else sampling.of_row(number, len(prompts))
+        params = Params(max_new_tokens, tuple(eos), own, patient=True, record=order)
+        shown = torch.tensor([prompts[number]])
+        request = engine.new_request(prompts[number], params, shown, None, StoppingCriteriaList())
+        engine.enqueue([request])
+        return request
+
+    orders = [(index, RecordOrder(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
+    room = engine.arena.layout.max_batch + engine.options.max_waiting
+    _collect(writer, orders, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=progress)
+
+
+def _check(
+    prompts: Sequence[Sequence[int]], ids: Sequence[str | None] | None, loss_masks: Sequence[Sequence[int]] | None
+) -> list[str]:
+    """Ids of the records: the given ones, else a digest of each text, so that it does not matter where it stands.
+
+    Raises:
+        InvalidInput: there are not as many as texts, one occurs twice, or a mask is not as long as its text.
+    """
+    given = [None] * len(prompts) if ids is None else list(ids)
+    if len(given) != len(prompts) or not all(id is None or (isinstance(id, str) and id) for id in given):
+        raise InvalidInput(name="ids", reason=f"give an id, or None, for each of the {len(prompts)} texts")
+    named = [id for id in given if id is not None]
+    if len(set(named)) < len(named):
+        raise InvalidInput(name="ids", reason="one occurs twice")
+    made = [digest(json.dumps(prompt))[:16] if id is None else id for id, prompt in zip(given, prompts, strict=True)]
+    if loss_masks is None:
+        return made
+    if len(loss_masks) != len(prompts):
+        raise InvalidInput(name="loss_masks", reason=f"give one for each of the {len(prompts)} texts, or None")
+    for row, (prompt, mask) in enumerate(zip(prompts, loss_masks, strict=True)):
+        if len(mask) != len(prompt) or not set(mask) <= {0, 1}:
+            reason = f"that of text {row} has to have a 0 or 1 for each of its {len(prompt)} tokens"
+            raise InvalidInput(name="loss_masks", reason=reason)
+    return made
+
+
+def _collect(
+    writer: RecordWriter,
+    orders: Sequence[tuple[int, RecordOrder]],
+    submit: Callable[[int, RecordOrder], Request],
+    *,
+    at_once: int,
+    progress: bool,
+) -> None:
+    """Have a record made of each text that has none.
+
+    Args:
+        orders: the texts' numbers, with their orders; of several with one id the first counts.
+        submit: makes a request of one.
+        at_once: most requests that run or wait at a time.
+        progress: show a bar on a terminal; what it counts is on the disk.
+
+    Raises:
+        RecordsNotWritten: the disk does not take them.
+        RequestFailed: one of the requests did. What was made until then is written.
+    """
+    first = {order.id: (number, order) for number, order in reversed(orders)}
+    missing = deque(item for id, item in reversed(first.items()) if id not in writer.written)
+    before = len(writer.written) - (len(first) - len(missing))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    running: deque[Request] = deque()
+    with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as shown:
+        bar = shown.add_task("saving hidden states", total=len(first), completed=len(first) - len(missing))
+        try:
+            while missing or running:
+                while missing and len(running) < at_once:
+                    number, order = missing.popleft()
+                    id = writer.order(order.id)
+                    try:
+                        running.append(submit(number, replace(order, id=id)))
+                    except BaseException:
+                        writer.give_up(id)
+                        raise
+                running.popleft().result()
+                shown.update(bar, completed=len(writer.written) - before)
+        finally:
+            for request in running:
+                request.cancel()
+            writer.flush()
+            shown.update(bar, completed=len(writer.written) - before)

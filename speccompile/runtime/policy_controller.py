@@ -1,0 +1,91 @@
+"""The policy of a wrap at work: asked before each step, and told what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, LearningPolicy, Policy, Row, Upcoming, start
+from speccompile.policies.costs import CostTable
+from speccompile.policies.fixed import Fixed
+from speccompile.policies.options import check_tier
+from speccompile.policies.parse import parse_policy
+from speccompile.policies.schedule import Schedule
+from speccompile.runtime.trace import Recorder
+
+__all__ = ["AnyPolicy", "Fixed", "Policies", "Policy", "Schedule", "check_tier", "parse_policy"]
+
+
+class Policies:
+    """The policy that is in force, the chooser that was started from it, and the trace that is being recorded.
+
+    Args:
+        policy: the first one.
+        draft_lens: of the tiers, rising.
+        ready: drafts are there when a tier is chosen.
+        measure: times the tiers; asked once, when a policy wants to know.
+    """
+
+    def __init__(
+        self, policy: AnyPolicy, draft_lens: tuple[int, ...], *, ready: bool, measure: Callable[[], CostTable]
+    ) -> None:
+        self._draft_lens = draft_lens
+        self._ready = ready
+        self._measure = measure
+        self._recorder: Recorder | None = None
+        self._chooser: Chooser | None = None
+        self.costs: CostTable | None = None
+        self.policy = policy
+
+    @property
+    def policy(self) -> AnyPolicy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: AnyPolicy) -> None:
+        if isinstance(policy, LearningPolicy):
+            policy.check(self._draft_lens)
+        # Tiers may be timed between two steps only, and this may be another thread than the one that steps.
+        self._policy, self._chooser = policy, None
+
+    def prepare(self) -> Chooser:
+        """The chooser, ready to be asked; tiers are timed if the policy wants to know."""
+        policy, chooser = self._policy, self._chooser
+        if chooser is None:
+            if isinstance(policy, LearningPolicy) and policy.uses_costs and self.costs is None:
+                self.costs = self._measure()
+            chooser = self._chooser = start(policy, Ladder(self._draft_lens, self.costs))
+        return chooser
+
+    @property
+    def learns(self) -> bool:
+        """Somebody looks at what rows and steps are told."""
+        return isinstance(self._policy, LearningPolicy) or self._recorder is not None
+
+    def choose(self, rows: Sequence[Row], unread: int) -> int:
+        """A draft length that a tier has.
+
+        Raises:
+            UnknownTier: the policy named another.
+        """
+        draft_len = self.prepare().choose(Upcoming(tuple(rows), unread))
+        check_tier(draft_len, self._draft_lens)
+        return draft_len
+
+    def note(self, done: Done, offered: Sequence[int]) -> None:
+        """What came of a step; ``offered`` is how many drafts each row had."""
+        if self._chooser is not None:
+            self._chooser.note(done)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.add(done, offered)
+
+    def record(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace from now on, in the place of one that is being written."""
+        self.end_record()
+        self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)
+
+    def end_record(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()

@@ -1,0 +1,5 @@
+"""What ``wrap`` returns."""
+
+from speccompile.speculator.speculator import Speculator
+
+__all__ = ["Speculator"]

@@ -1,0 +1,131 @@
+"""``spec.explain()``: what was built and why."""
+
+from __future__ import annotations
+
+from speccompile.compiler.build import Build
+from speccompile.compiler.pipelines import MIXED_TOKENS, BuildConfig
+from speccompile.hidden_states.options import FINAL
+from speccompile.policies.base import LearningPolicy
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.prefill import LONGEST_WAIT
+from speccompile.sampling.host import CALLED_ON_HOST
+
+
+def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
+    """A few lines of plain text."""
+    info, layout = build.info, build.arena.layout
+    largest = build.largest
+    bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
+    forwards = "by as many forwards as the policy's draft length"
+    drafts = f"made inside the step, {forwards}"
+    if config.mode.ready:
+        drafts = "ready when a step ends: the smallest tier that serves them runs next"
+    elif config.mode.split:
+        drafts = f"made in front of the step, by executables of the drafter's own, {forwards}"
+    lines = {
+        "model": f"{info.name}, {info.num_layers} layers, vocabulary {info.vocab_size}, {info.dtype}, {info.device}",
+        "mode": f"{config.mode.name}: {config.mode.explain()}",
+        **({} if config.choice is None else {"auto": f"{config.choice.name}, since {config.choice.reason}"}),
+        "drafts": drafts,
+        "tiers": f"K in {engine.draft_lens}, each for {_list(engine.row_counts)} rows; "
+        f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
+        "engine": _engine(config, engine),
+        "policy": _policy(config, engine),
+        "acceptance": f"{config.rule.name}: {config.rule.explain()}",
+        **_saved(config, engine),
+        **_processors(config),
+        "on the host": _on_host(build),
+        "deterministic": _deterministic(config),
+        "backend": f"{config.backend.name}: {config.backend.reason}",
+        **_weights(build),
+        "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
+        **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
+        "bodies": bodies,
+        "passes": " -> ".join(largest.stages),
+        "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
+        f"{layout.max_batch} slots of {layout.max_len} tokens"
+        + (f" ({config.max_len_reason})" if config.max_len_reason else ""),
+        "capture check": f"largest logit difference {build.capture_difference:.2g}",
+        "built in": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.seconds.items()),
+    }
+    width = max(len(name) for name in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _weights(build: Build) -> dict[str, str]:
+    packs = build.packs
+    if packs.consumed is not None:
+        size = f"{len(packs)} of them in {packs.nbytes / 2**20:.1f} MiB"
+        return {"weights": f"consumed: {size}, which the model itself unpacks whenever it reads them"}
+    if not packs:
+        return {"weights": "the model's own, in one copy"}
+    # Tied weights are packed once.
+    own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
+    copy = f"{len(packs)} packed, a second copy of {packs.nbytes / 2**20:.1f} MiB beside the model's own {own:.1f} MiB"
+    saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if packs.form == "same" else ""
+    return {"weights": copy + saves}
+
+
+def _processors(config: BuildConfig) -> dict[str, str]:
+    names = ", ".join(processor.name for processor in config.logits_processors)
+    return {"logits processors": f"{names}: in every step, in front of temperature, top_k, ..."} if names else {}
+
+
+def _on_host(build: Build) -> str:
+    if build.captures is not None:
+        return f"prefix_allowed_tokens_fn before each token, without drafts; {' and '.join(CALLED_ON_HOST)} are refused"
+    names = ", ".join(("prefix_allowed_tokens_fn", *CALLED_ON_HOST))
+    return f"{names} of a request are called before each of its tokens, and it has no drafts; others keep theirs"
+
+
+def _saved(config: BuildConfig, engine: Engine) -> dict[str, str]:
+    if config.saved is None or engine.saver is None:
+        return {}
+    layers = ", ".join("the final norm" if layer == FINAL else str(layer) for layer in config.saved.layers)
+    writer = engine.saver.writer
+    told = f"of layers {layers} beside the final norm, to {writer.folder}; {len(writer.written)} records are there"
+    return {"hidden states": told}
+
+
+def _policy(config: BuildConfig, engine: Engine) -> str:
+    costs = engine.policies.costs
+    asks = isinstance(engine.policy, LearningPolicy) and engine.policy.uses_costs
+    told = [f"at first a step took {costs.told(1)} (one row)"] if asks and costs is not None else []
+    if len(engine.draft_lens) > 1 and not config.rule.text_invariant:
+        told.append(f"by {config.rule.name!r} text depends on the draft length, so the largest tier is the default")
+    return "; ".join([str(engine.policy), *told])
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(str(number) for number in numbers)
+
+
+def _engine(config: BuildConfig, engine: Engine) -> str:
+    tokens = engine.prefill_budget.tokens
+    budget = f"as many as keep a step within {LONGEST_WAIT:g} usual ones" if tokens is None else str(tokens)
+    along = f", {MIXED_TOKENS} of them along with a step" if tokens is None and config.mixes else ""
+    return (
+        f"{engine.arena.layout.max_batch} slots, at most {engine.options.max_waiting} waiting; "
+        f"prompt tokens between two steps: {budget}{along}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "
+        f"results are read {'one step late' if engine.late else 'when a step ends'}"
+    )
+
+
+def _deterministic(config: BuildConfig) -> str:
+    if config.one_shape:
+        return f"yes: every tier runs {[config.max_batch, config.width(0)]}, attention in blocks; proved at build"
+    if config.keeps_bits:
+        return "yes: no kernel's order of sums depends on what else is computed; proved at build"
+    return (
+        "no: logits may differ in the last bits between tiers (deterministic=True prevents it, at the cost of "
+        "running every tier at the widest one's shape)"
+    )
+
+
+def _kernels(build: Build) -> str:
+    if build.observed.route == "attention":
+        form = "packed" if build.packs.form == "same" else "rounded to int8 in groups of 64 and packed"
+        packed = f"{len(build.packs)} weights {form}, {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
+        by = "split over the cache" if build.info.device.type == "cuda" else "by SDPA, row by row"
+        return packed or f"attention {by} over live keys"
+    return f"the model's own attention, over a copy of each row's whole cache ({build.observed.reason})"

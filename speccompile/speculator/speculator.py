@@ -1,0 +1,329 @@
+"""What ``wrap`` returns: decode, swap tiers, look at everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast, overload
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from speccompile.compiler.build import saved_files
+from speccompile.compiler.package import check_savable, make_manifest, write_package
+from speccompile.errors import InvalidInput, InvalidOption
+from speccompile.graph.keys import Kind
+from speccompile.modes.auto import Auto
+from speccompile.runtime.check import CheckReport, Reference, check_texts
+from speccompile.runtime.collect import save_texts
+from speccompile.runtime.generate import generate
+from speccompile.runtime.inputs import read_count, read_prompt
+from speccompile.runtime.listener import Streamer
+from speccompile.runtime.policy_controller import Fixed, check_tier
+from speccompile.runtime.score_records import check_flag
+from speccompile.runtime.target import EosTokens
+from speccompile.speculator.model_interface import ModelInterface
+from speccompile.utils.numbers import python_numbers
+
+
+class Speculator(ModelInterface):
+    """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
+
+    # --- decoding --------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        return_dict_in_generate: Literal[True],
+        **options: Any,
+    ) -> GenerateDecoderOnlyOutput: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        return_dict_in_generate: Literal[False] | None = None,
+        **options: Any,
+    ) -> torch.Tensor: ...
+
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        max_new_tokens: int | None = None,
+        max_length: int | None = None,
+        eos_token_id: EosTokens = None,
+        pad_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        num_return_sequences: int | None = None,
+        num_draft_tokens: int | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        stopping_criteria: Any = None,
+        streamer: Streamer | None = None,
+        do_sample: bool | None = None,
+        seed: int | None = None,
+        return_dict_in_generate: bool | None = None,
+        output_scores: bool | None = None,
+        output_logits: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        record: bool = True,
+        **options: Any,
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
+
+        A thin layer over ``spec.engine``, beside whatever that runs: other threads may use both meanwhile.
+
+        Args:
+            input_ids: int64 ``[B, P]``, padded on the left. Rows beyond ``max_batch`` wait for a slot. None is the BOS
+                token alone.
+            attention_mask: ``[B, P]``, 0 at padding.
+            inputs: transformers' name for ``input_ids``.
+            generation_config: a ``GenerationConfig``. As in transformers, keywords take precedence over it, and fields
+                that it leaves at None are those of the model's generation_config.
+            max_new_tokens: most new tokens of a row; None: what the generation_config has (``max_new_tokens``, or
+                ``max_length``), else 128. A row also ends at ``max_len``, with a warning.
+            max_length: the same with the prompt included, where ``max_new_tokens`` is given nowhere.
+            eos_token_id: one or several ids that end a row; None takes those of the generation_config.
+            pad_token_id: what rows that end early are padded with; None takes generation_config's, else the first
+                EOS id.
+            bos_token_id: the prompt where there is no other; None takes generation_config's.
+            num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
+                transformers orders them. Without ``do_sample`` they are all alike. None is 1.
+            num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
+            stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
+            stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
+                ids and ``None`` for scores. With several rows each row has copies (``copy.deepcopy``; modules and
+                tokenizers are shared, and functions too), which are shown ``[B, P + new]`` with this row's tokens in
+                every line; element i of the answer counts for row i, and so does a bool.
+            streamer: a transformers streamer, for one row.
+            do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
+            seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The
+                same seed and options give the same text in any mode, at any tier, alone and among others. Greedy text
+                is the same with any.
+            return_dict_in_generate: return transformers' ``GenerateDecoderOnlyOutput`` (without a cache). This and the
+                two below are what the generation_config says where they are None.
+            output_scores, output_logits: with it, ``scores`` (behind all processors) and ``logits`` (the model's own):
+                for each new place float32 ``[B, V]``, 0 in rows that have ended, since no model ran there. They need
+                ``wrap(scores=True)``.
+            output_attentions, output_hidden_states: refused if True.
+            record: where hidden states are saved, whether those of these rows are.
+            options: of the sampling pipeline, as :meth:`Engine.submit` accepts them, and the other parameters of
+                transformers' ``generate`` at values that do nothing. Any other value is an error with the reason
+                (:mod:`speccompile.runtime.arguments`). None for an option switches it off, as in transformers.
+                ``logits_processor`` is called for each row by itself, with its ids as transformers shows them, padding
+                included. With one row these are the given objects; with several, each row has copies
+                (``copy.deepcopy``; modules and tokenizers are shared), so that processors that keep memory do not mix
+                the rows. A row is shown alone, ``[1, L]``: a processor that indexes rows finds each at 0. Functions
+                cannot be copied: one with memory needs a class, or ``engine.submit`` for each row.
+
+        Returns:
+            int64 ``[B, P + new]``, padded as transformers pads; or the output that has it as ``sequences``.
+
+        Raises:
+            UserError: see the classes in ``speccompile.errors``.
+        """
+        engine, target = self._open()
+        if inputs is not None and input_ids is not None:
+            raise InvalidInput(name="inputs", reason="input_ids is given too; give one of them")
+        return generate(
+            engine,
+            target,
+            inputs if input_ids is None else input_ids,
+            attention_mask,
+            generation_config=generation_config,
+            lengths_and_ends={
+                "max_new_tokens": max_new_tokens,
+                "max_length": max_length,
+                "eos_token_id": eos_token_id,
+                "pad_token_id": pad_token_id,
+                "bos_token_id": bos_token_id,
+                "num_return_sequences": num_return_sequences,
+                "stop_strings": stop_strings,
+            },
+            num_draft_tokens=num_draft_tokens,
+            tokenizer=tokenizer,
+            stopping_criteria=stopping_criteria,
+            streamer=streamer,
+            do_sample=do_sample,
+            seed=seed,
+            outputs={
+                "return_dict_in_generate": return_dict_in_generate,
+                "output_scores": output_scores,
+                "output_logits": output_logits,
+                "output_attentions": output_attentions,
+                "output_hidden_states": output_hidden_states,
+            },
+            record=record,
+            options=options,
+        )
+
+    def check(
+        self,
+        prompts: Sequence[Sequence[int] | torch.Tensor] | torch.Tensor,
+        *,
+        max_new_tokens: int = 64,
+        eos_token_id: EosTokens = None,
+        reference: Reference = "transformers",
+    ) -> CheckReport:
+        """Decode ``prompts`` (token ids each) and compare with plain decoding.
+
+        Args:
+            reference: ``transformers`` is the model's own greedy ``generate``, ``plain`` this speculator's K=0 tier.
+
+        Returns:
+            Equal or not, and for each difference its place and the logit change that explains it. With
+            ``weights="int8"`` also how much rounding alone changes there: no two forwards of such a model agree in
+            more, while ``plain`` has to be equal always.
+        """
+        engine, target = self._open()
+        if reference not in ("transformers", "plain"):
+            raise InvalidOption(
+                where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"
+            )
+        max_new_tokens = read_count("check", "max_new_tokens", max_new_tokens)
+        target.check()
+        eos = target.eos(eos_token_id)
+        token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
+        return check_texts(engine, target, token_ids, max_new_tokens, eos, reference)
+
+    def save_hidden_states(
+        self,
+        texts: Sequence[Sequence[int] | torch.Tensor],
+        *,
+        ids: Sequence[str | None] | None = None,
+        loss_masks: Sequence[Sequence[int]] | None = None,
+        max_new_tokens: int = 1,
+        do_sample: bool | None = None,
+        seed: int | None = None,
+        progress: bool = True,
+        **options: Any,
+    ) -> None:
+        """Save the hidden states of many texts, and, with ``max_new_tokens`` above 1, of what the model writes behind
+        them. Texts of which there are records already are passed over, so that one goes on where a killed process has
+        stopped. Returns when all are on the disk.
+
+        Args:
+            texts: token ids each.
+            ids: of their records; None is a digest of the text, and equal ones make one record.
+            loss_masks: for each text a 0 or 1 for each of its tokens; None is all 1 where nothing is written behind
+                them, else all 0.
+            max_new_tokens: most new tokens. Of the last one there are no hidden states, so 1 saves the texts alone.
+            do_sample, seed, options: as :meth:`generate` has them; text i draws as ``seed + i`` does.
+            progress: show a bar on stderr, if that is a terminal.
+
+        Raises:
+            InvalidOption: the wrap does not save hidden states.
+            RecordsNotWritten: the disk does not take them.
+            UserError: an argument is not valid.
+            RequestFailed: a text could not be read; the records of others are kept.
+        """
+        engine, target = self._open()
+        save_texts(
+            engine,
+            target,
+            self.hidden_states,
+            texts,
+            ids=ids,
+            loss_masks=loss_masks,
+            max_new_tokens=max_new_tokens,
+            do_sample=do_sample,
+            seed=seed,
+            progress=progress,
+            options=options,
+        )
+
+    def set_tier(self, draft_len: int) -> None:
+        """Use draft length ``draft_len`` from the next step on; allowed at any time, also while decoding.
+
+        Raises:
+            UnknownTier: no tier of that draft length was built.
+        """
+        engine, _ = self._open()
+        draft_len = python_numbers(draft_len)
+        check_tier(draft_len, engine.draft_lens)
+        engine.policy = Fixed(draft_len)
+
+    @contextlib.contextmanager
+    def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write what each step is offered, accepts and takes to ``path``, JSON lines, while in the ``with``: for
+        ``speccompile policy-lab``. Record with ``policy="fixed:K"`` of the largest tier: what a smaller one had no room
+        for is not known.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        engine, _ = self._open()
+        engine.policies.record(path)
+        try:
+            yield
+        finally:
+            engine.policies.end_record()
+
+    def prepare(self, *, sampling: bool = False, mixed: bool = False) -> None:
+        """Build now what the first request that needs it would wait for.
+
+        Args:
+            sampling: tiers that draw tokens, for requests with ``do_sample`` or a processor.
+            mixed: tiers that read the prompts of requests submitted to the engine along with its steps; with
+                ``sampling`` those that draw tokens too.
+
+        Raises:
+            InvalidOption: one of them is not True or False.
+            Closed: the speculator was closed.
+        """
+        check_flag("prepare", "sampling", sampling)
+        check_flag("prepare", "mixed", mixed)
+        engine, _ = self._open()
+        kinds: set[Kind] = {self._config.kind, "sampled"} if sampling else {self._config.kind}
+        for kind in sorted(kinds):
+            engine.prepare_in_turn(kind, watched=mixed)
+
+    # --- keeping ---------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a package to ``path``, one file, whole or not at all; :func:`speccompile.load` reads it.
+
+        It holds the options given to ``wrap``, the captured graph, the steps built so far, and what Inductor made of
+        the decoder layers, machine code included (which is compiled once more for it, some 20 s). It holds no weights
+        and no requests. See :mod:`speccompile.compiler.package`.
+
+        Raises:
+            CannotSave: an option of ``wrap`` is code of your own (a logits processor, a policy, an acceptance rule), or
+                the model has hooks, or its weights were consumed. Nothing was compiled then.
+            LoweringError: Inductor's caches are off, so that it leaves nothing to save, or it cannot compile.
+            OSError: ``path`` cannot be written.
+        """
+        engine, target = self._open()
+        assert self._build is not None
+        # What "auto" took: steps and bodies are made for that one.
+        given = {**self._given, "backend": self._config.backend.name}
+        if (choice := self._config.choice) is not None:
+            kept = {name: value for name, value in given.items() if name not in Auto.options}
+            given = {**kept, "mode": choice.name, **choice.options}
+        path = Path(path)
+        check_savable(path, target.model, given)
+        files = saved_files(
+            target.model,
+            self._build,
+            self._config.backend,
+            [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()],
+        )
+        write_package(path, make_manifest(target.model, given, files), files)
+
+
+# Pipelines log an error for a class that transformers does not know to be a causal LM.
+cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING).register(Speculator, Speculator, exist_ok=True)

@@ -1,0 +1,13 @@
+"""The model families that transformers can make, each as a model small enough for a test."""
+
+from speccompile.tools.families.family import Family, causal_lm_families, find_families
+from speccompile.tools.families.tiny import tiny_model
+from speccompile.tools.families.tiny_config import tiny_config
+
+__all__ = [
+    "Family",
+    "causal_lm_families",
+    "find_families",
+    "tiny_config",
+    "tiny_model",
+]

@@ -1,0 +1,164 @@
+"""Replays texts against a policy, in simulated time."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, Row, Upcoming, start
+from speccompile.policies.costs import CostTable
+from speccompile.tools.policy_lab.texts import Text
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulated run did.
+
+    Args:
+        residency: steps by draft length.
+        timeline: of each step, when it ended and its draft length.
+    """
+
+    policy: str
+    tokens: int
+    milliseconds: float
+    residency: dict[int, int]
+    timeline: list[tuple[float, int, int]] = field(repr=False)
+
+    @property
+    def steps(self) -> int:
+        return len(self.timeline)
+
+    @property
+    def speed(self) -> float:
+        """Tokens in a millisecond."""
+        return self.tokens / self.milliseconds
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean emitted tokens of a step, over all its rows."""
+        return self.tokens / self.steps
+
+
+class Oracle:
+    """Knows every text's true chances, and nothing of its dice. Also a chooser."""
+
+    def __init__(self, texts: Sequence[Text], ladder: Ladder, costs: CostTable) -> None:
+        self._texts, self._ladder, self._costs = texts, ladder, costs
+
+    def __str__(self) -> str:
+        return "oracle"
+
+    def choose(self, upcoming: Upcoming) -> int:
+        rows, context = upcoming.rows, _mean_context(upcoming.rows)
+
+        def speed(draft_len: int) -> float:
+            emitted = 0.0
+            for row in rows:
+                text, chance = self._texts[row.request], 1.0
+                emitted += 1.0
+                for share in text.chances(row.context - text.prompt, min(draft_len, row.draft_len)):
+                    chance *= share
+                    emitted += chance
+            return emitted / self._costs.ms(len(rows), draft_len, context)
+
+        return max(self._ladder.draft_lens, key=lambda draft_len: (speed(draft_len), -draft_len))
+
+    def note(self, done: Done) -> None:
+        """It knows already."""
+
+
+def simulate(
+    policy: AnyPolicy,
+    texts: Sequence[Text],
+    ladder: Ladder,
+    costs: CostTable,
+    *,
+    max_rows: int = 8,
+    late: bool = False,
+    ready: bool = True,
+) -> Outcome:
+    """Run all texts, at most ``max_rows`` at a time, each step taking what ``costs`` says.
+
+    Args:
+        ladder: its own costs are what the policy believes.
+        late: the policy is told of a step when the next one has been chosen.
+        ready: the smallest tier runs that has room for what the drafter has; else the one that was chosen.
+    """
+    return run(start(policy, ladder), str(policy), texts, ladder, costs, max_rows=max_rows, late=late, ready=ready)
+
+
+def oracle(
+    texts: Sequence[Text], ladder: Ladder, costs: CostTable, *, max_rows: int = 8, ready: bool = True
+) -> Outcome:
+    """What one who knows the phases would reach."""
+    chooser = Oracle(texts, ladder, costs)
+    return run(chooser, "oracle", texts, ladder, costs, max_rows=max_rows, late=False, ready=ready)
+
+
+def run(
+    chooser: Chooser,
+    name: str,
+    texts: Sequence[Text],
+    ladder: Ladder,
+    costs: CostTable,
+    *,
+    max_rows: int,
+    late: bool,
+    ready: bool,
+) -> Outcome:
+    waiting = deque(range(len(texts)))
+    at = [0] * len(texts)
+    live: list[int] = []
+    unread: deque[Done] = deque()
+    now, tokens, residency = 0.0, 0, Counter[int]()
+    timeline: list[tuple[float, int, int]] = []
+    while True:
+        while waiting and len(live) < max_rows:
+            live.append(waiting.popleft())
+        if not live:
+            break
+        rows = tuple(_row(texts[index], index, at[index], ladder.largest) for index in live)
+        draft_len = chooser.choose(Upcoming(rows, len(unread)))
+        if ready:
+            draft_len = ladder.serving(draft_len, max(row.draft_len for row in rows))
+        done = _step(texts, rows, draft_len, costs)
+        now += done.milliseconds or 0.0
+        tokens += sum(done.emitted)
+        residency[draft_len] += 1
+        timeline.append((now, draft_len, sum(done.emitted)))
+        for index, emitted in zip(live, done.emitted, strict=True):
+            at[index] += emitted
+        live = [index for index in live if at[index] < texts[index].length]
+        unread.append(done)
+        while len(unread) > late:
+            chooser.note(unread.popleft())
+    return Outcome(name, tokens, now, dict(sorted(residency.items())), timeline)
+
+
+def _row(text: Text, index: int, position: int, longest: int) -> Row:
+    count = text.offered(position, min(longest, text.length - position - 1))
+    return Row(index, text.prompt + position, count, text.scores(position, count))
+
+
+def _step(texts: Sequence[Text], rows: Sequence[Row], draft_len: int, costs: CostTable) -> Done:
+    proposed = tuple(min(draft_len, row.draft_len) for row in rows)
+    accepted = tuple(
+        texts[row.request].accepted(row.context - texts[row.request].prompt, count)
+        for row, count in zip(rows, proposed, strict=True)
+    )
+    return Done(
+        draft_len,
+        tuple(row.request for row in rows),
+        tuple(row.context for row in rows),
+        proposed,
+        accepted,
+        tuple(a + 1 for a in accepted),
+        tuple(row.scores[:count] for row, count in zip(rows, proposed, strict=True)),
+        costs.ms(len(rows), draft_len, _mean_context(rows)),
+    )
+
+
+def _mean_context(rows: Sequence[Row]) -> float:
+    return sum(row.context for row in rows) / len(rows)

@@ -1,0 +1,108 @@
+"""Traces that were made up: texts whose drafts are right with known chances."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from speccompile.tools.policy_lab.texts import Text
+
+
+@dataclass(frozen=True)
+class SyntheticText:
+    """Draft j of a step at position p is right if ``dice[p + j - 1]`` is below
+    ``levels[p + j - 1] * fading ** (j - 1)``: what is right does not depend on where steps begin but for ``fading``, by
+    which later drafts are worse.
+
+    Args:
+        levels: by position, the chance of a first draft.
+        has: by position, whether the drafter has anything.
+        scored: the drafter tells these chances.
+    """
+
+    levels: Sequence[float]
+    dice: Sequence[float]
+    fading: float = 0.95
+    has: Sequence[bool] = ()
+    scored: bool = False
+    prompt: int = 100
+
+    @property
+    def length(self) -> int:
+        return len(self.levels)
+
+    def offered(self, position: int, most: int) -> int:
+        return most if not self.has or self.has[position] else 0
+
+    def scores(self, position: int, count: int) -> tuple[float, ...]:
+        return tuple(itertools.accumulate(self.chances(position, count), float.__mul__)) if self.scored else ()
+
+    def accepted(self, position: int, count: int) -> int:
+        right = 0
+        for chance, die in zip(self.chances(position, count), self.dice[position : position + count], strict=False):
+            if die >= chance:
+                break
+            right += 1
+        return right
+
+    def chances(self, position: int, count: int) -> list[float]:
+        ahead = self.levels[position : position + count]
+        return [level * self.fading**place for place, level in enumerate(ahead)]
+
+
+def _made(levels: Sequence[float], rng: random.Random, fading: float = 0.95) -> SyntheticText:
+    return SyntheticText(levels, [rng.random() for _ in levels], fading)
+
+
+def constant(rng: random.Random, level: float, requests: int = 1, tokens: int = 3000) -> list[Text]:
+    return [_made([level] * tokens, rng) for _ in range(requests)]
+
+
+def phases(rng: random.Random, low: float = 0.05, high: float = 0.92, requests: int = 1) -> list[Text]:
+    """Low, high, low; each phase is at least 200 steps of the tier that fits it."""
+    levels = [low] * 400 + [high] * 2400 + [low] * 400
+    return [_made(levels, rng, 0.99) for _ in range(requests)]
+
+
+def mixture(rng: random.Random, requests: int = 96, tokens: int = 150) -> list[Text]:
+    """Requests of levels of their own, more than there is room for: how fast they go, not who goes last, counts."""
+    return [_made([rng.choice((0.05, 0.3, 0.6, 0.9))] * tokens, rng) for _ in range(requests)]
+
+
+def drift(rng: random.Random, requests: int = 1, tokens: int = 4000) -> list[Text]:
+    """The level rises and falls slowly."""
+    shift = rng.random()
+    levels = [0.5 + 0.45 * math.sin(2 * math.pi * (shift + place / 2000)) for place in range(tokens)]
+    return [_made(levels, rng) for _ in range(requests)]
+
+
+def sparse(rng: random.Random, requests: int = 1, tokens: int = 3000) -> list[Text]:
+    """As prompt lookup: often nothing is found, and what is found is good."""
+    texts: list[Text] = []
+    for _ in range(requests):
+        has = [found for _ in range(tokens // 20) for found in [rng.random() < 0.4] * 20]
+        levels = [0.85 if found else 0.1 for found in has]
+        texts.append(SyntheticText(levels, [rng.random() for _ in levels], has=has))
+    return texts
+
+
+#: By name. Each takes a generator of random numbers.
+TRACES: dict[str, Callable[[random.Random], list[Text]]] = {
+    "never": lambda rng: constant(rng, 0.02),
+    "seldom": lambda rng: constant(rng, 0.25),
+    "half": lambda rng: constant(rng, 0.5),
+    "often": lambda rng: constant(rng, 0.8),
+    "always": lambda rng: constant(rng, 0.97),
+    "phases": phases,
+    "mixture": mixture,
+    "drift": drift,
+    "sparse": sparse,
+}
+
+
+def synthetic_texts(name: str, seed: int = 0) -> list[Text]:
+    """One of :data:`TRACES`."""
+    return TRACES[name](random.Random(f"{name} {seed}"))

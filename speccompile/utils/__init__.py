@@ -1,0 +1,1 @@
+"""What knows nothing of step graphs: files, locks, threads, memory, versions of the machine."""

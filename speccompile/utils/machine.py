@@ -1,0 +1,41 @@
+"""What compiled code depends on besides what was compiled."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+import torch._inductor.config as inductor_config
+
+from speccompile.utils.instruction_sets import instruction_sets
+from speccompile.utils.storage import digest
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """Names and values; code that was compiled where one of them differs may be slow, wrong, or not run at all."""
+    if device.type == "cpu":
+        # They change Inductor's settings for a moment.
+        instruction_sets().join()
+    known = {
+        "processor": platform.machine(),
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "instruction sets": _instruction_sets(),
+        "torch threads": str(torch.get_num_threads()),
+        "torch default dtype": str(torch.get_default_dtype()),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "Inductor settings": digest(repr(sorted(inductor_config.save_config_portable().items())))[:16],
+    }
+    if device.type == "cuda":
+        known["GPU"] = torch.cuda.get_device_name(device)
+    return known
+
+
+def _instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    # Inductor compiles for the very CPU; torch's own capability is but a class of CPUs.
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            name, _, flags = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return digest(" ".join(sorted(flags.split())))[:16]
+    return platform.processor()

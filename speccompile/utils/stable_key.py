@@ -1,0 +1,48 @@
+"""Values as text that is equal for those that behave alike, in this process and in any other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping
+from types import FunctionType, MethodType
+from typing import Any
+
+
+class NoStableKey(Exception):
+    """A value that :func:`stable_key` has no form for."""
+
+
+def stable_key(value: Any) -> Any:
+    """JSON that is equal for values that behave alike, in this process and in any other.
+
+    Raises:
+        NoStableKey: there is no such form, or code from outside of this package is part of it, which reads whatever
+            it likes.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return [stable_key(item) for item in value]
+    if isinstance(value, Mapping):
+        return [[stable_key(key), stable_key(item)] for key, item in value.items()]
+    if isinstance(value, functools.partial):
+        return [stable_key(value.func), stable_key(value.args), stable_key(value.keywords)]
+    if isinstance(value, MethodType):
+        return [stable_key(value.__self__), stable_key(value.__func__)]
+    if isinstance(value, FunctionType):
+        if value.__closure__ is not None:
+            raise NoStableKey(value)
+        return _named(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = [stable_key(getattr(value, item.name)) for item in dataclasses.fields(value)]
+        return [_named(type(value)), held]
+    raise NoStableKey(value)
+
+
+def _named(code: type | FunctionType) -> str:
+    own = inspect.getmodule(code)
+    if own is None or own.__name__.partition(".")[0] != __name__.partition(".")[0]:
+        raise NoStableKey(code)
+    return f"{own.__name__}.{code.__qualname__}"

@@ -1,0 +1,162 @@
+"""What need not be made twice, by name: files of the cache folder, or what a package brought along."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from speccompile.errors import Degraded
+from speccompile.utils.paths import cache_dir
+from speccompile.utils.warn import warn_caller
+
+FOLDERS = ("captures", "compiled", "steps")
+#: How long a file stays that nobody reads.
+KEPT_SECONDS = 60 * 24 * 3600
+#: How long the folder is left alone once it was looked through: thousands of files take longer than a small model.
+LEFT_ALONE_SECONDS = 24 * 3600
+
+
+class Storage(Protocol):
+    """Names are paths with slashes, and hold a hash of all that the content depends on: nothing is ever replaced by
+    something that means something else."""
+
+    def read(self, name: str) -> bytes | None:
+        """What is stored, or None when there is nothing or it is damaged."""
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """Files in :func:`~speccompile.utils.paths.cache_dir`, each with its checksum. It may be deleted at any time."""
+
+    def path(self, name: str) -> Path:
+        return cache_dir() / name
+
+    def read(self, name: str) -> bytes | None:
+        spare = known_spare()
+        data = _read(self.path(name))
+        return _read(spare / name) if data is None and spare is not None else data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store ``data``, whole or not at all: in :func:`spare_dir` if the folder cannot be written."""
+        try:
+            _write(self.path(name), data)
+        except OSError as error:
+            spare = spare_dir(cache_dir(), error)
+            if spare is not None:
+                # A full disk costs the next wrap, not this one.
+                with contextlib.suppress(OSError):
+                    _write(spare / name, data)
+
+    def drop_unread(self) -> None:
+        """Delete what was not read for long: every version of a model, an option or this package leaves files."""
+        now, mark = time.time(), self.path("looked-through")
+        with contextlib.suppress(OSError):
+            # A mark of the future is of a clock that was wrong.
+            if 0 <= now - mark.stat().st_mtime < LEFT_ALONE_SECONDS:
+                return
+        try:
+            mark.touch()
+        except OSError:
+            # There is no folder, or nothing in it can be deleted either.
+            return
+        oldest = now - KEPT_SECONDS
+        for path in (path for folder in FOLDERS for path in self.path(folder).glob("*.*")):
+            # Another process may be at it, and a folder that cannot be written keeps what it has.
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        checksum, _, data = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if checksum != digest(data).encode():
+        return None
+    # That it was read is what keeps it, where it can be deleted at all.
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder, path.name)
+        whole.write_bytes(digest(data).encode() + b"\n" + data)
+        os.replace(whole, path)
+
+
+_spare: list[Path] = []
+
+
+def known_spare() -> Path | None:
+    """:func:`spare_dir`, if this process has needed it."""
+    return _spare[0] if _spare else None
+
+
+def spare_dir(folder: Path, error: OSError) -> Path | None:
+    """A folder that lives as long as this process, in the place of the cache ``folder``, which cannot be written; None
+    if there can be none. The first call warns."""
+    if not _spare:
+        warn_caller(
+            f"the cache folder {folder} cannot be written ({error.strerror}), so what is built lasts as long as this "
+            "process, and every other one builds it again. Set SPECCOMPILE_CACHE to a folder that can be written, or "
+            "to one that was filled by the same wrap",
+            Degraded,
+        )
+        try:
+            _spare.append(Path(tempfile.mkdtemp(prefix="speccompile-")))
+        except OSError:
+            return None
+        # A forked child that ends must not take it away.
+        atexit.register(_remove, _spare[0], os.getpid())
+    return _spare[0]
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class PackageStorage:
+    """Files of a package, and behind them the cache folder."""
+
+    files: Mapping[str, bytes] = field(repr=False)
+    behind: CacheFolder = field(default_factory=CacheFolder)
+
+    def read(self, name: str) -> bytes | None:
+        return self.files[name] if name in self.files else self.behind.read(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        self.behind.write(name, data)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What is to be put into a package."""
+
+    files: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def read(self, name: str) -> bytes | None:
+        return self.files.get(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        self.files[name] = data
+
+
+def digest(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()

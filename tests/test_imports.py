@@ -1,0 +1,97 @@
+"""Rooms of the package import one another in one direction, as ``docs/architecture.md`` draws it."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "speccompile"
+
+#: Each room and those that it may import. Every room may import ``errors`` and ``utils``.
+ALLOWED = {
+    "errors": "",
+    "utils": "",
+    "ops": "",
+    "graph": "ops",
+    "guides": "",
+    "sampling": "graph ops guides",
+    "graph_capture": "graph ops",
+    "passes": "graph ops sampling graph_capture",
+    "hidden_states": "graph graph_capture passes",
+    "acceptance": "graph ops graph_capture passes",
+    "policies": "",
+    "pretrained": "",
+    "modes": "graph ops sampling graph_capture passes hidden_states pretrained",
+    "heads": "modes passes",
+    "lowering": "graph ops sampling graph_capture",
+    "runtime": "graph ops sampling graph_capture hidden_states acceptance policies modes lowering",
+    "compiler": ("graph ops sampling graph_capture passes hidden_states acceptance policies modes lowering runtime"),
+    "speculator": "graph ops sampling passes hidden_states policies modes lowering runtime compiler",
+    "wrapping": "ops sampling graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
+    "__init__": "guides acceptance hidden_states policies pretrained modes heads speculator wrapping",
+    "tools": "__init__ graph_capture policies modes runtime",
+    "cli": "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator tools",
+    "__main__": "cli",
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports_of(path: Path, modules: frozenset[str]) -> list[tuple[int, str]]:
+    """Lines and modules of this package that a file imports, inside of functions too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == ROOT.name:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.append((node.lineno, whole if whole in modules else str(node.module)))
+        elif isinstance(node, ast.Import):
+            found += [(node.lineno, a.name) for a in node.names if a.name.partition(".")[0] == ROOT.name]
+    return found
+
+
+def test_no_room_imports_one_above_it() -> None:
+    files = {module_of(path): path for path in ROOT.rglob("*.py")}
+    modules = frozenset(files)
+    wrong = []
+    for module, path in files.items():
+        own = room_of(module)
+        allowed = {own, "errors", "utils", *ALLOWED[own].split()}
+        wrong += [
+            f"{path.relative_to(ROOT.parent)}:{line}: {own} imports {imported}"
+            for line, imported in imports_of(path, modules)
+            if room_of(imported) not in allowed
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_allowed_directions_have_no_circle() -> None:
+    rooms = {own: {"errors", "utils", *above.split()} - {own} for own, above in ALLOWED.items()}
+    rooms["utils"] = {"errors"}
+    rooms["errors"] = set()
+    assert set(TopologicalSorter(rooms).static_order()) == set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "line", ["import speccompile.cli", "from speccompile import cli", "from speccompile.cli import app"]
+)
+def test_every_form_of_an_import_is_seen(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(f"def late():\n    {line}\n")
+    seen = imports_of(file, frozenset({"speccompile", "speccompile.cli"}))
+    assert [(number, room_of(name)) for number, name in seen] == [(2, "cli")]
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {path.name if path.is_dir() else path.stem for path in ROOT.iterdir() if path.suffix in ("", ".py")}
+    assert rooms - {"__pycache__"} == set(ALLOWED)
