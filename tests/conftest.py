@@ -15,7 +15,7 @@ from speccompile import pretrained
 from speccompile.lowering.tier import Tier
 
 # Modules of helpers explain a failed assertion as test files do.
-pytest.register_assert_rewrite("engines", "known_texts", "packed_models", "play", "tiny")
+pytest.register_assert_rewrite("support")
 
 # Machines are shared: how long an example takes says nothing about it.
 settings.register_profile("shared machine", deadline=None)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import admitted, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.graph.printing import load_python, to_python
 from speccompile.runtime.request import Request
+from support.tiny import admitted, random_prompt, tiny_llama
 
 VOCAB = 128
 TIERS = (0, 1, 3, 7)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-from tiny import tiny_llama
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import ModelChanged, ModelInTraining, UnsupportedModel
+from support.tiny import tiny_llama
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 NEW = 10

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from engines import always_mixes
-from tiny import admitted, cancel_all, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -19,6 +17,8 @@ from speccompile import Speculator
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import B, E, K, Layout, N, S, StateSpec, core_state, resolve_layout
 from speccompile.lowering.tier import Tier
+from support.engines import always_mixes
+from support.tiny import admitted, cancel_all, tiny_llama
 
 TIERS = (0, 1, 3, 7)
 CPU = torch.device("cpu")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -18,6 +17,7 @@ from speccompile.graph_capture.attention import ROUTES, Route, Running, captured
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support.tiny import tiny_llama
 
 SLOTS, PLACES, HEADS, GROUPS, DIM, VALUE = 3, 16, 4, 2, 8, 6
 # Rows at positions of their own, in slots out of order.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import captured, tiny_llama
 from torch import fx, nn
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import verify
 from speccompile.passes.target.bound_positions import BoundPositions
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support.tiny import captured, tiny_llama
 
 aten = torch.ops.aten
 PLACES = 136

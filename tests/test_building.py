@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -27,6 +26,7 @@ from speccompile.runtime.engine import Engine
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.tracer_isolation import exported_alone, module_twin, silenced, traced_alone
+from support.tiny import greedy, random_prompt, tiny_llama
 
 PROMPT = random_prompt(9, seed=1)
 IDS = torch.tensor([PROMPT])

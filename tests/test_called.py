@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny import tiny_llama
 
 import speccompile
 from speccompile.acceptance import Relaxed
@@ -14,6 +13,7 @@ from speccompile.lowering import kernel_list as called
 from speccompile.lowering.kernel_list import DRAFTER, KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 LAYERS = 2
 ATTENTION = ["partial_attention", "combine_attention"]

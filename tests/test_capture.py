@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Captured, captured, tiny_llama
 from torch import fx
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -15,6 +14,7 @@ import speccompile
 from speccompile.errors import UnsupportedModel
 from speccompile.graph.step_graph import StepGraph
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support.tiny import Captured, captured, tiny_llama
 
 SLOTS, PLACES = 3, 68  # of max_batch=2, max_len=64 and a widest step of 4
 

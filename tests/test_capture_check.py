@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from tiny import Captured, tiny_llama
 from torch import fx
 from transformers import PreTrainedModel
 from transformers.models.llama import modeling_llama
@@ -24,6 +22,8 @@ from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.masks import Mask
 from speccompile.lowering.backends import Eager
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support import tiny
+from support.tiny import Captured, tiny_llama
 
 Run = Callable[..., Any]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import greedy, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -17,6 +16,7 @@ from speccompile import Speculator
 from speccompile.lowering.tier import Tier
 from speccompile.passes.step import greedy_accept
 from speccompile.runtime.check import END, Difference, first_difference
+from support.tiny import greedy, tiny_llama
 
 VOCAB = 128
 MAX_LEN = 96

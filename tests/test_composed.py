@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -16,6 +15,7 @@ from speccompile import modes
 from speccompile.errors import InvalidOption, UnknownMode, UnknownOption
 from speccompile.modes import ReadyMode, registry
 from speccompile.modes.composed import Composed
+from support.tiny import greedy, random_prompt, tiny_llama
 
 
 @dataclass(frozen=True)

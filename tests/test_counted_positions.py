@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_families import greedy, model_of, periodic, speculative
-from tiny import captured
 from torch import fx
 
 import speccompile
@@ -13,6 +11,8 @@ from speccompile.errors import CaptureMismatch
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture import capture as capture_module
 from speccompile.graph_capture.counted_positions import lookup, own_positions
+from support.families import greedy, model_of, periodic, speculative
+from support.tiny import captured
 
 # Learned positions behind an offset, sines in a table, and a look-up by indexing.
 FAMILIES = ("bart", "marian", "whisper")

@@ -7,12 +7,12 @@ import json
 
 import pytest
 import torch
-from test_finished import OwnMode
 
 from speccompile.acceptance.typical import likely_enough
 from speccompile.modes.ngram import NGram
 from speccompile.passes.step.verify_inputs import VerifyInputs
 from speccompile.utils.stable_key import NoStableKey, stable_key
+from support.own_mode import OwnMode
 
 
 def test_what_describes_a_pass() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 
 import speccompile
 from speccompile.compiler.determinism import everywhere, prove_deterministic
@@ -15,6 +14,7 @@ from speccompile.errors import DeterministicUnavailable
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.backends import Eager
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 Run = Callable[..., Any]
 

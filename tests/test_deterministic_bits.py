@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from benchmarks.exactness import text_and_logits
-from tests.tiny import tiny_llama
+from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
 

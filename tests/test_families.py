@@ -6,19 +6,10 @@ import random
 from collections.abc import Iterator
 
 import pytest
-import torch
-from dice import Dice
-from transformers import PreTrainedModel
 
 import speccompile
-from speccompile import Speculator
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
-
-TIERS = (0, 3)
-NEW_TOKENS = 24
-WINDOW = 8
-# The executable of four rows runs three as well. Below 64 tokens there is one chunk width less to make.
-SIZES = {"max_batch": 4, "max_len": 38 + NEW_TOKENS, "backend": "eager"}
+from support.dice import Dice
+from support.families import SIZES, TIERS, assert_texts, model_of, periodic
 
 # By the attention op, unless it says otherwise.
 ROUTES = {
@@ -50,41 +41,12 @@ ROUTES = {
 DIFFERENT = ("gemma2", "mixtral", "bloom")
 
 
-def model_of(name: str, **options: object) -> PreTrainedModel:
-    """The tiny random model of a family, with windows of ``WINDOW``."""
-    family = next(family for family in causal_lm_families() if family.name == name)
-    return tiny_model(family, window=WINDOW, **options)  # type: ignore[arg-type]
-
-
-def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    """transformers' own continuation."""
-    ids = torch.tensor([prompt])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
-    return out[0, len(prompt) :].tolist()
-
-
-def speculative(spec: Speculator, prompts: list[list[int]]) -> list[list[int]]:
-    """The continuations of a batch that is padded on the left."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return spec.generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS)[:, longest:].tolist()
-
-
-def assert_texts(spec: Speculator, model: PreTrainedModel, prompts: list[list[int]]) -> None:
-    assert speculative(spec, prompts) == [greedy(model, prompt) for prompt in prompts]
-
-
 def batches(seed: int) -> Iterator[list[list[int]]]:
     """Ragged batches of 1 to 3 rows. Texts outgrow the windows; a small alphabet makes the drafter propose."""
     rng = random.Random(seed)
     for rows in range(1, 4):
         alphabets = [rng.sample(range(5, 120), rng.choice([3, 6, 60])) for _ in range(rows)]
         yield [rng.choices(alphabet, k=rng.choice([1, 2, 9, 17, 33, 38])) for alphabet in alphabets]
-
-
-def periodic(seed: int) -> list[int]:
-    return random.Random(seed).sample(range(5, 120), 6) * 7
 
 
 @pytest.mark.parametrize("name", ROUTES)

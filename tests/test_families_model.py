@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_families import NEW_TOKENS, SIZES, TIERS, assert_texts, greedy, model_of, periodic, speculative
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -17,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 import speccompile
 from speccompile import Speculator
 from speccompile.tools.families.tiny import Family, tiny_model
+from support.families import NEW_TOKENS, SIZES, TIERS, assert_texts, greedy, model_of, periodic, speculative
 
 
 def wrap(model: PreTrainedModel, **options: Any) -> Speculator:

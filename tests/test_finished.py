@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import BatchEncoding, LlamaForCausalLM
 
 import speccompile
 from speccompile.compiler import step_store as finished
 from speccompile.errors import Degraded, PassError
 from speccompile.graph.printing import to_python
-from speccompile.modes.ngram import NGram
 from speccompile.passes.pipeline import Pipeline
 from speccompile.utils import sources
 from speccompile.utils.storage import CacheFolder, digest
+from support.own_mode import OwnMode
+from support.tiny import greedy, random_prompt, tiny_llama
 
 MODEL = "the captured model"
 
@@ -211,11 +210,6 @@ def test_a_folder_that_cannot_be_written_is_told(
 
 
 # --- what has no key -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OwnMode(NGram):
-    name: ClassVar[str] = "own"
 
 
 def test_code_from_outside_is_run_every_time(

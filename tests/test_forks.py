@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import CannotCopy, Closed, ForkedSpeculator
 from speccompile.hidden_states import SaveHiddenStates
 from speccompile.utils.build_lock import one_build
+from support.tiny import greedy, random_prompt, tiny_llama
 
 PROMPT = random_prompt(9, seed=1)
 NEW = 12

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidInput, OutputTruncated, TooManyEosTokens
+from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7

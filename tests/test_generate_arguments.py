@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList, MaxLengthCriteria
 
 import speccompile
@@ -16,6 +15,7 @@ from speccompile import Speculator
 from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
 from speccompile.runtime.arguments import HEEDED, IGNORED, REFUSED
 from speccompile.sampling import OPTIONS
+from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import greedy, tiny_llama
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from transformers import LlamaForCausalLM
@@ -23,6 +22,7 @@ from speccompile.graph_capture.guards import ModelGuard, altering, own_code, pla
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.utils.storage import CacheFolder
+from support.tiny import greedy, tiny_llama
 
 PROMPT = [3, 1, 4, 1, 5]
 NEW = 8

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from torch._inductor import CompiledArtifact
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 from transformers import LlamaForCausalLM
@@ -20,6 +19,7 @@ from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import inductor
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 4), (3, 7), (1, 32), (2, 33)]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 
 import speccompile
 from speccompile.lowering import kernels
 from speccompile.lowering.kernels import Kernels
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 
 @pytest.fixture(autouse=True)

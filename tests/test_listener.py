@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
 from transformers import (
     MaxLengthCriteria,
     PreTrainedModel,
@@ -21,36 +19,13 @@ from transformers import (
 
 from speccompile.errors import InvalidInput, UserError
 from speccompile.runtime.listener import Listener, check_streamer, make_criteria
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """128 tokens of one to three letters, which are put together without a space: stop strings straddle them."""
-    letters = "abcdefgh"
-    pairs = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
-    triples = ["".join(triple) for triple in itertools.product(letters, repeat=3)][::9][:56]
-    words = [*letters, *pairs, *triples]
-    merges = [(word[:-1], word[-1]) for word in [*pairs, *triples]]
-    backend = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=merges))
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+from support.letters import tokenizer
+from support.recorder import Recorder
 
 
 @pytest.fixture(scope="module")
 def letters() -> PreTrainedTokenizerFast:
     return tokenizer()
-
-
-class Recorder:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.received: list[Any] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.received.append((value.dtype, value.tolist()))
-
-    def end(self) -> None:
-        self.received.append("end")
 
 
 def listener(prompt: list[int] | None = None, room: int = 10, streamer: Any = None, criteria: Any = ()) -> Listener:

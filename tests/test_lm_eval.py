@@ -10,11 +10,11 @@ import pytest
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
-from test_listener import tokenizer
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import speccompile
+from support.letters import tokenizer
+from support.tiny import tiny_llama
 
 DOCUMENTS = [
     {"text": "abcabcab", "choices": ["cab", "hgf", "a"], "gold": 0},

@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_families import model_of
-from tiny import captured, tiny_llama
 from torch import fx
 
 from speccompile.errors import AnchorError
@@ -17,6 +15,8 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import verify
 from speccompile.lowering.backends import Eager
 from speccompile.passes.target.local_sizes import factors, keep_sizes_local
+from support.families import model_of
+from support.tiny import captured, tiny_llama
 
 
 def is_size(node: fx.Node) -> bool:

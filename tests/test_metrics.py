@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tiny import tiny_llama
 
 import speccompile
 from speccompile.errors import InvalidOption
 from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.stats import RequestStats, Stats
+from support.tiny import tiny_llama
 
 
 def test_what_is_shown() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_listener import tokenizer
-from tiny import tiny_llama
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast, pipeline
 from transformers.pipelines.text_generation import TextGenerationPipeline
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import CannotMove, Closed
+from support.letters import tokenizer
+from support.tiny import tiny_llama
 
 CHAT = "{% for message in messages %}{{ message['role'][:1] }}{{ message['content'] }}{% endfor %}a"
 

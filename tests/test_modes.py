@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import tiny_llama
 
 import speccompile
 from speccompile import modes
@@ -20,6 +19,7 @@ from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
+from support.tiny import tiny_llama
 
 INFO = ModelInfo("Tiny", num_layers=4, vocab_size=128, hidden_size=64, dtype=torch.float32, device=torch.device("cpu"))
 

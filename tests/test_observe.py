@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from torch import nn
 from transformers import (
     BartConfig,
@@ -28,6 +27,7 @@ from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, observe, takes
 from speccompile.tools.families.tiny import causal_lm_families, tiny_config, tiny_model
+from support.tiny import tiny_llama
 
 FAMILIES = {family.name: family for family in causal_lm_families()}
 F32 = torch.float32

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import captured, tiny_llama
 from torch import fx, nn
 
 from speccompile.errors import AnchorError
@@ -16,6 +15,7 @@ from speccompile.graph.verify import verify
 from speccompile.passes.target.choose_attention import ChooseAttention
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support.tiny import captured, tiny_llama
 
 aten = torch.ops.aten
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -24,6 +23,7 @@ from speccompile.lowering import inductor
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.policy_controller import Fixed
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support.tiny import greedy, random_prompt, tiny_llama
 
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_llama
 from torch import fx
 
 import speccompile
@@ -19,6 +18,7 @@ from speccompile.graph.step_graph import Anchors, Port, StepGraph
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.pipeline import Pipeline
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 
 def small_graph() -> StepGraph:

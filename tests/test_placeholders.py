@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import (
     Gemma3Config,
     LlamaConfig,
@@ -21,6 +20,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption, PlaceholderToken
 from speccompile.runtime.target import placeholder_tokens
+from support.tiny import tiny_llama
 
 IMAGE, VIDEO, VISION_START = 100, 101, 102
 

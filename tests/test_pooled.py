@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from torch import fx
 
 import speccompile
 import speccompile.ops.native  # defines the ops
 from speccompile.lowering.pooled import runs_on_ours
+from support.tiny import tiny_llama
 
 aten = torch.ops.aten
 ops = torch.ops.speccompile

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
@@ -22,6 +21,7 @@ from transformers.utils import logging as hf_logging
 from speccompile import pretrained
 from speccompile.errors import PretrainedError
 from speccompile.utils import paths
+from support.tiny import tiny_llama
 
 GGUF = b"the pinned file"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from torch import fx, nn
 
 import speccompile
@@ -20,6 +19,7 @@ from speccompile.graph.stage import Stage
 from speccompile.graph.state import resolve_layout
 from speccompile.graph.step_graph import Anchors, Port, StepGraph
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 MODES = ("none", "ngram", "early_exit")
 

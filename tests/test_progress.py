@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import random_prompt, tiny_llama
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import CaptureError, Degraded, InvalidOption
 from speccompile.lowering import kernels
+from support.tiny import random_prompt, tiny_llama
 
 PROMPT = random_prompt(9)
 

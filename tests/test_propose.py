@@ -14,7 +14,7 @@ import speccompile
 from speccompile.errors import PassError
 from speccompile.graph.state import N, StateSpec
 from speccompile.modes import ReadyMode, registry
-from tests.tiny import admitted, tiny_llama
+from support.tiny import admitted, tiny_llama
 
 
 @dataclass(frozen=True)

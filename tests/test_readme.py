@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import tiny_llama
 
 import speccompile
 from speccompile import pretrained
 from speccompile.cli.models import tiny_tokenizer
+from support.tiny import tiny_llama
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/guide.md")

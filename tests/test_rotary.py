@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import PreTrainedModel
 
 import speccompile
 from speccompile.errors import UnsupportedModel
 from speccompile.graph_capture.rotary import changing_tables, check_rotary, fixed_rotary
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support.tiny import tiny_llama
 
 LIMIT, LONG = 48, 96
 DYNAMIC = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 4.0}

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.graph.step_graph import StepGraph
+from support.tiny import tiny_llama
 
 LENGTH = 40
 

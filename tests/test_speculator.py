@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile.errors import Closed, EmptyPrompt, InvalidInput, ModelInTraining, UnknownTier, WeightsReplaced
 from speccompile.speculator.speculator import Speculator
-from tests.tiny import tiny_llama
+from support.tiny import tiny_llama
 
 PROMPT = torch.tensor([[7, 8, 9, 10] * 5])
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny import tiny_llama
 
 import speccompile.lowering.stage_ops
 from speccompile.compiler.frontend import build_stages
 from speccompile.compiler.plan import make_plan
 from speccompile.errors import LoweringError
 from speccompile.graph.keys import Kind
+from support.tiny import tiny_llama
 
 RUN_ALL = """
 import runpy, sys

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import tiny_llama
 
 import speccompile
 from speccompile import Speculator
 from speccompile.runtime.prefill import chunk_widths
 from speccompile.runtime.stats import Counters, RequestStats, Stats
+from support.tiny import tiny_llama
 
 
 def traced() -> Stats:

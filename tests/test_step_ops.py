@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 
 import speccompile
 from speccompile.acceptance import Forced
@@ -15,6 +14,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.lowering.kernels import ON_CUDA, choose_kernels
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 1, 9, 1, 9, 1, 2, 3, 9, 1]])
 

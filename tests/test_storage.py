@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import tiny_llama
 
 import speccompile
 from speccompile.errors import Degraded
 from speccompile.utils import storage
 from speccompile.utils.storage import KEPT_SECONDS, LEFT_ALONE_SECONDS, CacheFolder
+from support.tiny import tiny_llama
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import captured, tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
@@ -21,6 +20,7 @@ from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 from speccompile.utils.storage import CacheFolder
+from support.tiny import captured, tiny_llama
 
 
 @pytest.fixture(autouse=True)

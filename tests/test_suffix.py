@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import InvalidOption
 from speccompile.ops.suffix_trie import Speculation, Trie, search
 from speccompile.runtime.measure import measure_tiers
+from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 
 USUAL = Speculation(8, 1.0, 0.0, 0.1)
 

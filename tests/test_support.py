@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from torch import nn
 from transformers import (
     BertConfig,
@@ -29,6 +28,7 @@ from speccompile.errors import (
 )
 from speccompile.graph_capture.model_info import decoder_layers, inspect_model, module_path, named_tensors
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from support.tiny import tiny_llama
 
 
 def family(name: str, **overrides: Any) -> PreTrainedModel:

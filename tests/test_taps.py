@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tiny import captured, tiny_llama
 from torch import fx, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
@@ -17,6 +16,7 @@ from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 from speccompile.passes.target.choose_attention import ChooseAttention
 from speccompile.passes.target.choose_linear import KeepLinears
 from speccompile.passes.target.outline import OutlineLayers
+from support.tiny import captured, tiny_llama
 
 LAYERS, TOKENS = 6, 9
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from dice import Dice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import OutputTruncated
+from support.dice import Dice
+from support.tiny import tiny_llama
 
 VOCAB = 128
 TIERS = (0, 1, 3, 7)

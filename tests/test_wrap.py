@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -24,7 +21,6 @@ from transformers import (
 )
 
 import speccompile
-from speccompile import Speculator
 from speccompile.compiler.plan import make_plan
 from speccompile.errors import (
     LONGEST_VALUE,
@@ -43,26 +39,12 @@ from speccompile.errors import (
     UnsupportedModel,
     shown,
 )
+from support.refused_wraps import VOCAB, label, refused, wrap
+from support.tiny import tiny_llama
 
 # The module; the package's attribute of that name is the function.
 WRAP = sys.modules[speccompile.wrap.__module__]
-VOCAB = 128
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-
-
-def wrap(model: Any, mode: str | None = "ngram", **arguments: Any) -> Speculator:
-    return speccompile.wrap(
-        model, mode, **({"tiers": (0, 3), "max_batch": 2, "max_len": 64, "backend": "eager"} | arguments)
-    )
-
-
-def label(value: Any) -> str | None:
-    """Names a case after its error and arguments."""
-    if isinstance(value, type):
-        return value.__name__
-    if isinstance(value, dict):
-        return " ".join(f"{name}={list(x.shape) if isinstance(x, torch.Tensor) else x!r}" for name, x in value.items())
-    return ""
 
 
 @pytest.fixture
@@ -77,16 +59,6 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
     return tiny_llama(vocab=VOCAB)
-
-
-@contextlib.contextmanager
-def refused(kind: type[SpecCompileError], *says: str) -> Iterator[None]:
-    """Expects an error of exactly that class whose message holds all of ``says``."""
-    with pytest.raises(kind) as info:
-        yield
-    assert type(info.value) is kind
-    for text in says:
-        assert text in str(info.value)
 
 
 # --- arguments of wrap -------------------------------------------------------------------------------------------

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_wrap import VOCAB, label, refused, wrap
-from tiny import tiny_llama
-from transformers import (
-    LlamaForCausalLM,
-)
+from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, errors
 from speccompile.compiler.pipelines import prefill_widths
@@ -29,6 +25,8 @@ from speccompile.errors import (
     UnknownTier,
 )
 from speccompile.graph.keys import TierKey
+from support.refused_wraps import VOCAB, label, refused, wrap
+from support.tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

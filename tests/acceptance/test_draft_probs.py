@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -22,6 +21,7 @@ from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
+from support.tiny import tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 48, "backend": "eager", "sampling": True}
 

@@ -9,13 +9,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import RULES
-from test_law import VOCAB, Bars, Judged, Table, distance, distance_of, heights, joint, law, play, ratios, table
 
 from speccompile.acceptance import Block, Rejection
 from speccompile.errors import InvalidInput
 from speccompile.ops import noise
 from speccompile.sampling.draft_vocab import check_d2t, in_target_vocab, target_ids
+from support.rule_laws import (
+    VOCAB,
+    Bars,
+    Judged,
+    Table,
+    distance,
+    distance_of,
+    heights,
+    joint,
+    law,
+    play,
+    ratios,
+    table,
+)
+from support.rules import RULES
 
 LOSSLESS = [(Rejection.judge, ratios), (Block.judge, heights)]
 rules = pytest.mark.parametrize(("rule", "bars_of"), LOSSLESS, ids=["rejection", "block"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -16,6 +15,7 @@ from speccompile import acceptance, wrap
 from speccompile.acceptance import Exact, Forced, choose_rule
 from speccompile.acceptance.forced import VARIABLE, forced_count
 from speccompile.errors import InvalidOption
+from support.tiny import tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": (0, 1, 5), "max_batch": 2, "max_len": 63, "backend": "eager"}
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import FORCED, LOSSY, RULES
 
 from speccompile import acceptance
+from support.rules import FORCED, LOSSY, RULES
 
 ALL = RULES | LOSSY | {"forced": FORCED}
 

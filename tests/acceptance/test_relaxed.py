@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import wrap
 from speccompile.acceptance import Relaxed
 from speccompile.acceptance.relaxed import thinking, within_top, within_top_in_trtllm
 from speccompile.errors import InvalidOption
+from support.tiny import tiny_llama
 
 BEGIN, END = 8, 9
 VOCAB = 10

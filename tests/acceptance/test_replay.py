@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import wrap
@@ -18,6 +17,7 @@ from speccompile.acceptance.replay import CAPACITY, count_steps, replayed
 from speccompile.errors import InvalidOption
 from speccompile.runtime.request import Request
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 K = 3
 TRACE = [2, 0, 3, 1, 0]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_law import chi_square
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import acceptance, wrap
 from speccompile.errors import InvalidOption
+from support.rule_laws import chi_square
+from support.tiny import tiny_llama
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 

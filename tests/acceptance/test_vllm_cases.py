@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from rules import LOSSY, RULES
 
 from speccompile.sampling.top_k import TopK
 from speccompile.sampling.top_p import TopP
+from support.rules import LOSSY, RULES
 
 VOCAB = 100
 ALL = RULES | LOSSY

@@ -7,14 +7,14 @@ from typing import ClassVar
 import pytest
 import torch
 from hypothesis import given, settings
-from step_cases import Match, Outcome, matches, outcomes
-from tiny import greedy, random_prompt, tiny_llama
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile import wrap
 from speccompile.modes import registry
 from speccompile.modes.ngram import NGram
 from speccompile.ops.cpu.library import load_cpu_ops
+from support.step_cases import Match, Outcome, matches, outcomes
+from support.tiny import greedy, random_prompt, tiny_llama
 
 ops = torch.ops.speccompile
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import greedy, random_prompt, tiny_llama
 
 import speccompile.ops.suffix  # noqa: F401  defines the ops
 from speccompile import wrap
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.suffix_trie import SEPARATOR, Speculation, expected, search
+from support.tiny import greedy, random_prompt, tiny_llama
 
 ops = torch.ops.speccompile
 FORMS = ("suffix", "native_suffix")

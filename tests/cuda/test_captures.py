@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from engines import VOCAB, Bench, prompt
-from standin import REFUSED, SPOILED, Replays, StandIn, with_line
-from tiny import greedy, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -24,6 +21,9 @@ from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.lowering.cuda import captures as captures_module
 from speccompile.lowering.cuda.captures import CHECK, Captured, Captures, Footprint
 from speccompile.lowering.tier import Executables, Tier
+from support.cuda_standin import REFUSED, SPOILED, Replays, StandIn, with_line
+from support.engines import VOCAB, Bench, prompt
+from support.tiny import greedy, tiny_llama
 
 
 @pytest.fixture(scope="module")

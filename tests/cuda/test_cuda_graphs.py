@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from standin import with_line
-from tiny import random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -19,6 +17,8 @@ from speccompile.errors import CannotCapture, StaleGraph
 from speccompile.lowering.cuda.captures import CHECK, Captured, Captures
 from speccompile.lowering.cuda.device import CudaDevice
 from speccompile.lowering.tier import Executables, Tier
+from support.cuda_standin import with_line
+from support.tiny import random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from drafters import random_drafter
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import wrap
@@ -20,6 +18,8 @@ from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
+from support.drafters import random_drafter
+from support.tiny import tiny_llama
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
 POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from small_head import HeadCache, SmallHead, SmallHeadMode, small_head
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import CaptureMismatch
 from speccompile.modes import registry
+from support.small_head import HeadCache, SmallHead, SmallHeadMode, small_head
+from support.tiny import greedy, random_prompt, tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from drafters import random_drafter
 from safetensors.torch import load_file, save_file
-from tiny import tiny_llama
 from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -15,6 +13,8 @@ from speccompile.errors import InvalidOption, PretrainedError
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.modes.network import draft_models
 from speccompile.modes.network.draft_models import check_same_vocabulary, load_draft
+from support.drafters import random_drafter
+from support.tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from dice import Dice
-from drafters import PENALTIES, TIERS, drafter_kv, ragged, random_drafter, together
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import PretrainedError, UserError
+from support.dice import Dice
+from support.drafters import PENALTIES, TIERS, drafter_kv, ragged, random_drafter, together
+from support.tiny import greedy, random_prompt, tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 4, "max_len": 95, "backend": "eager", "prefix_reuse": False}
 #: Where neither rows nor tiers matter.

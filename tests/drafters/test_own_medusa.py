@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from dice import Dice
-from medusa import Medusa, drafts_of, fitted_heads
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.modes import registry
+from support.dice import Dice
+from support.medusa import Medusa, drafts_of, fitted_heads
+from support.tiny import tiny_llama
 
 NEW, KMAX, MAX_LEN = 24, 3, 90
 PROMPTS = ([5, 17, 5, 17, 9], list(range(30, 70)), [7])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from dice import Dice
-from drafters import PENALTIES, TIERS, ragged, together
-from tiny import greedy, random_prompt, tiny_llama
 from torch import nn
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import DraftFailed, InvalidOption, PassError, RequestFailed
+from support.dice import Dice
+from support.drafters import PENALTIES, TIERS, ragged, together
+from support.tiny import greedy, random_prompt, tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 95, "backend": "eager"}
 #: Where nothing but the drafts matters.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from engines import VOCAB, Bench, Make, time_limit
-from test_listener import tokenizer
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speccompile.runtime.engine import Engine
+from support.engines import VOCAB, Bench, Make, time_limit
+from support.letters import tokenizer
+from support.tiny import tiny_llama
 
 
 @pytest.fixture(autouse=True)

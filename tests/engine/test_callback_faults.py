@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import (
+from transformers import LlamaForCausalLM
+
+from speccompile.errors import RequestFailed
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.request import Request
+from support.engines import (
     MAX_BATCH,
     PATIENCE,
     Breaks,
@@ -22,12 +27,7 @@ from engines import (
     prompt,
     threads,
 )
-from test_listener import Recorder
-from transformers import LlamaForCausalLM
-
-from speccompile.errors import RequestFailed
-from speccompile.runtime.engine import Engine
-from speccompile.runtime.request import Request
+from support.recorder import Recorder
 
 # --- callbacks that raise ------------------------------------------------------------------------
 

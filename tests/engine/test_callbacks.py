@@ -8,15 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engines import (
-    MAX_BATCH,
-    Calls,
-    Make,
-    admit_all,
-    greedy,
-    prompt,
-)
-from test_listener import Recorder
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
@@ -27,6 +18,8 @@ from speccompile.errors import (
 )
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
+from support.engines import MAX_BATCH, Calls, Make, admit_all, greedy, prompt
+from support.recorder import Recorder
 
 WAITS: dict[str, Callable[[Speculator, Request], Any]] = {
     "step": lambda spec, other: spec.engine.step(),

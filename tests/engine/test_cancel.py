@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from engines import (
-    MAX_BATCH,
-    PATIENCE,
-    Calls,
-    Gate,
-    Make,
-    admit_all,
-    greedy,
-    prompt,
-    read,
-    run_async,
-    threads,
-)
-from test_listener import Recorder
 from transformers import LlamaForCausalLM
 
 from speccompile.runtime.engine import Engine
+from support.engines import MAX_BATCH, PATIENCE, Calls, Gate, Make, admit_all, greedy, prompt, read, run_async, threads
+from support.recorder import Recorder
 
 
 def test_cancelling_one_that_waits(make: Make, model: LlamaForCausalLM) -> None:

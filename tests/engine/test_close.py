@@ -6,22 +6,12 @@ import asyncio
 
 import pytest
 import torch
-from engines import (
-    MAX_BATCH,
-    PATIENCE,
-    Make,
-    UntilClosed,
-    admit_all,
-    prompt,
-    threads,
-)
-from test_listener import Recorder
 
-from speccompile.errors import (
-    Closed,
-)
+from speccompile.errors import Closed
 from speccompile.runtime.engine import Capacity, Engine
 from speccompile.runtime.request import Request
+from support.engines import MAX_BATCH, PATIENCE, Make, UntilClosed, admit_all, prompt, threads
+from support.recorder import Recorder
 
 
 def test_close_while_another_thread_serves_and_others_wait(engine: Engine) -> None:

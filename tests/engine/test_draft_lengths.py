@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption
+from support.tiny import greedy, random_prompt, tiny_llama
 
 ROWS = 8
 NEW = 24

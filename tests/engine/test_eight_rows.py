@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.modes import registry
 from speccompile.modes.ngram import NGram
+from support.tiny import greedy, random_prompt, tiny_llama
 
 ROWS = 8
 NEW = 24

@@ -8,19 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engines import (
-    MAX_BATCH,
-    PAD,
-    PATIENCE,
-    VOCAB,
-    Make,
-    NoStreamer,
-    greedy,
-    prompt,
-    serving,
-    threads,
-)
-from test_listener import Recorder
 from transformers import LlamaForCausalLM, MaxLengthCriteria, PreTrainedTokenizerFast, StoppingCriteriaList
 
 from speccompile import Speculator
@@ -29,6 +16,8 @@ from speccompile.errors import (
     InvalidOption,
     UnknownOption,
 )
+from support.engines import MAX_BATCH, PAD, PATIENCE, VOCAB, Make, NoStreamer, greedy, prompt, serving, threads
+from support.recorder import Recorder
 
 # --- generate beside others ----------------------------------------------------------------------
 

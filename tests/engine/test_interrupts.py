@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import MAX_BATCH, Make, greedy, prompt
 from transformers import LlamaForCausalLM
 
 from speccompile.utils.interrupts import deferred_interrupts
+from support.engines import MAX_BATCH, Make, greedy, prompt
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_interrupts_at_random_moments_of_generate(make: Make, model: LlamaForCau
 
 EXIT = """
 import asyncio, torch
-from tiny import tiny_llama
+from support.tiny import tiny_llama
 from speccompile import wrap
 
 spec = wrap(tiny_llama(), tiers=(0, 3), max_batch=2, max_len=1024, backend="eager")

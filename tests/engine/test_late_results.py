@@ -7,8 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from engines import MAX_BATCH, MAX_LEN, greedy
-from tiny import admitted, random_prompt
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -16,6 +14,8 @@ from speccompile import Speculator
 from speccompile.graph.arena import Arena
 from speccompile.runtime.outcomes import HostBuffer, Outcomes, pack
 from speccompile.runtime.request import Request
+from support.engines import MAX_BATCH, MAX_LEN, greedy
+from support.tiny import admitted, random_prompt
 
 
 def wrap(model: LlamaForCausalLM, mode: str) -> Speculator:

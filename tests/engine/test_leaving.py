@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from engines import MAX_BATCH, Gate, Make, greedy, prompt, read, run_async
 from transformers import LlamaForCausalLM
 
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
+from support.engines import MAX_BATCH, Gate, Make, greedy, prompt, read, run_async
 
 
 @pytest.mark.parametrize("of", [lambda request: request, lambda request: request.stream()])

@@ -6,22 +6,10 @@ import asyncio
 import threading
 from typing import Any
 
-from engines import (
-    PATIENCE,
-    Calls,
-    Gate,
-    Make,
-    UntilClosed,
-    greedy,
-    prompt,
-    read,
-    run_async,
-    serving,
-    threads,
-)
 from transformers import LlamaForCausalLM
 
 from speccompile.runtime.engine import Engine
+from support.engines import PATIENCE, Calls, Gate, Make, UntilClosed, greedy, prompt, read, run_async, serving, threads
 
 
 async def read_many(engine: Engine, seeds: range, new: int) -> list[list[int]]:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engines import always_mixes, breaking, greedy
-from tiny import admitted, cancel_all, random_prompt
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -18,6 +16,8 @@ from speccompile.compiler.pipelines import MIXED_TOKENS
 from speccompile.compiler.plan import make_plan
 from speccompile.passes.step.mixed import mixed_rows, with_prompt
 from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT_WITH_DRAFTS, STEPS, PrefillBudget
+from support.engines import always_mixes, breaking, greedy
+from support.tiny import admitted, cancel_all, random_prompt
 
 MAX_LEN = 192
 TIERS = (0, 2, 7)

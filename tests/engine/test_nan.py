@@ -8,19 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from engines import (
-    MAX_BATCH,
-    Bench,
-    Calls,
-    Make,
-    assert_exact,
-    assert_failed,
-    breaking,
-    greedy,
-    prompt,
-)
-from test_listener import Recorder
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile.compiler.frontend as stages_module
@@ -29,6 +16,9 @@ from speccompile.graph_capture.observe import observe
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.policy_controller import Fixed
 from speccompile.runtime.request import Request
+from support.engines import MAX_BATCH, Bench, Calls, Make, assert_exact, assert_failed, breaking, greedy, prompt
+from support.recorder import Recorder
+from support.tiny import tiny_llama
 
 
 class Poisoned(Bench):

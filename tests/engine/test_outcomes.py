@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from engines import Bench, Make, prompt
-from tiny import greedy
 
 from speccompile.runtime.outcomes import HostBuffer, Outcome, Outcomes, pack
+from support.engines import Bench, Make, prompt
+from support.tiny import greedy
 
 
 def test_what_is_packed(bench: Bench, make: Make) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from engines import MAX_BATCH, Bench, Make, assert_exact, prompt
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile.errors import UnknownTier
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Upcoming
 from speccompile.runtime.measure import measure_tiers
 from speccompile.tools.policy_lab import read_trace
+from support.engines import MAX_BATCH, Bench, Make, assert_exact, prompt
+from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
 

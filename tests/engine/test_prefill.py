@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from engines import greedy
-from tiny import admitted, cancel_all, random_prompt
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.runtime.prefill import FIXED_TOKENS, STEPS
+from support.engines import greedy
+from support.tiny import admitted, cancel_all, random_prompt
 
 MAX_LEN = 256
 

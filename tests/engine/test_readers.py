@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engines import Calls, Gate, Make, greedy, prompt, read, run_async, threads
 from transformers import LlamaForCausalLM
 
 from speccompile.errors import RequestFailed
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
+from support.engines import Calls, Gate, Make, greedy, prompt, read, run_async, threads
 
 
 @pytest.mark.parametrize("of", [lambda request: request, lambda request: request.stream()])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from engines import PATIENCE, Gate, Make, greedy, prompt, serving
-from test_listener import tokenizer
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 import speccompile
 from speccompile.runtime.engine import Engine
+from support.engines import PATIENCE, Gate, Make, greedy, prompt, serving
+from support.letters import tokenizer
 
 
 def test_a_result(engine: Engine, model: LlamaForCausalLM) -> None:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from engines import (
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator
+from speccompile.errors import RequestFailed, UnknownTier
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.policy_controller import Fixed
+from speccompile.runtime.request import Request
+from support.engines import (
     MAX_BATCH,
     Breaks,
     Fail,
@@ -21,14 +28,7 @@ from engines import (
     prompt,
     threads,
 )
-from test_listener import Recorder
-from transformers import LlamaForCausalLM
-
-from speccompile import Speculator
-from speccompile.errors import RequestFailed, UnknownTier
-from speccompile.runtime.engine import Engine
-from speccompile.runtime.policy_controller import Fixed
-from speccompile.runtime.request import Request
+from support.recorder import Recorder
 
 
 def first_time() -> Fail:

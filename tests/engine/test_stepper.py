@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from dice import Dice
-from engines import MAX_BATCH, MAX_LEN, Breaks, greedy
-from tiny import admitted, cancel_all, random_prompt
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import UnknownTier
 from speccompile.runtime.request import Request
+from support.dice import Dice
+from support.engines import MAX_BATCH, MAX_LEN, Breaks, greedy
+from support.tiny import admitted, cancel_all, random_prompt
 
 TIERS = (0, 1, 3, 7)
 

@@ -7,19 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from engines import (
-    MAX_BATCH,
-    MAX_LEN,
-    VOCAB,
-    Make,
-    NoStreamer,
-    admit_all,
-    assert_unchanged,
-    greedy,
-    prompt,
-    snapshot,
-)
-from test_listener import Recorder
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speccompile.errors import (
@@ -36,6 +23,19 @@ from speccompile.errors import (
     WeightsReplaced,
 )
 from speccompile.runtime.engine import Capacity, Engine
+from support.engines import (
+    MAX_BATCH,
+    MAX_LEN,
+    VOCAB,
+    Make,
+    NoStreamer,
+    admit_all,
+    assert_unchanged,
+    greedy,
+    prompt,
+    snapshot,
+)
+from support.recorder import Recorder
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (

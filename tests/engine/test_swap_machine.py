@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
-from play import MAX_NEW, TIERS, Play, prompts, reference, spec_of
-from test_engine_machine import EngineMachine
 
 from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule, ScheduleUpTo
+from support.engine_machine import EngineMachine
+from support.engine_play import MAX_NEW, TIERS, Play, prompts, reference, spec_of
 
 # (mode, slots, options), built once.
 SWAPPED: tuple[tuple[str, int, dict[str, int]], ...] = (

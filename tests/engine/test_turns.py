@@ -10,21 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from engines import (
-    PATIENCE,
-    Calls,
-    Make,
-    greedy,
-    prompt,
-    serving,
-    threads,
-)
-from test_listener import Recorder
 from transformers import LlamaForCausalLM
 
 from speccompile.errors import Closed, QueueFull
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
+from support.engines import PATIENCE, Calls, Make, greedy, prompt, serving, threads
+from support.recorder import Recorder
 
 
 def test_a_step_returns_those_who_had_a_row(engine: Engine) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidInput, InvalidOption, RequestFailed
 from speccompile.runtime.engine import Engine
+from support.tiny import tiny_llama
 
 VOCAB = 128
 NEW = 24

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
-from tokenizers_for_guides import EOS, byte_level, common, sentencepiece_like, ways, word_level
 from transformers import PreTrainedTokenizerFast
 
 from speccompile.errors import InvalidGuide, InvalidInput
-from speccompile.guides import Guide, regex_guide
+from speccompile.guides import regex_guide
 from speccompile.guides.token_bytes import token_bytes
+from support.guide_tokenizers import EOS, byte_level, common, sentencepiece_like, walk, word_level
 
 PATTERNS = [
     "a|ab", "ab|a", "(a|ab)(c|bc)?", "a*", "a*?b?", "(?:ab)+", "[^a]{1,3}", "é+a?", "[é-ü]b|\U0001f600{1,2}", ".{2}",
@@ -62,16 +62,6 @@ def test_every_way_through_a_guide_is_a_text_that_re_matches(pattern: str, token
         assert EOS not in ids
         assert re.fullmatch(pattern, b"".join(pieces[token] for token in ids).decode()), ids
         assert all(guide.matches(ids[:count], whole=False) for count in range(len(ids)))
-
-
-def walk(guide: Guide, rng: random.Random) -> list[int]:
-    state, ids = 0, []
-    while True:
-        on = ways(guide, state)
-        if guide.final[state] and (not on or rng.random() < 0.3):
-            return ids
-        ids.append(rng.choice(on))
-        state = int(guide.moves[state, int(guide.classes[ids[-1]])])
 
 
 @pytest.mark.parametrize(

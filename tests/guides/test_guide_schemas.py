@@ -9,12 +9,11 @@ import re
 from typing import Any
 
 import pytest
-from test_guide_patterns import walk
-from tokenizers_for_guides import byte_level, common
 
 from speccompile.errors import InvalidGuide
 from speccompile.guides import Guide, json_schema_guide
 from speccompile.guides.token_bytes import token_bytes
+from support.guide_tokenizers import byte_level, common, walk
 
 Schema = dict[str, Any]
 

@@ -11,10 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from dice import Dice
-from sampling_modes_of_guides import Random
-from tiny import tiny_llama
-from tokenizers_for_guides import EOS, common
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, acceptance, wrap
@@ -23,6 +19,10 @@ from speccompile.errors import InvalidGuide, InvalidOption, RequestFailed, Undec
 from speccompile.guides import Guide, json_schema_guide, regex_guide
 from speccompile.modes import registry
 from speccompile.modes.base import ReadyMode
+from support.dice import Dice
+from support.guide_modes import Random
+from support.guide_tokenizers import EOS, common
+from support.tiny import tiny_llama
 
 #: More than the tokenizer has.
 VOCAB = 300
@@ -294,7 +294,7 @@ def test_drafts_end_in_front_of_what_is_not_allowed() -> None:
 
 @cache
 def common_letters() -> Any:
-    from tokenizers_for_guides import byte_level
+    from support.guide_tokenizers import byte_level
 
     return byte_level()
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from published_mtp import keys_of, write
-from test_auto import CHECKPOINTS, checkpoint, choose
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
@@ -17,6 +14,9 @@ from speccompile.errors import CaptureMismatch, HeadKeys
 from speccompile.heads import MtpHead
 from speccompile.modes.mtp.network import MtpNetwork
 from speccompile.modes.ngram import NGram
+from support.auto_choices import CHECKPOINTS, checkpoint, choose
+from support.published_mtp import keys_of, write
+from support.tiny import greedy, random_prompt, tiny_llama
 
 SMALL: dict[str, Any] = {"tiers": (0, 1), "max_len": 32, "backend": "eager", "policy": "fixed:1"}
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
 import torch
-from plain_eagle3 import PlainEagle3
-from published import FLAT, HIDDEN, VOCAB
-from tiny import tiny_llama
 
 from speccompile.heads import Eagle3Config, Eagle3Head, load_eagle3
+from support import published
+from support.eagle3_reference import PlainEagle3
+from support.published import FLAT, HIDDEN, VOCAB
+from support.tiny import tiny_llama
 
 TARGET = tiny_llama(layers=8)
 LENGTH, PROMPT, LONGEST = 24, 11, 40

@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
 import torch
-from dice import Dice
-from eagle3_specs import MAX_LEN, TAPS, drafted, drafted_in_front, eagle3, plain_of, states_of
-from engines import always_mixes
-from head_texts import assert_greedy_texts
-from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
@@ -20,6 +14,12 @@ from speccompile.acceptance import Forced
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.heads import Eagle3Head
 from speccompile.sampling.draft_vocab import target_ids
+from support import published
+from support.dice import Dice
+from support.eagle3_specs import MAX_LEN, TAPS, drafted, drafted_in_front, eagle3, plain_of, states_of
+from support.engines import always_mixes
+from support.head_texts import assert_greedy_texts
+from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 
 HEADS: dict[str, dict[str, Any]] = {
     "own vocabulary": {"draft_vocab_size": 50},

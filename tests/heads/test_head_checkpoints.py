@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
 import torch
-from published import DRAFT_VOCAB, FLAT, HIDDEN, VOCAB, Weights
-from tiny import tiny_llama
 
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.heads import Eagle3Head, load_eagle3
 from speccompile.modes.eagle3.config import EMBEDDING
+from support import published
+from support.published import DRAFT_VOCAB, FLAT, HIDDEN, VOCAB, Weights
+from support.tiny import tiny_llama
 
 TARGET = tiny_llama(layers=8)
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from eagle3_specs import TAPS
-from mtp_specs import MODULES
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import wrap
@@ -21,6 +18,9 @@ from speccompile.heads import Eagle3Head, MtpHead, MtpVariant
 from speccompile.modes.eagle3.head import RMSNorm
 from speccompile.modes.network import draft_head
 from speccompile.utils.storage import CacheFolder
+from support.eagle3_specs import TAPS
+from support.mtp_specs import MODULES
+from support.tiny import greedy, random_prompt, tiny_llama
 
 ASKED: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
 SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48, "policy": "fixed:2"}

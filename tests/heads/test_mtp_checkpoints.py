@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from published_mtp import keys_of, write
 from safetensors.torch import save_file
-from test_families import model_of
-from tiny import tiny_llama
 from transformers import PreTrainedModel
 
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.heads import MtpHead, load_mtp
 from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
+from support.families import model_of
+from support.published_mtp import keys_of, write
+from support.tiny import tiny_llama
 
 #: Target, layout, how many modules, and the family's variant. MiMo's own code is not among transformers' models; its
 #: layers are Qwen2's.

@@ -7,13 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from dice import Dice
-from eagle3_specs import drafted, drafted_in_front
-from engines import always_mixes
-from head_texts import assert_greedy_texts
-from mtp_specs import MODULES, mtp
-from plain_mtp import SeedWorker, draft_by_chain, left_by_target, read_by_first
-from tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
@@ -21,6 +14,13 @@ from speccompile.acceptance import Forced
 from speccompile.compiler.plan import make_plan
 from speccompile.errors import InvalidHead, InvalidOption, InvalidTiers, UnknownTier
 from speccompile.heads import MtpHead, MtpVariant
+from support.dice import Dice
+from support.eagle3_specs import drafted, drafted_in_front
+from support.engines import always_mixes
+from support.head_texts import assert_greedy_texts
+from support.mtp_reference import SeedWorker, draft_by_chain, left_by_target, read_by_first
+from support.mtp_specs import MODULES, mtp
+from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 
 #: A mode and its options.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {

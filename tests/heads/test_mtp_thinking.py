@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from mtp_specs import mtp
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile.acceptance import Relaxed
 from speccompile.heads import MtpHead
+from support.mtp_specs import mtp
+from support.tiny import tiny_llama
 
 VOCAB, BEGIN, END = 12, 4, 9
 DRAFT_LEN, NEW = 3, 30

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from eagle3_specs import drafted
-from mtp_specs import mtp
-from published_mtp import keys_of, write
-from test_families import model_of
-from tiny import admitted, greedy, random_prompt
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from speccompile.heads import MtpHead
+from support.eagle3_specs import drafted
+from support.families import model_of
+from support.mtp_specs import mtp
+from support.published_mtp import keys_of, write
+from support.tiny import admitted, greedy, random_prompt
 
 NEW = 24
 #: By family: the layout of its checkpoints, and how many modules they have here.

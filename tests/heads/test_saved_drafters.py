@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
 import torch
-from published import FLAT
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -18,6 +15,9 @@ from speccompile.errors import CannotSave, SpecCompileError
 from speccompile.heads import Eagle3Head
 from speccompile.modes.network import draft_head, draft_model
 from speccompile.passes.pipeline import Pipeline
+from support import published
+from support.published import FLAT
+from support.tiny import greedy, random_prompt, tiny_llama
 
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31, "policy": "fixed:2"}
 #: What the config of a head of the target's own sizes says.

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagle3_specs import drafted, drafted_in_front, eagle3
-from published import SPECULATORS, write
-from speculators_cases import CASES, DRAFT_LEN, WINDOW, head_tensors, target
-from tiny import admitted
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
+from support.eagle3_specs import drafted, drafted_in_front, eagle3
+from support.published import SPECULATORS, write
+from support.speculators_cases import CASES, DRAFT_LEN, WINDOW, head_tensors, target
+from support.tiny import admitted
 
 OPTIONS: dict[str, Any] = {"tiers": (0, DRAFT_LEN), "max_batch": 1, "max_len": 63, "prefix_reuse": False}
 

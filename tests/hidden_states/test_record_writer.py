@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import time
 from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from speccompile.errors import CorruptRecords, InvalidInput, InvalidOption, Reco
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
 from speccompile.hidden_states.records import About
 from speccompile.hidden_states.writer import RecordWriter
+from support.killed import killed
 
 ABOUT = About("Model", "1234", (1, 2), "float32")
 KILLS = 50
@@ -117,26 +116,6 @@ def child(folder: Path, pipe: int) -> None:
         new = to.written - told
         told |= new
         os.write(pipe, "".join(f"{id}\n" for id in new).encode())
-
-
-def killed(run: object, folder: Path, seconds: float) -> set[str]:
-    """What a child told before it was killed, so many seconds behind its first word."""
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run(folder, writes)  # type: ignore[operator]
-        finally:
-            os._exit(1)
-    os.close(writes)
-    first = os.read(reads, 1)
-    time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    assert first and os.WIFSIGNALED(status), "it ended by itself"
-    with os.fdopen(reads) as pipe:
-        # The last line may be cut off.
-        return {line.strip() for line in pipe if line.endswith("\n")} - {""}
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from test_record_writer import killed
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
@@ -23,8 +21,10 @@ from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenState
 from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.saver import Saver
+from support.killed import killed
+from support.saved_states import LAYERS, wrapped
+from support.tiny import greedy, random_prompt, tiny_llama
 
-LAYERS = (0, 1)
 NEW = 12
 #: In forked processes, where each one is of seconds.
 KILLS = int(os.environ.get("SPECCOMPILE_KILLS", "6"))
@@ -54,12 +54,6 @@ class Scripted:
         right = self.chance.randrange(draft_len + 1)
         drafts = coming[0][len(tokens) :][:right]
         return [*drafts, *[self.chance.randrange(128) for _ in range(draft_len - len(drafts))]]
-
-
-def wrapped(model: LlamaForCausalLM, folder: Path, mode: str, **options: Any) -> Speculator:
-    saves = SaveHiddenStates(folder, write_interval=2, eagle3_layers_to_capture=LAYERS)
-    sizes: dict[str, Any] = {"tiers": (0, 1, 4), "max_batch": 3, "max_len": 96, "backend": "eager", "policy": "fixed:4"}
-    return wrap(model, mode, save_hidden_states=saves, **(sizes | options))
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_saved_rows import LAYERS, wrapped
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import CannotSave, InvalidOption
 from speccompile.hidden_states import SaveHiddenStates
 from speccompile.hidden_states.records import about
+from support.saved_states import LAYERS, wrapped
+from support.tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

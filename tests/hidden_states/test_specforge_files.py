@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_llama
 
 from speccompile import wrap
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates, export_specforge
+from support.tiny import tiny_llama
 
 #: The keys of each strategy's files, from the ``OfflineCaptureLayout`` of SpecForge's providers.
 KEYS = {

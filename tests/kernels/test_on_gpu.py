@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 
 import speccompile
 from speccompile.ops import attention as attention_op
 from speccompile.ops import commit as commit_op
 from speccompile.ops import near_top as near_op
 from speccompile.ops import ngram as ngram_op
+from support.tiny import greedy, random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
 

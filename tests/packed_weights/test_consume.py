@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched, wrapped
-from tiny import tiny_llama
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import isolated
@@ -18,6 +16,8 @@ from speccompile.errors import ModelChanged, ModelConsumed, WeightsReplaced
 from speccompile.lowering import kernels
 from speccompile.ops.cpu import packing
 from speccompile.pretrained import fetch_smollm2
+from support.packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched, wrapped
+from support.tiny import tiny_llama
 
 
 @pytest.mark.parametrize("name", ["untied", "tied", "gpt2"])

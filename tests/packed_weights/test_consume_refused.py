@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from packed_models import PROMPTS, alive, consumed, greedy, watched, with_neighbours
-from tiny import tiny_llama
 from transformers import PreTrainedModel
 
 from speccompile.errors import CannotSave, CaptureMismatch, ConsumeUnavailable, InvalidOption
 from speccompile.lowering.kernels import Kernels
 from speccompile.ops.cpu import packing
+from support.packed_models import PROMPTS, alive, consumed, greedy, watched, with_neighbours
+from support.tiny import tiny_llama
 
 
 def test_a_flag_is_wanted() -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from packed_models import MODELS, NEW, PROMPTS, greedy, wrapped
-from tiny import tiny_llama
 
 from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
 from speccompile.graph.step_graph import StepGraph
@@ -22,6 +20,8 @@ from speccompile.ops.cpu.rounded import check_kernels
 from speccompile.passes.base import Changes
 from speccompile.passes.target.choose_linear import PackLinears
 from speccompile.runtime.check import first_difference
+from support.packed_models import MODELS, NEW, PROMPTS, greedy, wrapped
+from support.tiny import tiny_llama
 
 ops = torch.ops.speccompile
 CROSSED = ("layers.1.mlp.up_proj.weight", "layers.1.mlp.gate_proj.weight")

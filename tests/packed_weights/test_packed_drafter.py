@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from packed_models import NEW, PROMPTS, gpt2, greedy
-from tiny import random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
@@ -15,6 +13,8 @@ from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.ops.cpu import packing
 from speccompile.ops.cpu import rounded as rounded_module
+from support.packed_models import NEW, PROMPTS, gpt2, greedy
+from support.tiny import random_prompt, tiny_llama
 
 
 @pytest.fixture(scope="module")

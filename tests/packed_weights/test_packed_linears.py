@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from packed_models import MODELS, NEW, PROMPTS, greedy, with_neighbours, wrapped
-from tiny import tiny_llama
 
 import speccompile
 from speccompile.lowering import kernels
 from speccompile.lowering.kernels import STOCK
+from support.packed_models import MODELS, NEW, PROMPTS, greedy, with_neighbours, wrapped
+from support.tiny import tiny_llama
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

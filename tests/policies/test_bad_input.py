@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -15,6 +14,7 @@ import speccompile.compiler.build
 from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier, UserError
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo
 from speccompile.tools.policy_lab import Recorder, read_trace
+from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
 

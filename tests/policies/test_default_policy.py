@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny import greedy, random_prompt, tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -15,6 +14,7 @@ from speccompile.acceptance import RULES, Typical
 from speccompile.policies import Cost, Fixed, default_policy
 from speccompile.runtime import measure
 from speccompile.runtime.measure import REPEATS, measure_tiers
+from support.tiny import greedy, random_prompt, tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from dice import Dice
 from transformers import LogitsProcessor, LogitsProcessorList, SynthIDTextWatermarkingConfig, WatermarkingConfig
 from transformers.generation import logits_process as hf
-from users_processors import MODES, NEW, PROMPTS, VOCAB, AfterLast, Once, model, new_tokens, of_transformers
 
 from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
 from speccompile.errors import InvalidInput, InvalidOption, RequestFailed
+from support.dice import Dice
+from support.users_processors import MODES, NEW, PROMPTS, VOCAB, AfterLast, Once, model, new_tokens, of_transformers
 
 KEYS = [654, 400, 836, 123, 340]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from sampling_modes import Random
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM, LogitsProcessor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidOption
 from speccompile.modes import registry
+from support.sampling_modes import Random
+from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7

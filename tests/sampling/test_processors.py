@@ -20,8 +20,8 @@ from speccompile.sampling import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.top_p import LOOKS, TopP
 from speccompile.sampling.typical_p import row_sums
+from support.sampling_options import CHOICES, VOCAB, few, options_of, tokens
 
-VOCAB = 40
 MAX_LEN = 30
 WIDTH = 4
 
@@ -108,32 +108,6 @@ class Openai(hf.LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counts = torch.bincount(input_ids[0, self.start :], minlength=VOCAB)
         return scores - self.presence * (counts > 0) - self.frequency * counts
-
-
-tokens = st.integers(0, VOCAB - 1)
-few = st.integers(0, 5)
-CHOICES: dict[str, st.SearchStrategy[Any]] = {
-    "temperature": st.floats(0.05, 3),
-    "top_k": st.integers(0, 60),
-    "top_p": st.floats(0.05, 1),
-    "min_p": st.floats(0, 1),
-    "typical_p": st.floats(0.05, 1),
-    "repetition_penalty": st.floats(0.3, 3),
-    "presence_penalty": st.floats(-2, 2),
-    "frequency_penalty": st.floats(-2, 2),
-    "logit_bias": st.dictionaries(tokens, st.floats(-9, 9).filter(bool), max_size=6),
-    "suppress_tokens": st.lists(tokens, max_size=6),
-    "begin_suppress_tokens": st.lists(tokens, max_size=6),
-    "bad_words_ids": st.lists(st.lists(few, min_size=1, max_size=4), max_size=5),
-    "no_repeat_ngram_size": st.integers(0, 5),
-    "min_new_tokens": st.integers(0, 6),
-    "min_length": st.integers(0, 18),
-    "forced_eos_token_id": tokens | st.lists(tokens, min_size=1, max_size=3),
-}
-
-
-def options_of(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional={name: CHOICES[name] for name in names})
 
 
 @st.composite

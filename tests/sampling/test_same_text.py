@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dice import Dice
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampling_modes import Random
-from test_processors import CHOICES, options_of
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidOption, RequestFailed, UndecidedLogits
 from speccompile.modes import registry
 from speccompile.runtime.request import Request
+from support.dice import Dice
+from support.sampling_modes import Random
+from support.sampling_options import CHOICES, options_of
+from support.tiny import tiny_llama
 
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}

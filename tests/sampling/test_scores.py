@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from dice import Dice
-from sampling_modes import Random
-from test_listener import tokenizer
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 from transformers.generation import logits_process as hf
 
@@ -18,6 +14,10 @@ from speccompile import Speculator, acceptance, wrap
 from speccompile.errors import InvalidOption, UnknownOption
 from speccompile.modes import registry
 from speccompile.runtime.request import Result
+from support.dice import Dice
+from support.letters import tokenizer
+from support.sampling_modes import Random
+from support.tiny import tiny_llama
 
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import given, settings
-from nuclei import DYADIC, TRANSFORMERS, Nucleus, borders
 from transformers.generation.logits_process import TopPLogitsWarper
 
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.sampling.top_p import TopP
+from support.nuclei import DYADIC, TRANSFORMERS, Nucleus, borders
 
 PROCESSOR = TopP()
 

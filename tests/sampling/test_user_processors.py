@@ -9,9 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling_modes import Random
 from transformers.generation import logits_process as hf
-from users_processors import (
+
+from speccompile import Speculator
+from speccompile.errors import InvalidInput, RequestFailed
+from speccompile.modes import registry
+from speccompile.sampling.user import texts_in_front
+from support.sampling_modes import Random
+from support.users_processors import (
     MAKE,
     MODES,
     NEW,
@@ -26,11 +31,6 @@ from users_processors import (
     spec_of,
     wrapped,
 )
-
-from speccompile import Speculator
-from speccompile.errors import InvalidInput, RequestFailed
-from speccompile.modes import registry
-from speccompile.sampling.user import texts_in_front
 
 
 def assert_text_at_every_tier(spec: Speculator, processors: list[Any]) -> list[list[int]]:

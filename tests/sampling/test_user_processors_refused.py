@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 from transformers.generation import logits_process as hf
-from users_processors import MAKE, MAX_LEN, VOCAB, AfterLast, wrapped
 
 from speccompile.errors import InvalidOption, UnsupportedProcessor
 from speccompile.sampling.user_check import check_processors
+from support.users_processors import MAKE, MAX_LEN, VOCAB, AfterLast, wrapped
 
 
 class CountsTokens(LogitsProcessor):

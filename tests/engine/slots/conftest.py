@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from known_texts import forget, wrap
-from tiny import cancel_all
 from transformers import PreTrainedModel
 
 from speccompile import Speculator
 from speccompile.graph.arena import Arena
+from support.known_texts import forget, wrap
+from support.tiny import cancel_all
 
 
 @pytest.fixture(scope="module")

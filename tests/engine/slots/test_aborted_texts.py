@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from engines import Breaks
-from known_texts import assert_taken_over, decoded, prompt, read_and_reused, wrap
-from tiny import admitted, greedy
 from transformers import PreTrainedModel
 
 from speccompile import Speculator
 from speccompile.errors import RequestFailed
+from support.engines import Breaks
+from support.known_texts import assert_taken_over, decoded, prompt, read_and_reused, wrap
+from support.tiny import admitted, greedy
 
 
 def test_cancelled_while_its_prompt_is_read_it_leaves_what_was_read(spec: Speculator, model: PreTrainedModel) -> None:

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from known_texts import (
+from transformers import PreTrainedModel
+
+from speccompile import Speculator
+from speccompile.runtime.request import Request
+from support.known_texts import (
     FAMILIES,
     MAX_BATCH,
     VOCAB,
@@ -19,11 +23,7 @@ from known_texts import (
     read_and_reused,
     wrap,
 )
-from tiny import admitted, greedy
-from transformers import PreTrainedModel
-
-from speccompile import Speculator
-from speccompile.runtime.request import Request
+from support.tiny import admitted, greedy
 
 # --- from a slot that is free ------------------------------------------------------------------------------------
 

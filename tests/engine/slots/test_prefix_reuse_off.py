@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from known_texts import VOCAB, decoded, prompt, read_and_reused, wrap
-from tiny import admitted, greedy, tiny_llama
 from transformers import PreTrainedModel
 
 from speccompile import Speculator
+from support.known_texts import VOCAB, decoded, prompt, read_and_reused, wrap
+from support.tiny import admitted, greedy, tiny_llama
 
 
 @pytest.mark.parametrize("options", [{"prefix_reuse": False}, {"deterministic": True}], ids=str)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from known_texts import MAX_BATCH, decoded, prompt, read_and_reused, shared_beginning, wrap
-from tiny import greedy
 from transformers import PreTrainedModel
 
 from speccompile import Speculator
+from support.known_texts import MAX_BATCH, decoded, prompt, read_and_reused, shared_beginning, wrap
+from support.tiny import greedy
 
 
 def test_the_least_recently_used_text_is_given_up(spec: Speculator) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_texts import shared_beginning
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import N, S, StateSpec, core_state, resolve_layout
@@ -14,6 +13,7 @@ from speccompile.runtime.request import Params, Request
 from speccompile.runtime.score_records import RecordRequest, Records
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import RequestStats
+from support.known_texts import shared_beginning
 
 PLACES = 24
 

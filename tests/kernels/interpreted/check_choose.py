@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import loop_bounds  # noqa: F401
 import pytest
 import torch
 import triton
@@ -14,6 +13,7 @@ from speccompile.ops import noise
 from speccompile.ops.choose import reference
 from speccompile.ops.triton import choose as module
 from speccompile.ops.triton.choose import BLOCK, SPAN, bits_of, choose, gumbel_of, key_of
+from support import loop_bounds  # noqa: F401
 
 
 @triton.jit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import loop_bounds  # noqa: F401
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from speccompile.ops.near_top import _on_cuda, reference
 from speccompile.ops.triton import near_top as module
+from support import loop_bounds  # noqa: F401
 
 generated = settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import loop_bounds  # noqa: F401
 import pytest
 import torch
 from hypothesis import Phase, given, settings
-from step_cases import Match, Outcome, matches, outcomes
 
 from speccompile.ops.commit import _on_cuda
 from speccompile.ops.triton import ngram
+from support import loop_bounds  # noqa: F401
+from support.step_cases import Match, Outcome, matches, outcomes
 
 generated = settings(deadline=None, max_examples=80, phases=[Phase.explicit, Phase.generate])
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -17,6 +16,7 @@ from speccompile.errors import QueueFull
 from speccompile.graph.arena import Arena
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.request import Request
+from support.tiny import tiny_llama
 
 VOCAB = 128
 MAX_LEN = 96

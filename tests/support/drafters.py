@@ -6,11 +6,11 @@ import random
 from typing import Any
 
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
 from speccompile.runtime.request import Request
+from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
 MAX_LEN = 128

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from published import DRAFT_VOCAB, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, VOCAB
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from support.published import DRAFT_VOCAB, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, VOCAB
 
 LAYERS = 8
 #: Draft tokens of a chain.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from dice import Dice
-from engines import greedy
-from tiny import random_prompt
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
+from support.dice import Dice
+from support.engines import greedy
+from support.tiny import random_prompt
 
 
 def assert_greedy_texts(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tiny import tiny_llama
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import speccompile
 from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
 
 PROMPTS = torch.randint(1, 128, (2, 24), generator=torch.Generator().manual_seed(2))
 NEW = 30

@@ -13,23 +13,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from test_listener import Recorder
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
 from speccompile.compiler.build import build
 from speccompile.compiler.plan import make_plan
-from speccompile.errors import (
-    RequestFailed,
-)
+from speccompile.errors import RequestFailed
 from speccompile.lowering.tier import Tier
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy_controller import Policy
 from speccompile.runtime.prefill import STEPS
 from speccompile.runtime.request import Request
+from support import tiny
+from support.recorder import Recorder
 
 VOCAB = 128
 PAD = 127

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from plain_eagle3 import PlainEagle3
 from transformers import PreTrainedModel
 
 from speccompile import Speculator, wrap
 from speccompile.heads import Eagle3Head
+from support.eagle3_reference import PlainEagle3
 
 TAPS = (1, 2, 4)
 MAX_LEN = 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -60,3 +61,13 @@ def common() -> PreTrainedTokenizerFast:
 def ways(guide: Guide, state: int) -> list[int]:
     """Tokens that lead on."""
     return (guide.moves[state, guide.classes.long()] != DEAD).nonzero()[:, 0].tolist()
+
+
+def walk(guide: Guide, rng: random.Random) -> list[int]:
+    state, ids = 0, []
+    while True:
+        on = ways(guide, state)
+        if guide.final[state] and (not on or rng.random() < 0.3):
+            return ids
+        ids.append(rng.choice(on))
+        state = int(guide.moves[state, int(guide.classes[ids[-1]])])

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from tiny import tiny_llama
 from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from speccompile import Speculator, wrap
+from support.tiny import tiny_llama
 
 VOCAB = 128
 MAX_LEN = 60

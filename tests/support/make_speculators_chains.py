@@ -4,7 +4,7 @@ speculators and this project need different versions of transformers, so this ru
 
     python -m venv oracle
     oracle/bin/pip install speculators==0.9.0 transformers==5.19.0
-    oracle/bin/python tests/heads/make_speculators_chains.py [--chains 12]
+    PYTHONPATH=tests oracle/bin/python -m support.make_speculators_chains [--chains 12]
 
 The tests write the same configs and tensors, load them, and compare the drafts of a wrapped model with these chains.
 """
@@ -24,8 +24,9 @@ from safetensors.torch import load_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
-from speculators_cases import CASES, DRAFT_LEN, LAYERS, SIZES, head_tensors, target
 from transformers import AutoConfig, LlamaForCausalLM
+
+from support.speculators_cases import CASES, DRAFT_LEN, LAYERS, SIZES, head_tensors, target
 
 FILE = Path(__file__).with_name("speculators_chains.json")
 #: A text with a choice between logits closer than this is left out: other machines could choose otherwise.

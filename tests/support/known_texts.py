@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from test_families import model_of
-from tiny import tiny_llama
 from transformers import PreTrainedModel
 
 import speccompile
 from speccompile import Speculator
 from speccompile.runtime.request import Request
+from support.families import model_of
+from support.tiny import tiny_llama
 
 VOCAB = 128
 MAX_BATCH = 3

@@ -1,0 +1,1 @@
+"""Helpers of the tests: models, engines, references and cases that several test files share."""
