@@ -55,7 +55,7 @@ def plan_attention(
     depends on B or T.
     """
     widest = max(power_of_2(dim), power_of_2(value_dim))
-    # Tiles whose programs spill no register when compiled for sm_90 (tests/kernels/test_triton_sm90.py).
+    # Tiles whose programs spill no register when compiled for sm_90 (tests/ops/triton/test_triton_sm90.py).
     if dtype.itemsize == 4:
         most, keys = 16, 32 if widest <= 256 else 16
     else:

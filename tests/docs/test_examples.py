@@ -11,7 +11,7 @@ import pytest
 from speccompile.modes import registry
 from speccompile.policies import Fixed
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(Path(__file__).parents[2])
 FILES = sorted(Path(__file__).parent.glob("interpreted/check_*.py"))
 
 

@@ -122,7 +122,7 @@ asyncio.run(main())
 
 
 def test_a_program_may_end_while_a_driver_steps() -> None:
-    folder = Path(__file__).parent.parent
+    folder = Path(__file__).parents[1]
     env = os.environ | {"PYTHONPATH": f"{folder.parent}:{folder}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", EXIT], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

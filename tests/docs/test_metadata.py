@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 import speccompile
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

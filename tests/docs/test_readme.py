@@ -14,7 +14,7 @@ from speccompile import pretrained
 from speccompile.cli.models import tiny_tokenizer
 from support.tiny import tiny_llama
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/guide.md")
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
