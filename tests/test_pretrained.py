@@ -220,7 +220,7 @@ def test_load_of_an_empty_folder_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_smollm2(smollm2: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> None:
+def test_smollm2_is_the_published_model_in_float32(smollm2: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> None:
     model, tokenizer = smollm2
     assert isinstance(model, LlamaForCausalLM)
     assert not model.training

@@ -107,7 +107,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
     ],
     ids=label,
 )
-def test_bad_arguments(
+def test_bad_arguments_are_refused_before_a_build(
     built: list[bool],
     model: LlamaForCausalLM,
     arguments: dict[str, Any],

@@ -41,7 +41,7 @@ def test_the_mean_is_what_was_asked_for(accepted: float) -> None:
     assert abs(float(got.mean()) - wanted) <= 3.3 * spread
 
 
-def test_rates() -> None:
+def test_each_place_is_accepted_at_its_rate() -> None:
     rates = (0.9, 0.5, 0.5, 0.1)
     got = counts(Forced(rates=rates), 5)
     for place, rate in enumerate((*rates, 0.0), start=1):
@@ -127,7 +127,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"accepted": 1, "seed": True}, "seed=True"),
     ],
 )
-def test_bad_options(arguments: dict[str, Any], says: str) -> None:
+def test_options_of_forced_that_are_not_valid_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         Forced(**arguments)
     with pytest.raises(InvalidOption, match="say how many"):

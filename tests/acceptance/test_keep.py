@@ -146,12 +146,12 @@ def test_the_last_token_of_both_decides(text: list[int], junk: list[int]) -> Non
         (lambda: choose_rule("relaxed"), r"acceptance='relaxed'.*needs begin, end: pass .*Relaxed\(begin, end\)"),
     ],
 )
-def test_bad_options(make: Any, says: str) -> None:
+def test_options_of_lossy_rules_that_are_not_valid_are_refused(make: Any, says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         make()
 
 
-def test_unknown_rules() -> None:
+def test_an_unknown_rule_is_refused_with_the_available_names() -> None:
     with pytest.raises(UnknownAcceptance, match="exact, rejection, block, typical, relaxed, forced"):
         choose_rule("greedy")
 

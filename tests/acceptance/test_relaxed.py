@@ -77,7 +77,7 @@ def test_ends_in_the_prompt(prompt: list[int], emitted: list[int], compat: bool,
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_ties(thinks: bool) -> None:
+def test_the_first_of_two_equally_likely_tokens_is_kept(thinks: bool) -> None:
     """Of two equally likely tokens the target chooses the first; outside of the phase ours keeps that alone."""
     prompt = [BEGIN] if thinks else [1]
     assert kept(TIED, 1, prompt, [], compat=True) and kept(TIED, 1, prompt, [], compat=False)
@@ -120,7 +120,7 @@ def test_elsewhere_both_are_equal(
     assert one == other
 
 
-def test_bad_options() -> None:
+def test_trtllm_compat_must_be_a_bool() -> None:
     with pytest.raises(InvalidOption, match="trtllm_compat=1 is not valid: use True or False"):
         Relaxed(1, 2, trtllm_compat=1)  # type: ignore[arg-type]
 

@@ -149,7 +149,7 @@ def test_the_ops_by_hand() -> None:
         ([1] * (CAPACITY + 1), r"trace=\[1, 1, 1, 1, 1, 1, 1, 1, Ellipsis\] .* it has 4097 steps.* room for 4096"),
     ],
 )
-def test_bad_traces(trace: Any, says: str) -> None:
+def test_traces_that_cannot_be_replayed_are_refused(trace: Any, says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         Forced(trace=trace)
 

@@ -92,7 +92,7 @@ def random_step(rows: int, count: int, vocab: int = VOCAB, seed: int = 0) -> tup
 @pytest.mark.parametrize("with_probs", [False, True])
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize(("rule", "temperature"), RULES_AND_TEMPERATURES)
-def test_cases(rule: str, temperature: float, case: str, with_probs: bool) -> None:
+def test_a_certain_target_emits_what_vllm_expects(rule: str, temperature: float, case: str, with_probs: bool) -> None:
     """Of a target that is certain, whatever the drafter's probabilities were."""
     batch = CASES[case]
     width = max(len(row) for row in batch.drafts)
@@ -132,7 +132,7 @@ def test_the_bonus_token_is_drawn_from_the_target(rule: str) -> None:
 @pytest.mark.parametrize("option", ["top_k", "top_p"])
 @pytest.mark.parametrize("with_probs", [False, True])
 @pytest.mark.parametrize("rule", DRAWING)
-def test_support(rule: str, with_probs: bool, option: str) -> None:
+def test_emitted_tokens_are_the_targets_support(rule: str, with_probs: bool, option: str) -> None:
     """What is emitted is in the target's support, also where drafts are not; and nothing in it is out of reach."""
     rows, count = 600, 3
     scores, drafts, lens, probs = random_step(rows, count, vocab=12)

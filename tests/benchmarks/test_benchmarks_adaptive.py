@@ -12,7 +12,9 @@ from benchmarks import adaptive
 from speccompile.policies import Cost, CostTable, Ladder, TierCost
 
 
-def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_run_compares_all_policies_on_the_same_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "out.json"
     adaptive.main(model="tiny", count=2, new_tokens=6, tiers="0,2", backend="eager", max_len=256, json_file=file)
     out = capsys.readouterr().out

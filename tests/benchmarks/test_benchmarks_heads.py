@@ -12,7 +12,7 @@ from speccompile import wrap
 from speccompile.cli.models import tiny_model
 
 
-def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_run_times_drafting_and_keeping_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.json"
     main(model="tiny", draft_len=3, draft_vocab=64, repeats=1, backend="eager", quick=True, json_file=file)
     shown = capsys.readouterr().out

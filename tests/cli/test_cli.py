@@ -231,7 +231,7 @@ def test_tiny_tokenizer_is_bytes() -> None:
     assert tokenizer.decode(ids[0]) == text
 
 
-def test_parsing() -> None:
+def test_tiers_and_options_are_parsed() -> None:
     assert parse_tiers("0, 1,3") == (0, 1, 3)
     assert parse_options(["a=1", "b=x", "c=[1, 2]", "d=a=b"]) == {"a": 1, "b": "x", "c": [1, 2], "d": "a=b"}
     with pytest.raises(InvalidTiers):

@@ -77,7 +77,7 @@ def test_wrong_lines_are_named(tmp_path: Path, item: Any, told: str) -> None:
         read_texts(lines(tmp_path, {"text": "a"}, item), tokenizer, 10)
 
 
-def test_wrong_files(tmp_path: Path) -> None:
+def test_files_that_hold_no_usable_texts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         read_texts(tmp_path / "nothing", tiny_tokenizer(), 10)
     with pytest.raises(InvalidInput, match="no texts"):
@@ -91,7 +91,7 @@ def test_wrong_files(tmp_path: Path) -> None:
         read_texts(lines(tmp_path, {"messages": TALK}), tokenizer, 10)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_writes_records_and_specforge_files(tmp_path: Path) -> None:
     path = lines(tmp_path, {"id": "one", "text": "an old lighthouse"}, {"text": "in the evening " * 20})
     arguments = ["save-hidden-states", "tiny", "--data", str(path), "--output", str(tmp_path / "out")]
     arguments += ["--layers", "0,1", "--max-len", "64", "--max-batch", "1", "--backend", "eager"]

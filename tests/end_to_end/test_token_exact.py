@@ -156,7 +156,7 @@ def inductor(model: LlamaForCausalLM) -> Callable[[str], Speculator]:
 @pytest.mark.parametrize("draft_len", TIERS)
 @SETTINGS
 @given(case=cases())
-def test_static_tiers(
+def test_text_is_transformers_own_at_every_static_tier(
     model: LlamaForCausalLM, eager: Callable[[str], Speculator], mode: str, draft_len: int, case: Case
 ) -> None:
     spec = eager(mode)
@@ -254,7 +254,7 @@ def test_shapes_of_the_architecture(shape: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @FEW
 @given(case=cases(), seed=st.integers(0, 1000))
-def test_inductor(
+def test_text_is_transformers_own_when_compiled_by_inductor(
     model: LlamaForCausalLM, inductor: Callable[[str], Speculator], mode: str, case: Case, seed: int
 ) -> None:
     eos = occurring_eos(model, case, seed)

@@ -55,13 +55,13 @@ def test_shapes_are_resolved_from_expressions() -> None:
     assert arena.nbytes == sum(tensor.nbytes for tensor in arena.layout.tensors.values())
 
 
-def test_fill() -> None:
+def test_state_begins_with_its_fill_value() -> None:
     arena = Arena(layout_of(StateSpec("minus", (N, 2), torch.int64, fill=-1), StateSpec("zero", (N,), torch.bool)), CPU)
     assert (arena["minus"] == -1).all()
     assert not arena["zero"].any()
 
 
-def test_initial_values() -> None:
+def test_initial_values_come_before_the_fill() -> None:
     arena = Arena(layout_of(StateSpec("table", (5,), torch.int64, fill=-1, initial=(7, 8))), CPU)
     assert arena["table"].tolist() == [7, 8, -1, -1, -1]
 

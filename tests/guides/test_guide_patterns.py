@@ -111,7 +111,7 @@ def test_special_tokens_stand_for_nothing_and_other_added_ones_for_what_they_dec
     assert {EOS, first + 1}.isdisjoint(token for ids in by_bytes.values() for token in ids)
 
 
-def test_ids_with_gaps() -> None:
+def test_token_ids_may_have_gaps() -> None:
     tokenizer = word_level(decoders.Metaspace(), ())
     tokenizer = tokenizer_with({"</s>": 0, "a": 1, "b": 90})
     guide = regex_guide("ab+", tokenizer)

@@ -131,7 +131,7 @@ def test_every_value_can_be_written(schema: Schema) -> None:
 
 
 @pytest.mark.parametrize("name", ["date", "time", "date-time", "uuid", "uri", "email"])
-def test_formats(name: str) -> None:
+def test_strings_of_a_format_are_of_that_format(name: str) -> None:
     for text in texts(json_schema_guide({"type": "string", "format": name}, common()), 60):
         value = json.loads(text)
         assert value.isascii() and not set(value) & set(' "\\<>'), value

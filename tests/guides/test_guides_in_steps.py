@@ -302,7 +302,7 @@ def common_letters() -> Any:
 # --- what is wrong -------------------------------------------------------------------------------
 
 
-def test_wrong_guides(specs: dict[str, Speculator]) -> None:
+def test_guides_that_do_not_fit_the_request_are_refused(specs: dict[str, Speculator]) -> None:
     engine = specs["ngram"].engine
     for wrong in ("a+", {"type": "null"}, [guides()["one"]], 5):
         with pytest.raises(InvalidOption, match="it has to be a Guide"):

@@ -56,7 +56,7 @@ def assert_whole(folder: Path, known: Set[str] = frozenset()) -> set[str]:
     return set(found)
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     to = writer(tmp_path)
     fill(to, range(7))
     to.flush()
@@ -265,7 +265,7 @@ def test_a_record_that_cannot_be_made_takes_no_other_along(tmp_path: Path) -> No
     assert assert_whole(tmp_path) == {"0", "1", "2"}
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_that_loses_no_written_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to = writer(tmp_path, interval=2)
     fill(to, range(2))
     to.flush()

@@ -159,7 +159,7 @@ def test_a_wrap_that_is_dropped_writes_the_records_that_wait(model: LlamaForCaus
     assert len(SavedHiddenStates(tmp_path)) == 1
 
 
-def test_who_is_saved(scripted: Speculator) -> None:
+def test_requests_that_end_by_themselves_are_saved(scripted: Speculator) -> None:
     """Each that ends by itself, unless it says no; under its own id or a number."""
     engine, writer = scripted.engine, scripted.hidden_states
     writer.flush()

@@ -34,7 +34,9 @@ def model() -> LlamaForCausalLM:
         ({"eagle3_layers_to_capture": 1.5}, "0 .. 2"),
     ],
 )
-def test_wrong_options(model: LlamaForCausalLM, tmp_path: Path, options: dict[str, Any], told: str) -> None:
+def test_saving_options_that_are_not_valid_are_refused(
+    model: LlamaForCausalLM, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
     given = {"output_directory": tmp_path, "eagle3_layers_to_capture": LAYERS} | options
     with pytest.raises(InvalidOption, match=told):
         wrap(model, "save_hidden_states", backend="eager", **given)

@@ -27,7 +27,7 @@ def names(calls: tuple[KernelCall, ...], caller: str, kind: str) -> dict[str, in
     return {call.name: call.calls for call in calls if (call.caller, call.kind) == (caller, kind)}
 
 
-def test_op_by_op() -> None:
+def test_a_printed_step_lists_its_ops() -> None:
     with wrapped() as spec:
         calls = spec.kernels()
         (body,) = names(calls, "step", "body")

@@ -148,6 +148,6 @@ def test_before_is_of_a_layer_alone(graph: StepGraph) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
-def test_no_taps(graph: StepGraph) -> None:
+def test_a_tap_pass_without_taps_matches_nothing(graph: StepGraph) -> None:
     with pytest.raises(NothingMatched):
         tapped(graph, [], outlined=False)

@@ -54,7 +54,9 @@ def nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cost:candidates=1:0/3", InvalidPolicy, "one list of draft lengths is wanted"),
     ],
 )
-def test_policies(model: LlamaForCausalLM, policy: Any, kind: type[UserError], says: str) -> None:
+def test_a_policy_that_is_not_valid_is_refused_at_wrap(
+    model: LlamaForCausalLM, policy: Any, kind: type[UserError], says: str
+) -> None:
     with pytest.raises(kind) as error:
         speccompile.wrap(model, "ngram", tiers=TIERS, max_len=64, backend="eager", policy=policy)
     assert says in str(error.value)

@@ -16,7 +16,7 @@ TIERS = (0, 1, 3, 7)
 
 
 @pytest.mark.parametrize("draft_len", TIERS)
-def test_fixed(draft_len: int) -> None:
+def test_fixed_chooses_its_draft_length_for_any_rows(draft_len: int) -> None:
     policy = parse_policy(f"fixed:{draft_len}", TIERS)
     assert policy == Fixed(draft_len)
     assert {policy.choose(rows) for rows in range(1, 20)} == {draft_len}
@@ -140,7 +140,7 @@ def test_a_tier_that_was_not_built(text: str, tier: int) -> None:
     assert "tiers=... of wrap" in str(error.value)
 
 
-def test_check_tier() -> None:
+def test_a_tier_that_was_not_built_is_unknown() -> None:
     for tier in TIERS:
         check_tier(tier, TIERS)
     for wrong in (2, -1, 8, "3", None, True, False):

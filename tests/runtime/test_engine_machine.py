@@ -14,7 +14,7 @@ from support.engine_play import MAX_LEN, MAX_NEW, TIERS, Play, prompts, referenc
 # --- hypothesis --------------------------------------------------------------------------------------------------
 
 
-def test_machine() -> None:
+def test_every_invariant_holds_whatever_requests_do() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(

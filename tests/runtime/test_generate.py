@@ -138,7 +138,7 @@ def test_right_padding_is_refused_without_a_mask_too(spec: Speculator) -> None:
         spec.generate(torch.tensor([[1, 2, PAD], [4, 5, 6]]), pad_token_id=PAD)
 
 
-def test_int32(model: LlamaForCausalLM, spec: Speculator) -> None:
+def test_int32_prompts_give_the_text_of_int64_ones(model: LlamaForCausalLM, spec: Speculator) -> None:
     ids, mask = left_padded(rows(3, 9))
     expected = both(model, spec, ids, mask, max_new_tokens=12, pad_token_id=PAD)
     got = spec.generate(ids.int(), mask, max_new_tokens=12)
@@ -224,7 +224,7 @@ def test_as_many_eos_ids_as_a_slot_can_hold(model: LlamaForCausalLM, spec: Specu
         spec.generate(ids, mask, eos_token_id=[*never[:8], new[4]])
 
 
-def test_one_new_token(model: LlamaForCausalLM, spec: Speculator) -> None:
+def test_one_new_token_is_transformers_own(model: LlamaForCausalLM, spec: Speculator) -> None:
     assert both(model, spec, *left_padded(rows(3, 9)), max_new_tokens=1, pad_token_id=PAD).shape == (2, 10)
 
 

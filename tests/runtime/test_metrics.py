@@ -13,7 +13,7 @@ from speccompile.runtime.stats import RequestStats, Stats
 from support.tiny import tiny_llama
 
 
-def test_what_is_shown() -> None:
+def test_all_counters_are_exposed() -> None:
     pytest.importorskip("prometheus_client")
     stats = Stats(2)
     stats.count_step(2, 1, proposed=True)

@@ -11,7 +11,7 @@ from support.engines import Bench, Make, prompt
 from support.tiny import greedy
 
 
-def test_what_is_packed(bench: Bench, make: Make) -> None:
+def test_packed_columns_are_those_of_the_arena(bench: Bench, make: Make) -> None:
     engine = make().engine
     arena, width = engine.arena, bench.build.arena.layout.max_width
     requests = [engine.submit(prompt(7, seed), max_new_tokens=20) for seed in range(2)]

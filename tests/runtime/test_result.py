@@ -13,7 +13,7 @@ from support.engines import PATIENCE, Gate, Make, greedy, prompt, serving
 from support.letters import tokenizer
 
 
-def test_a_result(engine: Engine, model: LlamaForCausalLM) -> None:
+def test_a_result_has_text_reason_and_statistics(engine: Engine, model: LlamaForCausalLM) -> None:
     request = engine.submit(prompt(5), max_new_tokens=15)
     result = request.result()
     assert result.token_ids == greedy(model, prompt(5), 15)
@@ -30,7 +30,7 @@ def test_a_result(engine: Engine, model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 0.0])
-def test_no_time_at_all(engine: Engine, model: LlamaForCausalLM, timeout: float) -> None:
+def test_a_timeout_of_zero_returns_only_what_has_ended(engine: Engine, model: LlamaForCausalLM, timeout: float) -> None:
     request = engine.submit(prompt(5), max_new_tokens=15)
     with pytest.raises(TimeoutError, match=f"has not ended within {timeout} s"):
         request.result(timeout)
@@ -66,7 +66,7 @@ def test_time_runs_out_while_another_thread_steps(make: Make, model: LlamaForCau
         assert request.result(timeout=PATIENCE).token_ids == greedy(model, prompt(5), 15)
 
 
-def test_text(engine: Engine, model: LlamaForCausalLM) -> None:
+def test_the_text_is_decoded_by_the_requests_tokenizer(engine: Engine, model: LlamaForCausalLM) -> None:
     letters = tokenizer()
     result = engine.submit(prompt(5), max_new_tokens=15, tokenizer=letters).result()
     assert result.text == letters.decode(greedy(model, prompt(5), 15)) != ""
@@ -147,7 +147,7 @@ def test_timings_go_on_until_the_end(engine: Engine) -> None:
     assert request.timings == at_end
 
 
-def test_repr(engine: Engine) -> None:
+def test_repr_shows_length_and_state(engine: Engine) -> None:
     request = engine.submit(prompt(4), max_new_tokens=10)
     assert repr(request) == "<Request of 4 tokens, 0 new, waiting>"
     engine.step()

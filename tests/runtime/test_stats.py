@@ -53,14 +53,14 @@ def test_before_the_first_step() -> None:
     assert stats.requests == []
 
 
-def test_without_drafts() -> None:
+def test_without_drafts_the_acceptance_length_is_one() -> None:
     stats = Stats(0)
     stats.count(1, 0, 0)
     assert stats.per_position == []
     assert stats.acceptance_length == 1.0
 
 
-def test_steps_by_tier() -> None:
+def test_steps_are_counted_by_tier_and_rows() -> None:
     stats = Stats(7)
     for draft_len, rows in ((7, 1), (3, 4), (7, 4), (0, 2), (7, 4)):
         stats.count_step(draft_len, rows, proposed=draft_len > 0)
@@ -69,7 +69,7 @@ def test_steps_by_tier() -> None:
     assert stats.rows_steps == {1: 1, 4: 3, 2: 1}
 
 
-def test_prompts() -> None:
+def test_prefill_is_counted_apart_from_steps() -> None:
     stats = Stats(7)
     for tokens in (64, 64, 5):
         stats.count_prefill(tokens)
@@ -77,7 +77,7 @@ def test_prompts() -> None:
     assert (stats.steps, stats.row_steps) == (0, 0)
 
 
-def test_reset() -> None:
+def test_reset_sets_every_counter_to_zero() -> None:
     stats = traced()
     stats.count_step(3, 1, proposed=True)
     stats.count_prefill(8)
@@ -105,7 +105,7 @@ def test_two_counters_share_nothing() -> None:
         st.integers(0, 7).flatmap(lambda proposed: st.tuples(st.integers(0, proposed), st.just(proposed)))
     )
 )
-def test_sums_agree(trace: list[tuple[int, int]]) -> None:
+def test_counters_by_place_add_up_to_the_totals(trace: list[tuple[int, int]]) -> None:
     counters = Counters(7)
     for accepted, proposed in trace:
         counters.count(accepted + 1, accepted, proposed)

@@ -178,7 +178,9 @@ def test_a_dead_row_changes_no_live_state(spec: Speculator, live: int, rows: int
 @pytest.mark.parametrize(
     ("new", "eos_at", "reason"), [(1, None, "max_new_tokens"), (12, None, "max_new_tokens"), (12, 4, "eos")]
 )
-def test_finish_reasons(spec: Speculator, model: LlamaForCausalLM, new: int, eos_at: int | None, reason: str) -> None:
+def test_a_request_reports_why_it_ended(
+    spec: Speculator, model: LlamaForCausalLM, new: int, eos_at: int | None, reason: str
+) -> None:
     text = random_prompt(10, seed=3)
     expected = greedy(model, text, new)
     eos = [] if eos_at is None else [expected[eos_at]]

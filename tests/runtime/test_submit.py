@@ -216,7 +216,7 @@ def test_modules_that_were_wrapped_in_others_are_refused(engine: Engine, model: 
 # --- capacity and the waiting queue --------------------------------------------------------------
 
 
-def test_capacity(make: Make) -> None:
+def test_capacity_counts_slots_and_room(make: Make) -> None:
     engine = make(max_waiting=3).engine
     assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, room=7)
     requests = [engine.submit(prompt(3, seed), max_new_tokens=100) for seed in range(6)]
@@ -233,7 +233,7 @@ def test_capacity(make: Make) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 2])
-def test_a_full_queue(make: Make, limit: int) -> None:
+def test_a_full_queue_refuses_and_changes_nothing(make: Make, limit: int) -> None:
     engine = make(max_waiting=limit).engine
     first = [engine.submit(prompt(3, seed), max_new_tokens=100) for seed in range(MAX_BATCH + limit)]
     before = snapshot(engine)

@@ -92,7 +92,7 @@ class SwapMachine(EngineMachine):
                 assert stats.draft_tokens <= limit * stats.row_steps and not any(stats.proposed_at[limit:])
 
 
-def test_machine() -> None:
+def test_every_invariant_holds_whatever_tier_is_next() -> None:
     run_state_machine_as_test(
         SwapMachine,
         settings=settings(

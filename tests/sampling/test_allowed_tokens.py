@@ -157,7 +157,7 @@ def test_what_goes_wrong_ends_that_request_alone(
     assert engine.idle and engine.capacity().free_slots == engine.capacity().slots
 
 
-def test_no_function() -> None:
+def test_prefix_allowed_tokens_fn_must_be_a_function() -> None:
     with pytest.raises(InvalidOption, match=r"it has to be a function \(batch_id, input_ids\) -> token ids"):
         spec_of("ngram").engine.submit([1], prefix_allowed_tokens_fn=[1, 2])
 

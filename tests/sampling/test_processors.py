@@ -148,14 +148,14 @@ ALMOST_ALL: dict[str, Any] = {
 @given(rows=st.lists(a_row(list(CHOICES)), min_size=1, max_size=4), seed=st.integers(0, 2**32))
 @example(rows=[ALMOST_ALL], seed=0)
 @settings(max_examples=250, deadline=None)
-def test_all_together(rows: list[dict[str, Any]], seed: int) -> None:
+def test_all_options_together_leave_what_transformers_leaves(rows: list[dict[str, Any]], seed: int) -> None:
     compare(rows, seed)
 
 
 @pytest.mark.parametrize("name", list(CHOICES))
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_one_by_one(name: str, data: st.DataObject) -> None:
+def test_each_option_alone_leaves_what_transformers_leaves(name: str, data: st.DataObject) -> None:
     compare(data.draw(st.lists(a_row([name]), min_size=1, max_size=3)), data.draw(st.integers(0, 2**32)))
 
 
@@ -275,7 +275,7 @@ def test_a_nucleus_wider_than_a_look(look: int) -> None:
     ],
     ids=str,
 )
-def test_bad_values(options: dict[str, Any], says: str) -> None:
+def test_sampling_values_that_are_not_valid_are_refused(options: dict[str, Any], says: str) -> None:
     (name,) = options
     with pytest.raises(InvalidOption, match=says) as caught:
         read(options, [0])

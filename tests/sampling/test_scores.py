@@ -307,7 +307,7 @@ def test_without_room_the_error_says_so(model: LlamaForCausalLM, name: str) -> N
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("value", [1, None, "yes"])
-def test_bad_values(spec: Speculator, name: str, value: Any) -> None:
+def test_options_of_scores_must_be_bools(spec: Speculator, name: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=f"submit: {name}=.* use True or False"):
         spec.engine.submit([1], **{name: value})
 

@@ -92,7 +92,7 @@ def test_their_place_is_behind_the_penalties_and_in_front_of_the_warpers() -> No
     assert expected == [of_transformers(prompt, [penalty, *processors, temperature]) for prompt in PROMPTS]
 
 
-def test_a_padded_batch() -> None:
+def test_a_padded_batch_has_transformers_text_for_each_row() -> None:
     spec, width = spec_of("several", "ngram"), max(len(prompt) for prompt in PROMPTS)
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])

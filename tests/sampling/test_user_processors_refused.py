@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_a_processor_that_cannot_be_traced_is_refused_by_name(name: str) -> None:
     processor, reason, advice = REFUSED[name]
     with pytest.raises(UnsupportedProcessor, match=f"cannot become part of a step: .*{reason}.*{advice}") as caught:
         wrapped([AfterLast(), processor])

@@ -88,7 +88,7 @@ def test_check_takes_token_ids_and_nothing_else(model: LlamaForCausalLM, prompts
         wrap(model).check(prompts)
 
 
-def test_other_misuse(model: LlamaForCausalLM) -> None:
+def test_misuse_of_a_speculator_is_an_error_of_its_class(model: LlamaForCausalLM) -> None:
     spec = wrap(model)
     with pytest.raises(InvalidInput, match="streamer"):
         spec.generate(PROMPT, streamer=object())  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ def ids(*rows: list[int]) -> torch.Tensor:
     ],
     ids=label,
 )
-def test_bad_prompts(
+def test_bad_prompts_are_refused_and_leave_no_request(
     spec: Speculator, arguments: dict[str, Any], kind: type[SpecCompileError], says: list[str]
 ) -> None:
     with refused(kind, *says):
@@ -270,7 +270,7 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
         assert part in text["built in"]
 
 
-def test_what_was_built(spec: Speculator) -> None:
+def test_the_built_tiers_are_listed(spec: Speculator) -> None:
     assert list(spec.tiers) == [0, 3]
     assert {key: tier.draft_len for key, tier in spec.tiers.items()} == {0: 0, 3: 3}
     assert all(tier.key.rows == 2 for tier in spec.tiers.values())

@@ -122,7 +122,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, reason: str = "becau
 @pytest.mark.parametrize(
     ("verdict", "code"), [("exact", 0), ("refused", 0), ("not made", 0), ("wrong", 1), ("broken", 1)]
 )
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdict: str, code: int) -> None:
+def test_exit_code_is_one_for_wrong_and_broken_families(
+    monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
+) -> None:
     fake(monkeypatch, Verdict(verdict))
     result = call("llama", "gemma2", "--only", "exact")
     assert result.exit_code == code

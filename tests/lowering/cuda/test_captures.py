@@ -89,7 +89,7 @@ def test_a_replay_is_the_graph_s_and_nothing_else(tier: Tier) -> None:
     assert graph.launches == 3
 
 
-def test_footprints(bench: Bench) -> None:
+def test_each_graph_reports_its_memory(bench: Bench) -> None:
     device = StandIn()
     captures = Captures(bench.build.arena, device, dict)
     captures.of(bench.build.executables)

@@ -48,7 +48,7 @@ def test_names_of_the_layer(tmp_path: Path, layer: str) -> None:
     assert not head.config.norm_before_residual
 
 
-def test_speculators(tmp_path: Path) -> None:
+def test_layout_of_speculators_loads_whole(tmp_path: Path) -> None:
     tensors = published.weights("layers.0") | {"embed_tokens.weight": published.embedding()}
     fields = dict(norm_before_residual=True, norm_output=True, eagle_aux_hidden_state_layer_ids=[1, 3, 7])
     head = loaded(tmp_path, tensors, published.speculators(**fields))
@@ -140,7 +140,7 @@ def test_eagle_config_of_tensorrt_llm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names", [["fc_norm.0", "fc_norm.1", "fc_norm.2"], ["aux_norm_low", "aux_norm_mid", "aux_norm_high"]]
 )
-def test_fc_norm(tmp_path: Path, names: list[str]) -> None:
+def test_each_tap_has_its_own_norm_under_both_names(tmp_path: Path, names: list[str]) -> None:
     norms = {f"{name}.weight": torch.full((HIDDEN,), 1.0 + index) for index, name in enumerate(names)}
     head = loaded(tmp_path, published.weights() | norms, FLAT | {"fc_norm": True})
     assert [float(norm.weight[0]) for norm in head.fc_norm] == [1.0, 2.0, 3.0]
@@ -182,7 +182,7 @@ def test_whole_vocabulary_listed_all_the_same(tmp_path: Path) -> None:
     assert loaded(tmp_path, tensors, FLAT | {"draft_vocab_size": VOCAB}).d2t is None
 
 
-def test_tied_embedding(tmp_path: Path) -> None:
+def test_tied_lm_head_is_the_embedding(tmp_path: Path) -> None:
     tensors = without(published.weights(), "lm_head.weight", "d2t", "t2d") | {
         "embed_tokens.weight": published.embedding()
     }
@@ -199,12 +199,12 @@ def test_small_ints_and_half_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [{"binary": True}, {"files": 3}])
-def test_files(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_binary_and_sharded_files_load_whole(tmp_path: Path, how: dict[str, Any]) -> None:
     tensors = published.weights()
     assert_holds(loaded(tmp_path, tensors, **how), tensors)
 
 
-def test_own_rope(tmp_path: Path) -> None:
+def test_rope_of_both_config_formats_is_the_same(tmp_path: Path) -> None:
     old = loaded(tmp_path / "old", published.weights(), FLAT | {"rope_theta": 500.0, "rope_scaling": None})
     new = loaded(
         tmp_path / "new", published.weights(), FLAT | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
@@ -251,7 +251,7 @@ def test_each_key_matters(tmp_path: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in published.weights() if key not in ("t2d", "lm_head.weight")])
-def test_missing(tmp_path: Path, key: str) -> None:
+def test_a_missing_tensor_is_named(tmp_path: Path, key: str) -> None:
     with pytest.raises(HeadKeys, match=f"missing: {key.replace('midlayer', 'layers.0')} "):
         loaded(tmp_path, without(published.weights(), key))
 
@@ -285,7 +285,9 @@ def test_lm_head_of_a_part_of_the_vocabulary_cannot_be_lent(tmp_path: Path) -> N
         ({"attention_bias": True}, r"missing: layers.0.self_attn.q_proj.bias \[96\]"),
     ],
 )
-def test_config_refused(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
+def test_a_config_that_does_not_fit_is_refused_with_the_reason(
+    tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
     with pytest.raises((InvalidHead, HeadKeys), match=reason):
         loaded(tmp_path, published.weights(), FLAT | changed)
 
@@ -333,7 +335,7 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
             load_eagle3(folder, TARGET)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidHead, match=r"config\.json|safetensors"):
         load_eagle3(tmp_path, TARGET)
     (tmp_path / "pytorch_model.bin").write_bytes(b"no pickle")

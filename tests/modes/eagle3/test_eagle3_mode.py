@@ -191,12 +191,12 @@ def test_own_longest_text(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_greedy_text(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
+def test_greedy_text_is_the_targets(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
     assert_greedy_texts(spec, model, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_sampled_text(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
+def test_sampled_text_is_the_targets(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
     asked = [
         {"ids": random_prompt(5 + 9 * row, seed=row), "do_sample": True, "seed": row, "max_new_tokens": 25}
         | [{}, {"temperature": 5.0}, {"top_k": 9, "repetition_penalty": 1.3}, {"top_p": 0.8, "temperature": 2.0}][row]
@@ -224,7 +224,9 @@ def test_shared_noise_makes_drafts_right(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "typical"])
-def test_other_rules(model: LlamaForCausalLM, head: Eagle3Head, acceptance: str) -> None:
+def test_rules_other_than_exact_run_to_the_end_and_accept_drafts(
+    model: LlamaForCausalLM, head: Eagle3Head, acceptance: str
+) -> None:
     with eagle3(model, head, acceptance=acceptance, **SMALL) as spec:
         prompt = random_prompt(9)
         if acceptance != "typical":
@@ -302,7 +304,7 @@ def test_split_runs_executables_of_its_own(split: Speculator) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
-def test_split_text(split: Speculator, model: LlamaForCausalLM, rows: int) -> None:
+def test_text_of_the_split_mode_is_the_targets(split: Speculator, model: LlamaForCausalLM, rows: int) -> None:
     split.engine.policy = Dice([0, 1, 3], rows)
     prompts = [random_prompt(3 + 20 * row, seed=row) for row in range(rows)]
     requests = [split.engine.submit(prompt, max_new_tokens=20) for prompt in prompts]
@@ -333,7 +335,7 @@ def test_a_head_for_the_shortest_texts(model: LlamaForCausalLM, head: Eagle3Head
 # --- what is taken -------------------------------------------------------------------------------
 
 
-def test_from_a_folder(tmp_path: Path) -> None:
+def test_a_head_is_loaded_from_a_folder(tmp_path: Path) -> None:
     target = tiny_llama(layers=8)
     folder = published.write(tmp_path, published.weights(), published.FLAT)
     with eagle3(target, str(folder), tiers=(0, 2), max_batch=1, max_len=31) as spec:
@@ -342,7 +344,7 @@ def test_from_a_folder(tmp_path: Path) -> None:
         assert spec.generate(torch.tensor([prompt]), max_new_tokens=20)[0, 9:].tolist() == greedy(target, prompt, 20)
 
 
-def test_refused(model: LlamaForCausalLM, head: Eagle3Head) -> None:
+def test_heads_that_do_not_fit_the_target_are_refused(model: LlamaForCausalLM, head: Eagle3Head) -> None:
     with pytest.raises(InvalidOption, match="Eagle3Head"):
         wrap(model, "eagle3_one_model")
     with pytest.raises(InvalidOption, match="draft_max_len"):

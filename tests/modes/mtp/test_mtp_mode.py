@@ -203,7 +203,7 @@ def test_twenty_steps_without_drafts_change_nothing(specs: Callable[[str], Specu
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_greedy_text(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
+def test_greedy_text_is_the_targets_with_mtp(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
     assert_greedy_texts(spec, model, rows)
 
 
@@ -222,7 +222,9 @@ def expected(model: LlamaForCausalLM, asked: list[dict[str, Any]]) -> list[list[
         return [plain.engine.submit(**request).result().token_ids for request in asked]
 
 
-def test_sampled_text(spec: Speculator, asked: list[dict[str, Any]], expected: list[list[int]]) -> None:
+def test_sampled_text_is_the_targets_with_mtp(
+    spec: Speculator, asked: list[dict[str, Any]], expected: list[list[int]]
+) -> None:
     spec.engine.policy = Dice([0, 1, 3], 4)
     together = [spec.engine.submit(**request) for request in asked]
     assert [request.result().token_ids for request in together] == expected
