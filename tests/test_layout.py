@@ -1,0 +1,35 @@
+"""The tests mirror the package's rooms, and share code by ``tests/support`` alone."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "speccompile"
+FILES = [path for path in TESTS.rglob("*.py") if "__pycache__" not in path.parts]
+#: Folders that are no room of the package: helpers, whole systems, and what lies beside the package.
+OTHERS = {"support", "end_to_end", "benchmarks", "docs"}
+
+
+def test_every_folder_is_a_room_of_the_package() -> None:
+    rooms = {path.stem for path in PACKAGE.iterdir()}
+    assert {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"} <= rooms | OTHERS
+
+
+def test_file_names_are_unique() -> None:
+    """pytest imports test modules by their names alone."""
+    names = Counter(path.name for path in FILES if path.name != "conftest.py")
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_no_test_module_is_imported() -> None:
+    tests = {path.stem for path in FILES if path.name.startswith(("test_", "check_")) or path.name == "conftest.py"}
+    imported = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported += [f"{path}:{node.lineno}" for name in names if name.split(".")[-1] in tests]
+    assert not imported
