@@ -1,0 +1,155 @@
+"""The public names and signatures are those of ``public_api.txt``.
+
+After an addition write the file anew, and commit it with the change::
+
+    python tests/test_public_api.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import speccompile
+from speccompile import Speculator, acceptance, guides, hidden_states, modes, policies
+from speccompile.runtime.check import CheckReport
+from speccompile.runtime.engine import Capacity, Engine
+from speccompile.runtime.request import Request, Result, Timings
+from speccompile.runtime.stats import RequestStats, Stats
+from speccompile.sampling import OPTIONS
+
+GOLDEN = Path(__file__).with_name("public_api.txt")
+
+#: Classes with members that are not for users, and those that are. Of other classes the ways to make one are listed:
+#: the constructor, class methods and static methods.
+MEMBERS: dict[type, str] = {
+    Engine: "submit step run serve capacity close idle policy __enter__ __exit__",
+    Request: "cancel result stream finished finish_reason timings __iter__ __aiter__",
+    Result: "acceptance_length",
+    CheckReport: "largest_logit_change",
+    RequestStats: "acceptance_length per_position rejected_tokens",
+    Stats: "acceptance_length per_position rejected_tokens tier_residency reset",
+    guides.Guide: "matches",
+    hidden_states.Record: "as_specforge as_trtllm",
+    modes.ReadyMode: "propose proposer",
+}
+PROTOCOLS = (policies.Policy, policies.LearningPolicy, policies.Chooser)
+#: All public members of these are listed.
+OPEN = (modes.Mode, acceptance.Rule, Speculator, *PROTOCOLS)
+#: Reached through a speculator, so they are in no module's ``__all__``.
+REACHED = (Engine, Request, Result, Timings, Capacity, CheckReport, RequestStats, Stats)
+#: This package alone makes them.
+MADE_HERE = (Speculator, Engine, Request)
+#: Between ``wrap`` and the speculator that it makes.
+INTERNAL = {"take"}
+
+
+def public_names(module: Any) -> list[str]:
+    """``__all__``, or, of a module without it, what it defines."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return sorted(name for name in getattr(module, "__all__", own) if not name.startswith("_") or name == "__version__")
+
+
+def shown_default(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    return value.__name__ if callable(value) else repr(value)
+
+
+def parameters(function: Any) -> Iterator[str]:
+    """A line for each parameter."""
+    keyword_only = False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            yield "*"
+            keyword_only = True
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        default = "" if parameter.default is parameter.empty else f" = {shown_default(parameter.default)}"
+        annotation = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+        yield f"{stars}{parameter.name}{annotation}{default}"
+
+
+def call(name: str, function: Any) -> Iterator[str]:
+    """The signature, a line for each parameter."""
+    lines, result = list(parameters(function)), inspect.signature(function).return_annotation
+    yield f"{name}(" + ("" if lines else f") -> {result}")
+    yield from (f"    {line}" for line in lines)
+    if lines:
+        yield f") -> {result}"
+
+
+def members(kind: type, names: list[str]) -> Iterator[str]:
+    for name in names:
+        value = inspect.getattr_static(kind, name)
+        if isinstance(value, property):
+            yield f".{name}: {inspect.signature(value.fget).return_annotation}"
+        elif callable(getattr(kind, name)):
+            yield from call(f".{name}", getattr(kind, name))
+
+
+def own_members(kind: type) -> list[str]:
+    """Public methods and properties, inherited ones of this package too."""
+    bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == speccompile.__name__]
+    return sorted({name for base in bases for name in vars(base) if not name.startswith("_")} - INTERNAL)
+
+
+def constructors(kind: type) -> list[str]:
+    return [n for n in own_members(kind) if isinstance(inspect.getattr_static(kind, n), classmethod | staticmethod)]
+
+
+def described(name: str, value: Any) -> Iterator[str]:
+    """The lines of a class, a function or another value."""
+    if not isinstance(value, type):
+        if inspect.isfunction(value):
+            yield from call(name, value)
+        else:
+            yield name
+        return
+    if issubclass(value, Exception):
+        yield f"{name}({', '.join(base.__name__ for base in value.__bases__)})"
+        placeholders = {field for _, field, _, _ in Formatter().parse(getattr(value, "template", "")) if field}
+        yield from (f"    {field}" for field in sorted(placeholders - {"message"}))
+        return
+    yield f"class {name}"
+    if value not in (*MADE_HERE, *PROTOCOLS) and (dataclasses.is_dataclass(value) or "__init__" in vars(value)):
+        yield from (f"    {line}" for line in parameters(value))
+    listed = (
+        own_members(value) if value in OPEN else MEMBERS[value].split() if value in MEMBERS else constructors(value)
+    )
+    yield from (f"    {line}" for line in members(value, listed))
+
+
+def public_api() -> str:
+    names = {name: getattr(speccompile, name) for name in public_names(speccompile)}
+    lines = ["speccompile", *(f"    {name}" for name in names)]
+    for name, value in names.items():
+        if not inspect.ismodule(value):
+            lines += ["", *described(f"speccompile.{name}", value)]
+    for module in filter(inspect.ismodule, names.values()):
+        for name in public_names(module):
+            lines += ["", *described(f"{module.__name__}.{name}", getattr(module, name))]
+    for kind in REACHED:
+        lines += ["", *described(kind.__name__, kind)]
+    lines += ["", "options of the sampling pipeline", *(f"    {name}" for name in OPTIONS)]
+    return "\n".join(lines) + "\n"
+
+
+def test_nothing_public_was_removed_or_changed() -> None:
+    before, now = GOLDEN.read_text().splitlines(), public_api().splitlines()
+    changes = [line for line in difflib.ndiff(before, now) if line[0] in "-+"]
+    removed = [line for line in changes if line.startswith("-")]
+    text = "\n".join(changes)
+    assert not removed, f"removed or changed, which breaks code of users:\n{text}"
+    assert not changes, f"new; write {GOLDEN.name} anew with `python tests/{Path(__file__).name}`:\n{text}"
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(public_api())
