@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import speccompile
+from speccompile import Speculator
 from support.letters import tokenizer
 from support.tiny import tiny_llama
 
@@ -37,14 +39,27 @@ def model() -> LlamaForCausalLM:
     return model
 
 
-@pytest.fixture
-def tasks(tmp_path: Path) -> list[dict[str, Any]]:
+@pytest.fixture(autouse=True)
+def no_machine_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval adds a description of the machine to its results, for which it runs pip and other programs."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
+@pytest.fixture(scope="module")
+def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
+    with speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager") as spec:
+        yield spec
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Local tasks: one by log-likelihoods of choices, one by text up to a stop string."""
-    data = tmp_path / "letters.jsonl"
+    folder = tmp_path_factory.mktemp("tasks")
+    data = folder / "letters.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
     common = {
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "cache")},
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
         "test_split": "test",
         "doc_to_text": "text",
     }
@@ -71,7 +86,9 @@ def evaluated(
 ) -> tuple[Any, Any]:
     """The figures, and what the model answered to each request."""
     harness = HFLM(pretrained=model, tokenizer=letters, max_length=60, batch_size=batch_size)
-    results = simple_evaluate(model=harness, tasks=tasks, bootstrap_iters=0)
+    # lm-eval's own thousands of tasks would be read from their files, once for each call.
+    manager = TaskManager(include_defaults=False)
+    results = simple_evaluate(model=harness, tasks=tasks, task_manager=manager, bootstrap_iters=0)
     assert results is not None
     answers = {
         task: [(sample["resps"], sample["filtered_resps"]) for sample in samples]
@@ -82,12 +99,16 @@ def evaluated(
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_figures_and_answers_are_transformers(
-    model: LlamaForCausalLM, letters: PreTrainedTokenizerFast, tasks: list[dict[str, Any]], batch_size: int
+    model: LlamaForCausalLM,
+    spec: Speculator,
+    letters: PreTrainedTokenizerFast,
+    tasks: list[dict[str, Any]],
+    batch_size: int,
 ) -> None:
     expected = evaluated(model, letters, tasks, batch_size)
-    with speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager") as spec:
-        got = evaluated(spec, letters, tasks, batch_size)
-        assert spec.stats.emitted_tokens > 0
+    spec.stats.reset()
+    got = evaluated(spec, letters, tasks, batch_size)
+    assert spec.stats.emitted_tokens > 0
     assert got == expected
     figures, answers = got
     assert set(figures) == {"choose_letters", "write_letters"}
