@@ -125,7 +125,7 @@ REFUSED: list[tuple[Any, type[SpecCompileError], str]] = [
     (
         with_weights_that_are_no_plain_tensors,
         UnsupportedModel,
-        r"its weight model\.layers\.1\.mlp\.down_proj\.weight is a test_support\.HoldsTensors, .*weights='int8'",
+        r"its weight model\.layers\.1\.mlp\.down_proj\.weight is a test_refused_models\.HoldsTensors, .*weights='int8'",
     ),
     (without_layers, UnsupportedModel, "it has no list of decoder layers"),
     (in_training, ModelInTraining, r"is in training mode.*Call model.eval\(\) first"),
