@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.torch_private import FakeTensorMode, OpOverload
 
 # One for all graphs, so that what was traced for one serves the others; a mode is for one thread at a time.
 _MODE = FakeTensorMode()
@@ -59,14 +59,14 @@ def settings() -> Hashable:
 class _Call:
     """A call of ``op``. ``told`` is all that it may see of its arguments."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     told: Hashable
     settings: Hashable
     args: Sequence[Any] = field(compare=False)
     kwargs: Mapping[str, Any] = field(compare=False)
 
 
-def result_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What ``op`` makes of fakes: the same as of others of their :func:`kind`. Layers are alike, and so are tiers."""
     with faking():
         return _result(_Call(op, _told([*args, *kwargs.items()]), settings(), args, kwargs))

@@ -15,6 +15,7 @@ from speccompile.errors import LoweringError
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import Port, StepGraph
 from speccompile.ops.native import needs_library
+from speccompile.utils.torch_private import OpOverload
 
 # Arithmetic on sizes, as export leaves it, printed so that the file needs no import for it.
 _INFIX: dict[Any, str] = {
@@ -95,7 +96,7 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
 
 
 def _needs_library(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and needs_library(node.target)
+    return isinstance(node.target, OpOverload) and needs_library(node.target)
 
 
 def load_python(source: str, filename: str) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def _return(graph: fx.Graph) -> str:
 def _target(node: fx.Node) -> str:
     if node.op == "call_module":
         return str(node.target)
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return f"torch.ops.{node.target}"
     raise LoweringError(f"cannot print the call of {node.target!r} (node {node.name!r}): it is no torch op")
 

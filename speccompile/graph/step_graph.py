@@ -10,13 +10,13 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from speccompile.graph.body import Body
 from speccompile.graph.fakes import fake, faking, kind, result_of
 from speccompile.graph.state import Layout, StateTensor
 from speccompile.graph.tracing import Tracer
 from speccompile.utils.torch_logs import without_log
+from speccompile.utils.torch_private import FAKE_TENSOR_LOG, OpOverload, pytree
 
 # What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
 SIZE_OPERATORS = frozenset(
@@ -283,7 +283,7 @@ class StepGraph:
 
     def propagate(self) -> None:
         """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
-        with without_log("torch._subclasses.fake_tensor"), faking():
+        with without_log(FAKE_TENSOR_LOG), faking():
             self._propagate()
 
     def _propagate(self) -> None:
@@ -310,7 +310,7 @@ class StepGraph:
         kwargs = fx.map_arg(node.kwargs, lambda item: item.meta["val"])
         if node.op == "call_module":
             return self.bodies[str(node.target)].fake(cast(Any, args))
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, OpOverload):
             return result_of(node.target, args, kwargs)
         return cast(Any, node.target)(*args, **kwargs)
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from speccompile.graph.fakes import faking, kind, of_kind
 from speccompile.utils.stable_key import NoStableKey, stable_key
+from speccompile.utils.torch_private import OpOverload, OpOverloadPacket, pytree
 from speccompile.utils.tracer_isolation import traced_alone
 
 
@@ -80,7 +80,7 @@ class Tracer:
 
 def _told(function: Callable[..., Any], constants: Mapping[str, Any]) -> str:
     """Raises NoStableKey for what is not of torch or of this package."""
-    known = isinstance(function, torch._ops.OpOverloadPacket | torch._ops.OpOverload)
+    known = isinstance(function, OpOverloadPacket | OpOverload)
     return json.dumps([stable_key(constants), None if known else stable_key(function)])
 
 

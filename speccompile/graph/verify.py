@@ -11,6 +11,7 @@ from torch import fx
 
 from speccompile.errors import VerifierError
 from speccompile.graph.step_graph import SIZE_OPERATORS, StepGraph
+from speccompile.utils.torch_private import OpOverload
 
 Fail = Callable[[str], NoReturn]
 
@@ -41,7 +42,7 @@ def _check_ports(graph: StepGraph, fail: Fail) -> None:
             fail(f"node {node.name!r} reads the attribute {node.target!r}; every tensor needs a port")
         if node.op == "call_module" and node.target not in graph.bodies:
             fail(f"node {node.name!r} calls {node.target!r}, which is no outlined body")
-        known = isinstance(node.target, torch._ops.OpOverload) or node.target in SIZE_OPERATORS
+        known = isinstance(node.target, OpOverload) or node.target in SIZE_OPERATORS
         if node.op == "call_function" and not known:
             fail(f"node {node.name!r} calls {node.target!r}, which is no torch op")
     if missing := sorted(names - graph.ports.keys()):
@@ -59,7 +60,7 @@ def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
     if node.op == "call_module":
         for index in graph.bodies[str(node.target)].mutates:
             yield node.args[index]  # type: ignore[misc]
-    elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+    elif node.op == "call_function" and isinstance(node.target, OpOverload):
         for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
@@ -72,7 +73,7 @@ def _views_of(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments that the result of ``node`` shares memory with."""
     if node.target is operator.getitem:
         yield node.args[0]  # type: ignore[misc]
-    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+    if node.op == "call_function" and isinstance(node.target, OpOverload):
         for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info is not None and index < len(node.args):
                 value = node.args[index]

@@ -25,6 +25,7 @@ from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
 from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, takes
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
+from speccompile.utils.torch_private import check_size
 from speccompile.utils.tracer_isolation import silenced
 
 aten = torch.ops.aten
@@ -66,7 +67,7 @@ def share_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> None:
     """Tell export that these dimensions are one size, not several that happen to be equal."""
     for tensor in tensors[1:]:
         for dim in dims:
-            torch._check(tensor.shape[dim] == tensors[0].shape[dim])
+            check_size(tensor.shape[dim] == tensors[0].shape[dim])
 
 
 def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layout: Layout) -> StepGraph:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
 from speccompile.errors import ModelChanged, shown
 from speccompile.graph_capture.rotary import changing_modules
+from speccompile.utils.torch_private import pytree
 
 #: Fields of a config that no forward computes with. transformers' ``generate`` sets the last one itself.
 NO_FORWARD_READS = frozenset(
@@ -124,7 +124,7 @@ class ModelGuard:
         """Tensors that hooks held when this was made: KV depends on their values, as on those of weights."""
         every = (self._global_hooks, *(facts.hooks for facts in self._modules.values()))
         held = [value for hooks in every for given in hooks.values() for hook in given for value in hook.state.values()]
-        return [leaf for leaf in tree_leaves(held) if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, torch.Tensor)]
 
     def check(self) -> None:
         """Look at everything.

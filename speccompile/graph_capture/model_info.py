@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from speccompile.errors import ModelConsumed, ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
 from speccompile.ops.cpu.consume import is_consumed
+from speccompile.utils.torch_private import is_traceable_wrapper_subclass
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

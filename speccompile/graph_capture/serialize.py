@@ -16,6 +16,7 @@ from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, Port, StepGraph
 from speccompile.graph_capture.capture import input_ports, weight_port
 from speccompile.graph_capture.model_info import named_tensors
+from speccompile.utils.torch_private import OpOverload
 
 # What export leaves in a graph besides torch ops: arithmetic on sizes, and the choice of one of several results.
 _OPERATORS = {f"operator.{f.__name__}": f for f in SIZE_OPERATORS}
@@ -119,7 +120,7 @@ def _read_port(
 
 
 def _node(node: fx.Node) -> dict[str, Any]:
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         target = str(node.target)
     else:
         target = f"operator.{cast(Any, node.target).__name__}"

@@ -8,7 +8,6 @@ KV writes stay in place. Keys and values need example storages of their own, or 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import tempfile
 import threading
@@ -20,11 +19,6 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
-from torch._inductor import CompiledArtifact, standalone_compile
-from torch._inductor.cpu_vec_isa import pick_vec_isa
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import profiler
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -40,6 +34,17 @@ from speccompile.utils.machine import machine
 from speccompile.utils.progress import task
 from speccompile.utils.sources import sources
 from speccompile.utils.storage import CacheFolder, digest
+from speccompile.utils.torch_private import (
+    INDUCTOR_LOG,
+    CompiledArtifact,
+    ConstantSource,
+    FakeTensorMode,
+    enable_python_dispatcher,
+    inductor_code_cache,
+    inductor_config,
+    pick_vec_isa,
+    standalone_compile,
+)
 
 aten = torch.ops.aten
 
@@ -121,7 +126,7 @@ def _noting_module(name: str, device: torch.device) -> Iterator[None]:
     """Keep the module that Inductor loads inside of the block, compiled just now or before. On a CPU it is linked with
     the C++ ops, which are waited for then.
     """
-    cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
+    cache = inductor_code_cache().PyCodeCache
     load, owner = cache.load_by_key_path, threading.get_ident()
 
     def noted(*arguments: Any, **options: Any) -> ModuleType:
@@ -244,7 +249,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
             # OpenMP's threads are as many as the step asks for when it runs.
             options["cpp.dynamic_threads"] = True
             options["cpp.simdlen"] = pick_vec_isa().bit_width()
-        with torch.no_grad(), torch._inductor.config.patch(options), _without_hints():
+        with torch.no_grad(), inductor_config.patch(options), _without_hints():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error
@@ -257,7 +262,7 @@ def _without_hints() -> Iterator[None]:
     def is_none(record: logging.LogRecord) -> bool:
         return "is missing a c-shim" not in record.getMessage()
 
-    log = logging.getLogger("torch._inductor.ir")
+    log = logging.getLogger(INDUCTOR_LOG)
     log.addFilter(is_none)
     try:
         yield

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from speccompile.graph.fakes import faking
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.cpu.shims import shims
 from speccompile.ops.on_cuda import cuda_kernel
+from speccompile.utils.torch_private import OpOverload, dispatch_table
 
 #: Ours: ``triton``, ``c++``, and ``plain``, an op of ours that is made of torch's. Not ours: what ``inductor`` wrote,
 #: and torch's own, ``stock``. ``body``: a function of the step, whose calls are listed beside.
@@ -127,7 +126,7 @@ def _has_tensors(target: OpOverload) -> bool:
 
 def _is_compiled(target: OpOverload, device_type: str) -> bool:
     """Whether the dispatcher got the op's kernel from C++."""
-    said = torch._C._dispatch_dump(target._schema.name)
+    said = dispatch_table(target._schema.name)
     key = {"cpu": "CPU", "cuda": "CUDA"}[device_type]
     places = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", said, re.MULTILINE))
     place: str = places.get(key) or places["CompositeExplicitAutograd"]

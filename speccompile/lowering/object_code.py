@@ -14,15 +14,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-
 from speccompile.errors import LoweringError
+from speccompile.utils.torch_private import inductor_cache_dir
 
 LOAD = """
 import sys
 import speccompile.ops
 from speccompile.ops.cpu.library import load_cpu_ops
-from torch._inductor import CompiledArtifact
+from speccompile.utils.torch_private import CompiledArtifact
 
 load_cpu_ops()
 for path in sys.argv[1:]:
@@ -54,7 +53,7 @@ def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
 def install(files: Mapping[str, bytes]) -> None:
     """Put what :func:`machine_code` found into Inductor's cache folder, where it is not there yet."""
     for name, data in files.items():
-        path = Path(cache_dir(), name)
+        path = Path(inductor_cache_dir(), name)
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from speccompile.ops.attention import SCHEMA
+from speccompile.utils.torch_private import OpOverload
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from speccompile.utils.torch_private import OpOverload
 
 _kernels: dict[str, Callable[..., Any]] = {}
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph.state import StateSpec
+from speccompile.utils.torch_private import OpOverload
 
 #: Numbers that divide or multiply scores: beyond these, float32 scores could overflow.
 SMALLEST, GREATEST = 1e-6, 1e6
@@ -99,8 +100,8 @@ class Processor(ABC):
         return bool((state[0] != self.state[0].fill).any())
 
     @property
-    def op(self) -> torch._ops.OpOverload:
-        overload: torch._ops.OpOverload = getattr(torch.ops.speccompile, f"{self.name}_").default
+    def op(self) -> OpOverload:
+        overload: OpOverload = getattr(torch.ops.speccompile, f"{self.name}_").default
         return overload
 
     def register(self) -> None:

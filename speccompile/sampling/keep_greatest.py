@@ -10,6 +10,7 @@ import torch
 
 import speccompile.ops.native  # noqa: F401  defines ops
 from speccompile.sampling.base import SCHEMA, Processor, library
+from speccompile.utils.torch_private import OpOverload
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class KeepGreatest(Processor):
             torch.ops.speccompile.native_mask_below_(scores, self.threshold(scores, NATIVE, *state))
 
     @property
-    def native_op(self) -> torch._ops.OpOverload:
-        overload: torch._ops.OpOverload = getattr(torch.ops.speccompile, f"native_{self.name}_").default
+    def native_op(self) -> OpOverload:
+        overload: OpOverload = getattr(torch.ops.speccompile, f"native_{self.name}_").default
         return overload
 
     def register(self) -> None:

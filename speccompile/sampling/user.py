@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from speccompile.sampling.base import context_lengths
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.torch_logs import without_log
+from speccompile.utils.torch_private import FAKE_TENSOR_LOG, FakeTensorMode
 from speccompile.utils.tracer_isolation import traced_alone
 
 #: ``processor(input_ids [R, P] int64, scores [R, V] float32) -> scores [R, V]``, such as a transformers
@@ -111,7 +111,7 @@ def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -
         mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
         for tensor, dynamic in zip((input_ids, scores), dims, strict=True)
     ]
-    with one_build(), traced_alone(), without_log("torch._subclasses.fake_tensor"), mode, torch.no_grad():
+    with one_build(), traced_alone(), without_log(FAKE_TENSOR_LOG), mode, torch.no_grad():
         traced = make_fx(processor)(*fakes)
     held = tuple(tensor.to(scores.device) for tensor in _held_as_inputs(traced))
     numbers = {item for node in traced.graph.nodes for item in _numbers(node)}

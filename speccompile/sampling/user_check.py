@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from speccompile.errors import InvalidOption, UnsupportedProcessor, UserError, error_line
 from speccompile.sampling.user import Processor, Trace, UserProcessor, texts_in_front, trace
+from speccompile.utils.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
 #: Rows that are processed together, and most tokens that a processor may want to look back.
 ROWS = 4

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from speccompile.errors import CannotMove
 from speccompile.ops.cpu.rounded import as_packed
 from speccompile.speculator.base import SpeculatorBase
+from speccompile.utils.torch_private import parse_to
 
 
 class ModelInterface(SpeculatorBase):
@@ -101,7 +102,7 @@ class ModelInterface(SpeculatorBase):
         Raises:
             CannotMove: the device or the dtype is another one.
         """
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **options)
+        device, dtype, *_ = parse_to(*args, **options)
         here = self.device
         moved = device is not None and (device.type != here.type or device.index not in (None, here.index))
         if moved or dtype not in (None, self.dtype):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from threading import Thread
 
-import torch._inductor.config as inductor_config
+from speccompile.utils.torch_private import cpu_vec_isa, inductor_code_cache, inductor_config, pick_vec_isa
 
 
 @functools.cache
@@ -18,8 +17,7 @@ def instruction_sets() -> Thread:
     them. Where those do not come about, see :func:`try_vectors`.
     """
     # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
-    importlib.import_module("torch._inductor.codecache")
-    pick = importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa
+    inductor_code_cache()
     asked = inductor_config.cpp.vec_isa_ok
     granted = inductor_config.patch("cpp.vec_isa_ok", True) if asked is None else contextlib.nullcontext()
 
@@ -27,7 +25,7 @@ def instruction_sets() -> Thread:
         # Whoever needs the answer asks again, and is told what is wrong.
         with contextlib.suppress(Exception):
             with granted:
-                picked = pick()
+                picked = pick_vec_isa()
             # Inductor will ask it whether it works. AVX2 forgets what was granted, and is tried.
             bool(picked)
 
@@ -38,9 +36,8 @@ def instruction_sets() -> Thread:
 
 def try_vectors() -> None:
     """What was taken for granted, Inductor tries when it is asked the next time."""
-    isas = importlib.import_module("torch._inductor.cpu_vec_isa")
-    isas.valid_vec_isa_list.cache_clear()
-    for isa in isas.supported_vec_isa_list:
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    for isa in cpu_vec_isa.supported_vec_isa_list:
         # Those that have more than another one keep an answer of their own.
         forget = getattr(type(isa).__bool__, "cache_clear", None)
         if forget is not None:

@@ -6,10 +6,10 @@ import platform
 from pathlib import Path
 
 import torch
-import torch._inductor.config as inductor_config
 
 from speccompile.utils.instruction_sets import instruction_sets
 from speccompile.utils.storage import digest
+from speccompile.utils.torch_private import inductor_config
 
 
 def machine(device: torch.device) -> dict[str, str]:

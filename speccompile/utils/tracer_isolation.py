@@ -16,7 +16,8 @@ from typing import Any, TextIO, TypeVar
 
 import torch
 from torch import nn
-from torch.fx import _symbolic_trace
+
+from speccompile.utils.torch_private import compile_lock, symbolic_trace
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -25,14 +26,14 @@ _COPIED_AS_ONE = (type, FunctionType, BuiltinFunctionType, str, bytes, int, floa
 logger = logging.getLogger("speccompile")
 
 
-class _OwnPatcher(_symbolic_trace._Patcher):
+class _OwnPatcher(symbolic_trace._Patcher):
     """Patches ``nn.Module`` as torch's does, for calls of the thread that traces."""
 
     def __init__(self) -> None:
         super().__init__()
         # torch sets the flag for the process just before. Nothing here reads it; a compiled function that another
         # thread calls would refuse to run.
-        _symbolic_trace._is_fx_tracing_flag = False
+        symbolic_trace._is_fx_tracing_flag = False
 
     def patch_method(self, cls: type, name: str, new_fn: Callable[..., Any], deduplicate: bool = True) -> None:
         super().patch_method(cls, name, _in_this_thread(new_fn, getattr(cls, name)), deduplicate)
@@ -52,12 +53,12 @@ def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any])
 @contextlib.contextmanager
 def traced_alone() -> Iterator[None]:
     """What torch's tracers do to ``nn.Module`` inside holds for the present thread. One thread at a time."""
-    before = _symbolic_trace._Patcher
-    _symbolic_trace._Patcher = _OwnPatcher  # type: ignore[misc]
+    before = symbolic_trace._Patcher
+    symbolic_trace._Patcher = _OwnPatcher  # type: ignore[misc]
     try:
         yield
     finally:
-        _symbolic_trace._Patcher = before  # type: ignore[misc]
+        symbolic_trace._Patcher = before  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -66,9 +67,6 @@ def exported_alone() -> Iterator[None]:
     only. A ``torch.compile`` of another thread waits, since it raises the same flags."""
     compiler, names = torch.compiler, ("is_compiling", "is_exporting")
     before = {name: getattr(compiler, name) for name in names}
-    # torch.export imports it anyway.
-    from torch._dynamo.convert_frame import compile_lock
-
     with compile_lock, traced_alone():
         try:
             for name, function in before.items():

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from speccompile.errors import CapturedElsewhere, StaleGraph
 from speccompile.lowering.tier import Tier
+from speccompile.utils.torch_private import TorchDispatchMode, pytree
 
 #: Where a tensor lies: address, shape, strides.
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from speccompile.utils.torch_private import end_pool
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -120,8 +122,7 @@ class CudaDevice:
         this pool, and the default generator would believe in the capture until another one has ended."""
         _refused.append(graph)
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._device.index, self._pool.id)
-            torch._C._cuda_releasePool(self._device.index, self._pool.id)
+            end_pool(self._device, self._pool)
         self._pool = _new_pool(self._device)
         another = torch.cuda.CUDAGraph()
         another.capture_begin(capture_error_mode="thread_local")

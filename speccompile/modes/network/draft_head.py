@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.errors import CaptureError, CaptureMismatch, LoweringError, error_line
@@ -33,6 +32,7 @@ from speccompile.modes.network.draft_network import DraftNetwork, Run
 from speccompile.ops.cpu.packing import WeightForm, WeightPacks
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.utils.storage import Storage
+from speccompile.utils.torch_private import pytree
 from speccompile.utils.tracer_isolation import module_twin
 
 # Rows and tokens of what the check compares, in pieces, as far as there is room.

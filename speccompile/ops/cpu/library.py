@@ -16,13 +16,19 @@ from threading import Thread
 
 import torch
 from filelock import FileLock
-from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
-from torch._inductor.cpu_vec_isa import VecISA, invalid_vec_isa, pick_vec_isa
 
 from speccompile.utils.forks import in_child
 from speccompile.utils.instruction_sets import instruction_sets, try_vectors
 from speccompile.utils.paths import cache_dir
 from speccompile.utils.storage import spare_dir
+from speccompile.utils.torch_private import (
+    CppBuilder,
+    CppTorchOptions,
+    VecISA,
+    get_cpp_compiler,
+    invalid_vec_isa,
+    pick_vec_isa,
+)
 
 SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.errors import LoweringError
 from speccompile.ops.cpu.packing import WeightPacks, quantise, unpack_int8
+from speccompile.utils.torch_private import TorchDispatchMode
 
 ops = torch.ops.speccompile
 

@@ -6,9 +6,9 @@ It calls other ops by way of Python, or of their names and the dispatcher.
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
 
 import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.utils.torch_private import OpOverload
 
 _TYPES = {
     "tensor": "AtenTensorHandle",

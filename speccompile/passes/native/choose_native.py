@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch._ops import OpOverload
-
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes
+from speccompile.utils.torch_private import OpOverload
 
 
 def choose_native(graph: StepGraph, native: Mapping[OpOverload, OpOverload]) -> Changes:

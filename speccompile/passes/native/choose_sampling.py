@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch._ops import OpOverload
 
 import speccompile.ops.choose  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
@@ -14,6 +13,7 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.choose_native import choose_native
 from speccompile.sampling import PROCESSORS
 from speccompile.sampling.keep_greatest import KeepGreatest
+from speccompile.utils.torch_private import OpOverload
 
 
 @dataclass(frozen=True)

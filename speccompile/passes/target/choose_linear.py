@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import Port, StepGraph
 from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightForm, WeightPacks
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.utils.torch_private import OpOverload
 
 aten = torch.ops.aten
 ops = torch.ops.speccompile

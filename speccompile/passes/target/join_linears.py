@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.utils.torch_private import OpOverload
 
 ops = torch.ops.speccompile
 

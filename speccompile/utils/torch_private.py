@@ -1,0 +1,105 @@
+"""What this package uses of torch's private modules. Only this file changes when a new torch moves or renames a part.
+
+Tested with torch 2.11 to 2.15. ``tests/test_torch_private.py`` fails if another file imports a private module of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+# Shape functions in Python: those in C++ fail for some composite ops when sizes are symbolic.
+from torch._dispatch.python import enable_python_dispatcher
+
+# Held by torch.compile while it sets flags for the whole process. An export sets the same flags.
+from torch._dynamo.convert_frame import compile_lock
+
+# The origin of a symbolic size that this package chooses. torch.export, the public way, chooses all sizes itself.
+from torch._dynamo.source import ConstantSource
+
+# Inductor over a flat graph. torch.compile, the public way, also traces, guards and recompiles.
+from torch._inductor import CompiledArtifact, cpu_vec_isa, standalone_compile
+from torch._inductor import config as inductor_config
+
+# The compiler and the vector instructions that Inductor compiles with: bodies are linked with the C++ ops.
+from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
+from torch._inductor.cpu_vec_isa import VecISA, invalid_vec_isa, pick_vec_isa
+
+# The folder of Inductor's machine code, which packages hold a part of.
+from torch._inductor.runtime.cache_dir_utils import cache_dir as inductor_cache_dir
+
+# The types of ``torch.ops.namespace.name`` and of its overloads have no public name.
+from torch._ops import OpOverload, OpOverloadPacket
+
+# Tensors without values. torch.export creates a mode per export; here one mode serves all graphs of the process.
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+# The tracer's patches of ``nn.Module``, which are seen by all threads.
+from torch.fx import _symbolic_trace as symbolic_trace
+
+# Nested structures, as torch.export returns them.
+from torch.utils import _pytree as pytree
+
+# Receives every call of an op. torch documents it where it is, in a private module.
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+__all__ = [
+    "FAKE_TENSOR_LOG",
+    "INDUCTOR_LOG",
+    "CompiledArtifact",
+    "ConstantSource",
+    "CppBuilder",
+    "CppTorchOptions",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensorMode",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "VecISA",
+    "check_size",
+    "compile_lock",
+    "cpu_vec_isa",
+    "dispatch_table",
+    "enable_python_dispatcher",
+    "end_pool",
+    "get_cpp_compiler",
+    "inductor_cache_dir",
+    "inductor_code_cache",
+    "inductor_config",
+    "invalid_vec_isa",
+    "is_traceable_wrapper_subclass",
+    "parse_to",
+    "pick_vec_isa",
+    "pytree",
+    "standalone_compile",
+    "symbolic_trace",
+]
+
+# The loggers of modules whose lines are dropped where they say nothing that a user can change.
+FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
+INDUCTOR_LOG = "torch._inductor.ir"
+
+# States a fact about sizes to torch.export, which documents it by this name.
+check_size = torch._check
+
+# The arguments of ``nn.Module.to``, read as it reads them.
+parse_to = torch._C._nn._parse_to
+
+
+def dispatch_table(op: str) -> str:
+    """The kernels of an op by dispatch key, with the file that registered each. No public function returns it."""
+    return str(torch._C._dispatch_dump(op))
+
+
+def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:
+    """End allocations to a pool of CUDA memory, which ``CUDAGraph.capture_end`` leaves open when it raises."""
+    torch._C._cuda_endAllocateToPool(device.index, pool.id)
+    torch._C._cuda_releasePool(device.index, pool.id)
+
+
+def inductor_code_cache() -> Any:
+    """The module that loads Inductor's code. It is imported at the first call, since that takes a second."""
+    return importlib.import_module("torch._inductor.codecache")
