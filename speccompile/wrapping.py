@@ -19,7 +19,7 @@ from speccompile.graph_capture.adapters import inner_model
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
-from speccompile.lowering.inductor import use_package_objects
+from speccompile.lowering.object_code import install_machine_code
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.consume import consuming
 from speccompile.ops.cpu.packing import WeightForm
@@ -167,7 +167,7 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
     path, model = Path(path), inner_model(model)
     package = read_package(path)
     check_fits(package, path, model)
-    use_package_objects(package.files)
+    install_machine_code(package.files)
     with listening(progress), one_build():
         return _wrap(model, given_options(package.manifest), PackageStorage(package.files))
 

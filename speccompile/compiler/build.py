@@ -100,13 +100,14 @@ def build(
     """Make all executables of a wrap; ``consumed`` takes the weights that are packed.
 
     Args:
-        storage: of captures and finished steps; None is the cache folder.
+        storage: of captures, finished steps and compiled bodies; None is the cache folder.
 
     Raises:
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
     """
     clock = _Clock()
     storage = CacheFolder() if storage is None else storage
+    config = replace(config, backend=config.backend.with_storage(storage))
     config.backend.prepare(info.device)
     try:
         stages, lowered, difference = _checked_stages(model, info, config, clock, storage, consumed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -16,9 +16,10 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
-from speccompile.lowering.inductor import compiled_bodies, compiled_code, compiled_files
+from speccompile.lowering.inductor import CompiledBodies
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.utils.instruction_sets import instruction_sets
+from speccompile.utils.storage import CacheFolder, Storage
 from speccompile.utils.warn import warn_caller
 
 
@@ -33,6 +34,9 @@ class Backend(Protocol):
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         """What a step runs on."""
+
+    def with_storage(self, storage: Storage) -> Backend:
+        """This backend for one build, which reads what was compiled from ``storage`` and writes it there."""
 
     def prepare(self, device: torch.device) -> None:
         """Begin, beside other work, what :meth:`lower` will have to wait for."""
@@ -65,6 +69,9 @@ class Eager:
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         return STOCK
 
+    def with_storage(self, storage: Storage) -> Self:
+        return self
+
     def prepare(self, device: torch.device) -> None:
         """Nothing takes long here."""
 
@@ -93,9 +100,13 @@ class Inductor:
 
     reason: str
     name: str = "inductor"
+    bodies: CompiledBodies = field(default_factory=lambda: CompiledBodies(CacheFolder()), repr=False, compare=False)
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         return choose_kernels(info)
+
+    def with_storage(self, storage: Storage) -> Self:
+        return replace(self, bodies=CompiledBodies(storage))
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "cpu":
@@ -106,18 +117,18 @@ class Inductor:
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
         namespace = load_python(source, f"<{title}>")
-        namespace.update(compiled_bodies(graph))
+        namespace.update(self.bodies.functions(graph))
         step: Callable[..., Any] = namespace["step"]
         return step
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
-        return compiled_files(graph)
+        return self.bodies.files(graph)
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
         return None
 
     def compiled_code(self, graph: StepGraph) -> dict[str, str]:
-        return compiled_code(graph)
+        return self.bodies.code(graph)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -26,21 +24,21 @@ from speccompile.errors import LoweringError, error_line
 from speccompile.graph.body import Body, size_of
 from speccompile.graph.state import primes_clear_of
 from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering.object_code import install, machine_code
+from speccompile.lowering.object_code import machine_code
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.cpu.shims import shims
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.machine import machine
 from speccompile.utils.progress import task
 from speccompile.utils.sources import sources
-from speccompile.utils.storage import CacheFolder, digest
+from speccompile.utils.storage import Storage, digest
 from speccompile.utils.torch_private import (
     INDUCTOR_LOG,
     CompiledArtifact,
     ConstantSource,
     FakeTensorMode,
+    compiled_function,
     enable_python_dispatcher,
-    inductor_code_cache,
     inductor_config,
     pick_vec_isa,
     standalone_compile,
@@ -50,58 +48,72 @@ aten = torch.ops.aten
 
 BodyFunction = Callable[..., torch.Tensor]
 
-ARTIFACTS, MACHINE_CODE = "compiled", "machine_code"
+ARTIFACTS = "compiled"
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """``call`` may lead past the artifact, which takes its module apart when it goes."""
+class _Loaded:
+    """``call`` may lead past the artifact, which takes its module apart when it goes. ``code`` calls the kernels."""
 
     artifact: CompiledArtifact
     call: BodyFunction
+    code: str
 
 
-# By what was compiled: wrapping the same model again in one process compiles nothing.
-_artifacts: dict[str, _Kept] = {}
+@dataclass(frozen=True)
+class CompiledBodies:
+    """The compiled bodies of one wrap, by what was compiled. What ``storage`` holds is not compiled again."""
 
-# By the same names, the Python module that Inductor wrote, and its text. It calls the kernels; on a CPU C++ in it does.
-_modules: dict[str, ModuleType] = {}
-_code: dict[str, str] = {}
+    storage: Storage
+    _loaded: dict[str, _Loaded] = field(default_factory=dict, repr=False)
 
-# What other processes compiled, by the same names, until it is needed.
-_brought: dict[str, bytes] = {}
+    def functions(self, graph: StepGraph) -> dict[str, BodyFunction]:
+        """A compiled function for each body of ``graph``, by the body's name.
 
+        Raises:
+            LoweringError: Inductor cannot compile a body, or cannot load what is stored of it.
+        """
+        with one_build():
+            return {name: self._load(body, graph.device).call for name, body in graph.bodies.items()}
 
-@one_build()
-def compiled_bodies(graph: StepGraph) -> dict[str, BodyFunction]:
-    """A compiled function for each body of ``graph``, by the body's name."""
-    return {name: _compiled(body, graph.device) for name, body in graph.bodies.items()}
+    def code(self, graph: StepGraph) -> dict[str, str]:
+        """The source that calls the kernels, for each body of ``graph`` that :meth:`functions` has returned."""
+        names = {name: artifact_name(body, graph.device) for name, body in graph.bodies.items()}
+        return {name: self._loaded[artifact].code for name, artifact in names.items() if artifact in self._loaded}
 
+    def files(self, graph: StepGraph) -> dict[str, bytes]:
+        """What a package holds of the bodies of ``graph``, by name: artifacts, and their machine code.
 
-def compiled_code(graph: StepGraph) -> dict[str, str]:
-    """What calls the kernels of each body of ``graph`` that this process has compiled or loaded."""
-    names = {name: artifact_name(body, graph.device) for name, body in graph.bodies.items()}
-    return {name: _code[artifact] for name, artifact in names.items() if artifact in _code}
+        Raises:
+            LoweringError: Inductor leaves nothing to save, or cannot compile.
+        """
+        found = {artifact_name(body, graph.device): body for body in graph.bodies.values()}
+        artifacts = {
+            name: self.storage.read(name) or _file_of(_compile(body, graph.device), body)
+            for name, body in found.items()
+        }
+        return artifacts | machine_code([*artifacts.values()])
 
+    def _load(self, body: Body, device: torch.device) -> _Loaded:
+        name = artifact_name(body, device)
+        if name not in self._loaded:
+            data = self.storage.read(name)
+            if device.type == "cpu":
+                # What Inductor writes is linked with the C++ ops.
+                load_cpu_ops()
+            artifact = self._make(name, body, device) if data is None else _read(name, data)
+            compiled, source = compiled_function(artifact)
+            # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.
+            call = _direct(compiled, body.name) if device.type == "cpu" else _function(artifact)
+            self._loaded[name] = _Loaded(artifact, call, source)
+        return self._loaded[name]
 
-def compiled_files(graph: StepGraph) -> dict[str, bytes]:
-    """What :func:`bring` takes in another process, by name: artifacts, and their machine code.
-
-    Raises:
-        LoweringError: Inductor leaves nothing to save, or cannot compile.
-    """
-    found = {artifact_name(body, graph.device): body for body in graph.bodies.values()}
-    artifacts = {
-        name: CacheFolder().read(name) or _file_of(_compile(body, graph.device), body) for name, body in found.items()
-    }
-    return artifacts | {f"{MACHINE_CODE}/{name}": data for name, data in machine_code([*artifacts.values()]).items()}
-
-
-def use_package_objects(files: Mapping[str, bytes]) -> None:
-    """Make known what another process compiled: those of ``files`` that :func:`compiled_files` made."""
-    parts = [(*name.partition("/")[::2], data) for name, data in files.items()]
-    install({name: data for folder, name, data in parts if folder == MACHINE_CODE})
-    _brought.update({name: data for name, data in files.items() if name.partition("/")[0] == ARTIFACTS})
+    def _make(self, name: str, body: Body, device: torch.device) -> CompiledArtifact:
+        with task(f"compile {body.name} for {len(body.layers)} layers"):
+            artifact = _compile(body, device)
+        if _is_saveable(artifact):
+            self.storage.write(name, _file_of(artifact, body))
+        return artifact
 
 
 def artifact_name(body: Body, device: torch.device) -> str:
@@ -110,63 +122,10 @@ def artifact_name(body: Body, device: torch.device) -> str:
     return f"{ARTIFACTS}/{digest(chr(10).join(parts))[:32]}.bin"
 
 
-def _compiled(body: Body, device: torch.device) -> BodyFunction:
-    name = artifact_name(body, device)
-    if name not in _artifacts:
-        data = _brought.pop(name, None) or CacheFolder().read(name)
-        with _noting_module(name, device):
-            artifact = _made(name, body, device) if data is None else _read(name, data)
-        call = _direct(_modules[name], body.name) if _is_direct(name, device) else _function(artifact)
-        _artifacts[name] = _Kept(artifact, call)
-    return _artifacts[name].call
-
-
-@contextlib.contextmanager
-def _noting_module(name: str, device: torch.device) -> Iterator[None]:
-    """Keep the module that Inductor loads inside of the block, compiled just now or before. On a CPU it is linked with
-    the C++ ops, which are waited for then.
-    """
-    cache = inductor_code_cache().PyCodeCache
-    load, owner = cache.load_by_key_path, threading.get_ident()
-
-    def noted(*arguments: Any, **options: Any) -> ModuleType:
-        if device.type == "cpu" and threading.get_ident() == owner:
-            # Not sooner: they are built while Inductor writes the module.
-            load_cpu_ops()
-        module: ModuleType = load(*arguments, **options)
-        if threading.get_ident() != owner:
-            # Another thread's torch.compile.
-            return module
-        # A Triton kernel's module comes this way too, and calls nothing.
-        if hasattr(module, "call") and module.__file__ is not None:
-            _modules[name], _code[name] = module, Path(module.__file__).read_text()
-        return module
-
-    cache.load_by_key_path = noted
-    try:
-        yield
-    finally:
-        cache.load_by_key_path = load
-
-
-def _made(name: str, body: Body, device: torch.device) -> CompiledArtifact:
-    with task(f"compile {body.name} for {len(body.layers)} layers"):
-        artifact = _compile(body, device)
-    if _is_saveable(artifact):
-        CacheFolder().write(name, _file_of(artifact, body))
-    return artifact
-
-
-def _is_direct(name: str, device: torch.device) -> bool:
-    # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.
-    return device.type == "cpu" and name in _modules
-
-
-def _direct(module: ModuleType, name: str) -> BodyFunction:
+def _direct(compiled: Callable[[list[torch.Tensor]], Any], name: str) -> BodyFunction:
     """Past AOTAutograd's wrappers, which are about gradients, aliases and subclasses: a body has none of them, and they
     take a tenth of what a layer of a small model takes. They would also record the call while a profiler runs.
     """
-    call_module = module.call
     recorded_as = f"speccompile::{name}"
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
@@ -174,9 +133,9 @@ def _direct(module: ModuleType, name: str) -> BodyFunction:
         # torch sets this flag while a profiler runs. Reading it takes nanoseconds, an unused record microseconds.
         if profiler._is_profiler_enabled:
             with profiler.record_function(recorded_as):
-                result = call_module(list(inputs))[0]
+                result = compiled(list(inputs))[0]
         else:
-            result = call_module(list(inputs))[0]
+            result = compiled(list(inputs))[0]
         return result
 
     return call

@@ -17,6 +17,8 @@ from pathlib import Path
 from speccompile.errors import LoweringError
 from speccompile.utils.torch_private import inductor_cache_dir
 
+FOLDER = "machine_code"
+
 LOAD = """
 import sys
 import speccompile.ops
@@ -30,7 +32,7 @@ for path in sys.argv[1:]:
 
 
 def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
-    """Shared libraries, by their paths in Inductor's cache folder. They are compiled once more.
+    """Shared libraries, by ``machine_code/`` and their paths in Inductor's cache folder. They are compiled once more.
 
     Raises:
         LoweringError: with the end of what the other process said.
@@ -47,14 +49,17 @@ def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
             raise LoweringError(
                 f"Inductor could not compile for the package: {' '.join(done.stderr.splitlines()[-3:])}"
             )
-        return {path.relative_to(cache).as_posix(): path.read_bytes() for path in sorted(cache.rglob("*.so"))}
+        libraries = sorted(cache.rglob("*.so"))
+        return {f"{FOLDER}/{path.relative_to(cache).as_posix()}": path.read_bytes() for path in libraries}
 
 
-def install(files: Mapping[str, bytes]) -> None:
-    """Put what :func:`machine_code` found into Inductor's cache folder, where it is not there yet."""
+def install_machine_code(files: Mapping[str, bytes]) -> None:
+    """Put what :func:`machine_code` returned into Inductor's cache folder, which names files by their sources. Other
+    ``files`` of a package, and files that are in the folder, are passed over."""
     for name, data in files.items():
-        path = Path(inductor_cache_dir(), name)
-        if path.exists():
+        folder, _, rest = name.partition("/")
+        path = Path(inductor_cache_dir(), rest)
+        if folder != FOLDER or path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

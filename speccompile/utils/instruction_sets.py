@@ -6,7 +6,7 @@ import contextlib
 import functools
 from threading import Thread
 
-from speccompile.utils.torch_private import cpu_vec_isa, inductor_code_cache, inductor_config, pick_vec_isa
+from speccompile.utils.torch_private import cpu_vec_isa, import_inductor, inductor_config, pick_vec_isa
 
 
 @functools.cache
@@ -17,7 +17,7 @@ def instruction_sets() -> Thread:
     them. Where those do not come about, see :func:`try_vectors`.
     """
     # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
-    inductor_code_cache()
+    import_inductor()
     asked = inductor_config.cpp.vec_isa_ok
     granted = inductor_config.patch("cpp.vec_isa_ok", True) if asked is None else contextlib.nullcontext()
 

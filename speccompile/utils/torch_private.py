@@ -6,6 +6,9 @@ Tested with torch 2.11 to 2.15. ``tests/test_torch_private.py`` fails if another
 from __future__ import annotations
 
 import importlib
+from collections import deque
+from collections.abc import Callable
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +29,9 @@ from torch._inductor import config as inductor_config
 # The compiler and the vector instructions that Inductor compiles with: bodies are linked with the C++ ops.
 from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
 from torch._inductor.cpu_vec_isa import VecISA, invalid_vec_isa, pick_vec_isa
+
+# What an artifact wraps: the compiled function and its source.
+from torch._inductor.output_code import CompiledFxGraph
 
 # The folder of Inductor's machine code, which packages hold a part of.
 from torch._inductor.runtime.cache_dir_utils import cache_dir as inductor_cache_dir
@@ -61,13 +67,14 @@ __all__ = [
     "VecISA",
     "check_size",
     "compile_lock",
+    "compiled_function",
     "cpu_vec_isa",
     "dispatch_table",
     "enable_python_dispatcher",
     "end_pool",
     "get_cpp_compiler",
+    "import_inductor",
     "inductor_cache_dir",
-    "inductor_code_cache",
     "inductor_config",
     "invalid_vec_isa",
     "is_traceable_wrapper_subclass",
@@ -100,6 +107,38 @@ def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:
     torch._C._cuda_releasePool(device.index, pool.id)
 
 
-def inductor_code_cache() -> Any:
-    """The module that loads Inductor's code. It is imported at the first call, since that takes a second."""
-    return importlib.import_module("torch._inductor.codecache")
+def import_inductor() -> None:
+    """Import what Inductor compiles with. Not done above, since it takes a second."""
+    importlib.import_module("torch._inductor.codecache")
+
+
+def compiled_function(artifact: CompiledArtifact) -> tuple[Callable[[list[torch.Tensor]], Any], str]:
+    """What Inductor compiled, without the functions that AOTAutograd wraps around it, and its source. No attribute
+    leads there.
+
+    Raises:
+        RuntimeError: it is not found in this torch.
+    """
+    found: deque[Any] = deque([artifact])
+    seen: set[int] = set()
+    while found:
+        value = found.popleft()
+        if isinstance(value, CompiledFxGraph) and value.current_callable is not None:
+            return value.current_callable, value.source_code
+        if id(value) not in seen:
+            seen.add(id(value))
+            found += _held(value)
+    raise RuntimeError(f"torch {torch.__version__} keeps compiled code where this version does not look for it")
+
+
+def _held(value: Any) -> list[Any]:
+    """What functions close over, and the attributes of other objects."""
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, type | ModuleType):
+        return []
+    held = [*getattr(value, "__dict__", {}).values()]
+    if isinstance(value, FunctionType):
+        # A cell without a value equals a new one.
+        held += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    return held

@@ -23,6 +23,7 @@ from speccompile.lowering import inductor
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.policy_controller import Fixed
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.utils.storage import CacheFolder, PackageStorage
 from support.tiny import greedy, random_prompt, tiny_llama
 
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 31}
@@ -336,7 +337,6 @@ def test_compiled_code_is_brought_along(
     path = tmp_path / "tiny.spec"
     options = OPTIONS | {"backend": "inductor"}
     prompt = random_prompt(12)
-    monkeypatch.setattr(inductor, "_artifacts", {})
     with speccompile.wrap(model, "ngram", **options) as spec:
         spec.save(path)
         expected = text_of(spec, prompt)
@@ -345,12 +345,14 @@ def test_compiled_code_is_brought_along(
     assert libraries
     # As in another process on a machine where Inductor has never run.
     fresh()
-    monkeypatch.setattr(inductor, "_artifacts", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setattr(inductor, "_compile", lambda *args: pytest.fail("compiled again"))
     with speccompile.load(path, model) as spec:
-        assert spec.backend.name == "inductor" and len(inductor._artifacts) == 1
+        assert spec.backend.name == "inductor"
         assert text_of(spec, prompt) == expected == greedy(model, prompt, 16)
+        # What the package brought is this wrap's alone.
+        with pytest.raises(pytest.fail.Exception, match="compiled again"):
+            speccompile.wrap(model, "ngram", **options)
     installed = {str(found.relative_to(tmp_path / "inductor")) for found in Path(tmp_path, "inductor").rglob("*.so")}
     assert {f"machine_code/{name}" for name in installed} == set(libraries)
     machine = package.machine
@@ -362,14 +364,12 @@ def test_compiled_code_is_brought_along(
 def test_an_artifact_that_inductor_does_not_take_is_told(
     model: LlamaForCausalLM, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inductor, "_artifacts", {})
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
         graph = spec.stages["outline"].graph
-    inductor.use_package_objects(
-        {inductor.artifact_name(graph.bodies["decoder_layer"], graph.device): b"something else"}
-    )
+    name = inductor.artifact_name(graph.bodies["decoder_layer"], graph.device)
+    bodies = inductor.CompiledBodies(PackageStorage({name: b"something else"}))
     with pytest.raises(LoweringError, match="Inductor could not load what was compiled before"):
-        inductor.compiled_bodies(graph)
+        bodies.functions(graph)
 
 
 def test_where_inductor_keeps_nothing_nothing_is_saved(
@@ -383,4 +383,4 @@ def test_where_inductor_keeps_nothing_nothing_is_saved(
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
         graph = spec.stages["outline"].graph
     with pytest.raises(LoweringError, match="Its caches are off: unset TORCHINDUCTOR_FORCE_DISABLE_CACHES"):
-        inductor.compiled_files(graph)
+        inductor.CompiledBodies(CacheFolder()).files(graph)

@@ -18,7 +18,11 @@ from speccompile.errors import LoweringError
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import inductor
+from speccompile.lowering.backends import Inductor
+from speccompile.lowering.inductor import CompiledBodies
 from speccompile.speculator.speculator import Speculator
+from speccompile.utils.storage import CacheFolder, PackageStorage
+from speccompile.utils.torch_private import compiled_function
 from support.tiny import tiny_llama
 
 CPU = torch.device("cpu")
@@ -61,7 +65,6 @@ def built() -> Iterator[Built]:
         return compile_body(body, device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inductor, "_artifacts", {})
         patch.setattr(inductor, "_compile", counted)
         model = tiny_llama()
         spec = wrapped(model, "early_exit")
@@ -74,6 +77,12 @@ def wrapped(model: LlamaForCausalLM, mode: str, backend: str = "inductor", **opt
         mode,
         **{"tiers": (0, 1, 3), "max_batch": 2, "max_len": 36, "backend": backend, "policy": "fixed:3"} | options,
     )
+
+
+def compiled(spec: Speculator) -> inductor.BodyFunction:
+    """The decoder layer that all steps of ``spec`` call."""
+    assert isinstance(spec.backend, Inductor)
+    return spec.backend.bodies.functions(spec.stages["outline"].graph)["decoder_layer"]
 
 
 def arguments(body: Body, rows: int, width: int) -> list[torch.Tensor]:
@@ -99,7 +108,7 @@ def test_one_artifact_serves_all_layers_tiers_and_prefill(built: Built) -> None:
     assert len(engine.tiers) == 3 * len(engine.row_counts) > 3
     assert len(built.spec.prefill) >= 2 and built.body.layers == (0, 1)
     # All of them run it: none falls back to the printed body.
-    artifact = inductor.compiled_bodies(built.graph)["decoder_layer"]
+    artifact = compiled(built.spec)
     for tier in [*engine.tiers.values(), *engine.prefill_tiers.values()]:
         assert tier.executable.__globals__["decoder_layer"] is artifact
 
@@ -186,7 +195,7 @@ def test_drawn_and_scored_steps(built: Built, mode: str) -> None:
                     assert got.prompt_logprobs[1:] == pytest.approx(expected.prompt_logprobs[1:], abs=1e-4)
             accepted += spec.stats.accepted_tokens
         assert accepted > 0, "or no draft was ever judged"
-        artifact = inductor.compiled_bodies(built.graph)["decoder_layer"]
+        artifact = compiled(spec)
         tiers = [*spec.engine.tiers.values(), *spec.engine.prefill_tiers.values()]
         kinds = {tier.key.sampling for tier in spec.engine.tiers.values()}
         assert kinds == {"greedy", "sampled", "scored"}
@@ -196,7 +205,7 @@ def test_drawn_and_scored_steps(built: Built, mode: str) -> None:
 
 @pytest.mark.parametrize(("rows", "width"), SHAPES)
 def test_the_compiled_body_is_the_body(built: Built, rows: int, width: int) -> None:
-    artifact = inductor.compiled_bodies(built.graph)["decoder_layer"]
+    artifact = compiled(built.spec)
     own, inputs = arguments(built.body, rows, width), arguments(built.body, rows, width)
     before = [tensor.clone() for tensor in inputs]
     addresses = [tensor.data_ptr() for tensor in inputs]
@@ -230,15 +239,12 @@ def test_a_step_writes_the_arena_itself(built: Built) -> None:
 def test_code_for_other_vectors_is_not_taken(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     if not pick_vec_isa():
         pytest.skip("this CPU has no vectors that Inductor knows")
-    monkeypatch.setattr(inductor, "_modules", {})
-    compiled = list(built.compiled)
+    before = list(built.compiled)
     for capability in ("", "default", ""):
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
-        monkeypatch.setattr(inductor, "_code", written := {})
-        with inductor._noting_module("body", CPU):
-            inductor._compile(built.body, CPU)
-        assert ("at::vec::" in written["body"]) == (capability == "")
-    built.compiled[:] = compiled
+        _, written = compiled_function(inductor._compile(built.body, CPU))
+        assert ("at::vec::" in written) == (capability == "")
+    built.compiled[:] = before
 
 
 def test_weights_are_read_and_not_folded_in() -> None:
@@ -264,24 +270,31 @@ def test_weights_are_read_and_not_folded_in() -> None:
 
 @pytest.fixture
 def nothing_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(inductor, "_artifacts", {})
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
+
+
+@dataclass
+class Artifact:
+    """What a stub compiler leaves; its source is ``source_code``."""
+
+    source_code: str
+
+    def is_saveable(self) -> bool:
+        return False
 
 
 @pytest.fixture
 def stub(nothing_stored: None, monkeypatch: pytest.MonkeyPatch) -> list[Body]:
-    """No artifacts yet, and a compiler that only counts."""
+    """Nothing is stored yet, and a compiler only counts."""
     compiled: list[Body] = []
-
-    class Artifact:
-        def is_saveable(self) -> bool:
-            return False
 
     def compile_body(body: Body, device: torch.device) -> Artifact:
         compiled.append(body)
-        return Artifact()
+        return Artifact("compiled here")
 
     monkeypatch.setattr(inductor, "_compile", compile_body)
+    monkeypatch.setattr(inductor, "_read", lambda name, data: Artifact(data.decode()))
+    monkeypatch.setattr(inductor, "compiled_function", lambda artifact: (list, artifact.source_code))
     return compiled
 
 
@@ -291,12 +304,12 @@ def outlined(max_len: int = 16, **config: Any) -> StepGraph:
 
 
 def test_another_function_is_another_artifact(stub: list[Body]) -> None:
-    graph = outlined()
-    first = inductor.compiled_bodies(graph)["decoder_layer"]
-    assert inductor.compiled_bodies(graph.copy())["decoder_layer"] is first
-    assert inductor.compiled_bodies(outlined(seed=4, layers=1))["decoder_layer"] is first
+    graph, bodies = outlined(), CompiledBodies(CacheFolder())
+    first = bodies.functions(graph)
+    assert bodies.functions(graph.copy()) == first
+    assert bodies.functions(outlined(seed=4, layers=1)) == first
     # The arena's sizes are symbolic too.
-    assert inductor.compiled_bodies(outlined(max_len=20))["decoder_layer"] is first
+    assert bodies.functions(outlined(max_len=20)) == first
     assert len(stub) == 1
     others = [
         outlined(layers=1, rms_norm_eps=1e-5),
@@ -304,8 +317,20 @@ def test_another_function_is_another_artifact(stub: list[Body]) -> None:
         outlined(layers=1, kv_heads=4),
     ]
     for count, other in enumerate(others, start=2):
-        inductor.compiled_bodies(other)
+        bodies.functions(other)
         assert len(stub) == count
+
+
+def test_a_wrap_sees_the_files_of_its_own_package_alone(stub: list[Body]) -> None:
+    graph = outlined()
+    name = inductor.artifact_name(graph.bodies["decoder_layer"], CPU)
+    backend, packages = Inductor("a test"), [PackageStorage({name: data}) for data in (b"first", b"second")]
+    first, second, without = [backend.with_storage(storage) for storage in (*packages, CacheFolder())]
+    for _ in range(2):
+        for each, source in ((first, "first"), (second, "second"), (without, "compiled here")):
+            each.bodies.functions(graph)
+            assert each.compiled_code(graph) == {"decoder_layer": source}
+    assert len(stub) == 1
 
 
 def test_a_failing_compiler_is_reported_and_not_remembered(
@@ -318,7 +343,7 @@ def test_a_failing_compiler_is_reported_and_not_remembered(
     monkeypatch.setattr(inductor, "standalone_compile", broken)
     for _ in range(2):
         with pytest.raises(LoweringError, match="Inductor could not compile 'decoder_layer': no such instruction"):
-            inductor.compiled_bodies(graph)
+            CompiledBodies(CacheFolder()).functions(graph)
     with pytest.raises(LoweringError, match="no such instruction"):
         wrapped(tiny_llama(), "none")
 
