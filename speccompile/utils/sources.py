@@ -11,10 +11,11 @@ SUFFIXES = (".py", ".cpp", ".h", ".cu")
 
 
 @functools.cache
-def sources() -> str:
-    """Digest of all code of this package."""
+def sources(*rooms: str) -> str:
+    """Digest of the code of ``rooms`` (folders of this package), or of the whole package."""
     whole = hashlib.sha256()
-    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES):
+    folders = [PACKAGE / room for room in rooms] or [PACKAGE]
+    for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES):
         whole.update(f"{path.relative_to(PACKAGE)}\n".encode())
         whole.update(path.read_bytes())
     return whole.hexdigest()

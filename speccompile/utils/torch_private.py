@@ -1,6 +1,7 @@
 """What this package uses of torch's private modules. Only this file changes when a new torch moves or renames a part.
 
-Tested with torch 2.11 to 2.15. ``tests/test_torch_private.py`` fails if another file imports a private module of torch.
+Tested with torch 2.11 to 2.15. ``tests/utils/test_torch_private.py`` fails if another file imports a private module of
+torch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 from collections import deque
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,8 +24,9 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
 
 # Inductor over a flat graph. torch.compile, the public way, also traces, guards and recompiles.
-from torch._inductor import CompiledArtifact, cpu_vec_isa, standalone_compile
+from torch._inductor import CompiledArtifact, cpu_vec_isa
 from torch._inductor import config as inductor_config
+from torch._inductor import standalone_compile as _standalone_compile
 
 # The compiler and the vector instructions that Inductor compiles with: bodies are linked with the C++ ops.
 from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
@@ -84,6 +86,9 @@ __all__ = [
     "standalone_compile",
     "symbolic_trace",
 ]
+
+# A module has the same name, which type checkers take it for.
+standalone_compile = cast(Callable[..., CompiledArtifact], _standalone_compile)
 
 # The loggers of modules whose lines are dropped where they say nothing that a user can change.
 FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"

@@ -38,5 +38,12 @@ def test_the_readme_names_the_lowest_versions_that_are_required(project: dict[st
     rows = dict(line.strip("| ").split(" | ") for line in lines[start + 2 : start + 5])
     for package in ("torch", "transformers"):
         (requirement,) = [item for item in project["dependencies"] if item.startswith(f"{package}>=")]
-        assert rows[package].startswith(requirement.partition(">=")[2] + " to ")
+        assert rows[package].startswith(requirement.partition(">=")[2].partition(",")[0] + " to ")
     assert rows["Python"].startswith(project["requires-python"].removeprefix(">="))
+
+
+def test_torch_is_bounded_right_after_the_last_version_that_is_tested(project: dict[str, Any]) -> None:
+    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| torch |")]
+    major, minor = row.strip("| ").rpartition(" to ")[2].split(".")
+    (requirement,) = [item for item in project["dependencies"] if item.startswith("torch>=")]
+    assert requirement.endswith(f",<{major}.{int(minor) + 1}")

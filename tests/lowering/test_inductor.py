@@ -21,6 +21,7 @@ from speccompile.lowering import inductor
 from speccompile.lowering.backends import Inductor
 from speccompile.lowering.inductor import CompiledBodies
 from speccompile.speculator.speculator import Speculator
+from speccompile.utils import sources
 from speccompile.utils.storage import CacheFolder, PackageStorage
 from speccompile.utils.torch_private import compiled_function
 from support.tiny import tiny_llama
@@ -331,6 +332,18 @@ def test_a_wrap_sees_the_files_of_its_own_package_alone(stub: list[Body]) -> Non
             each.bodies.functions(graph)
             assert each.compiled_code(graph) == {"decoder_layer": source}
     assert len(stub) == 1
+
+
+def test_code_that_compiles_bodies_is_in_their_names_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path)
+    digests = []
+    for room in ("", "cli", "runtime", *inductor.ROOMS):
+        Path(tmp_path, room).mkdir(exist_ok=True)
+        Path(tmp_path, room, "file.py").write_text("edited")
+        digests.append(sources.sources.__wrapped__(*inductor.ROOMS))
+    assert len(set(digests[:3])) == 1 and len(set(digests)) == 1 + len(inductor.ROOMS)
 
 
 def test_a_failing_compiler_is_reported_and_not_remembered(

@@ -11,7 +11,7 @@ import pytest
 
 from speccompile.utils import torch_private
 
-ROOT = Path(__file__).parents[1] / "speccompile"
+ROOT = Path(__file__).parents[2] / "speccompile"
 ADAPTER = ROOT / "utils" / "torch_private.py"
 #: A name with a part that begins with one underscore; ``torch.__version__`` is public.
 PRIVATE = re.compile(r"\btorch(?:\.\w+)*\._(?!_)\w+")
