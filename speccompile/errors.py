@@ -28,6 +28,10 @@ class _Brief(reprlib.Repr):
             return f"<{type(x).__name__} {x.dtype} {list(x.shape)}>"
         return super().repr1(x, level)
 
+    def repr_int(self, x: int, level: int) -> str:
+        # Python raises for an int of thousands of digits.
+        return super().repr_int(x, level) if x.bit_length() <= 4 * LONGEST_VALUE else f"<int of {x.bit_length()} bits>"
+
 
 _BRIEF = _Brief()
 

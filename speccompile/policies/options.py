@@ -7,9 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from speccompile.errors import InvalidPolicy, UnknownTier
+from speccompile.errors import InvalidPolicy, UnknownTier, shown
 
 T = TypeVar("T")
+
+#: Rows and draft lengths are 64-bit integers in the arena.
+LARGEST = 2**63 - 1
 
 
 def by_rows(value: T | Mapping[int, T]) -> Mapping[int, T]:
@@ -31,13 +34,15 @@ def check_number(
         bounds = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)
         bounds += [f"at most {most:g}"] * (most < math.inf)
         wanted = " ".join(["a number", " and ".join(bounds)]).strip()
-        raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} has to be {wanted}")
+        raise InvalidPolicy(policy=policy, reason=f"{name}={shown(value)} has to be {wanted}")
 
 
 def check_whole(policy: str, name: str, value: Any, least: int) -> None:
     """Raises InvalidPolicy."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} has to be a whole number of at least {least}")
+        raise InvalidPolicy(policy=policy, reason=f"{name}={shown(value)} has to be a whole number of at least {least}")
+    if value > LARGEST:
+        raise InvalidPolicy(policy=policy, reason=f"{name}={shown(value)} must be at most 2**63 - 1")
 
 
 def check_by_rows(policy: str, name: str, value: Any, *, least: float = -math.inf) -> None:
@@ -50,7 +55,7 @@ def check_by_rows(policy: str, name: str, value: Any, *, least: float = -math.in
         check_whole(policy, f"rows of {name}", rows, 1)
         check_number(policy, name, one, least=least)
     if 1 not in by_rows(value):
-        raise InvalidPolicy(policy=policy, reason=f"{name}={value!r} does not say what one row uses")
+        raise InvalidPolicy(policy=policy, reason=f"{name}={shown(value)} does not say what one row uses")
 
 
 def check_candidates(policy: str, candidates: Any, *, by_rows: bool) -> None:
@@ -61,7 +66,7 @@ def check_candidates(policy: str, candidates: Any, *, by_rows: bool) -> None:
     """
 
     def refuse(reason: str) -> None:
-        raise InvalidPolicy(policy=policy, reason=f"candidates={candidates!r}: {reason}")
+        raise InvalidPolicy(policy=policy, reason=f"candidates={shown(candidates)}: {reason}")
 
     if candidates is None:
         return
@@ -96,13 +101,13 @@ def check_built(draft_lens: Iterable[int], tiers: Collection[int]) -> None:
 def text_of(name: str, policy: Any) -> str:
     """Name and the options that are not the defaults, as :func:`read_options` reads them."""
     given = {item.name: getattr(policy, item.name) for item in fields(policy)}
-    shown = [f"{item.name}={_shown(given[item.name])}" for item in fields(policy) if given[item.name] != item.default]
-    return name + (":" + ",".join(shown) if shown else "")
+    options = [f"{item.name}={_as_text(given[item.name])}" for item in fields(policy) if given[item.name] != item.default]
+    return name + (":" + ",".join(options) if options else "")
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ";".join(f"{rows}:{_shown(candidates)}" for rows, candidates in value.items())
+        return ";".join(f"{rows}:{_as_text(candidates)}" for rows, candidates in value.items())
     if isinstance(value, tuple | list):
         return "/".join(str(item) for item in value) + "/" * (len(value) == 1)
     return str(value)
@@ -119,7 +124,7 @@ def read_options(policy: str, text: str, known: Collection[str]) -> dict[str, An
         name, equals, value = item.partition("=")
         name = name.strip()
         if not equals or name not in known or name in options:
-            reason = f"{item!r} is none of its options, each once: {', '.join(f'{option}=...' for option in known)}"
+            reason = f"{shown(item)} is none of its options, each once: {', '.join(f'{option}=...' for option in known)}"
             raise InvalidPolicy(policy=policy, reason=reason)
         options[name] = _read(policy, name, value.strip())
     return options
@@ -131,7 +136,7 @@ def _read(policy: str, name: str, text: str) -> Any:
         read = _as_tuple if name == "candidates" else _number
         values = {_number(policy, rows): read(policy, rest) for rows, _, rest in pairs}
         if len(values) < len(pairs):
-            raise InvalidPolicy(policy=policy, reason=f"{text!r} names a number of rows twice")
+            raise InvalidPolicy(policy=policy, reason=f"{shown(text)} names a number of rows twice")
         return values
     return _as_tuple(policy, text) if "/" in text else _number(policy, text)
 
@@ -146,4 +151,4 @@ def _number(policy: str, text: str) -> int | float | None:
     try:
         return None if text == "None" else int(text) if text.strip().lstrip("-").isdecimal() else float(text)
     except ValueError:
-        raise InvalidPolicy(policy=policy, reason=f"{text!r} is no number") from None
+        raise InvalidPolicy(policy=policy, reason=f"{shown(text)} is no number") from None

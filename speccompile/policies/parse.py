@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
-from speccompile.errors import InvalidPolicy
+from speccompile.errors import InvalidPolicy, shown
 from speccompile.policies.base import AnyPolicy, LearningPolicy, Policy
 from speccompile.policies.cost import Cost
 from speccompile.policies.ema import Ema
@@ -49,7 +49,7 @@ def read_policy(text: str) -> AnyPolicy:
     if kind in LEARNING:
         policy = LEARNING[kind]
         return policy(**read_options(text, rest, [item.name for item in fields(policy)]))
-    raise InvalidPolicy(policy=text, reason=f"there is no policy {kind!r}")
+    raise InvalidPolicy(policy=text, reason=f"there is no policy {shown(kind)}")
 
 
 def _named(policy: AnyPolicy) -> set[int]:
@@ -73,5 +73,5 @@ def _schedule(text: str, policy: str) -> Schedule | ScheduleUpTo:
 def _whole(text: str, policy: str) -> int:
     # Python reads no number of thousands of digits, and no tier has one.
     if not text.strip().isdecimal() or len(text.strip()) > _MOST_DIGITS:
-        raise InvalidPolicy(policy=policy, reason=f"{text[:80]!r} is no whole number")
+        raise InvalidPolicy(policy=policy, reason=f"{shown(text)} is no whole number")
     return int(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from speccompile.errors import InvalidPolicy
+from speccompile.errors import InvalidPolicy, shown
 from speccompile.policies.options import check_whole
 
 
@@ -87,7 +87,7 @@ def _check_pairs(steps: Any) -> None:
     """Raises InvalidPolicy unless ``steps`` are pairs of a row count and a draft length."""
     pairs = isinstance(steps, tuple | list) and all(isinstance(step, tuple | list) and len(step) == 2 for step in steps)
     if not pairs:
-        raise InvalidPolicy(policy="schedule", reason=f"steps={steps!r} has to be pairs of (rows, K)")
+        raise InvalidPolicy(policy="schedule", reason=f"steps={shown(steps)} has to be pairs of (rows, K)")
     for rows, draft_len in steps:
         check_whole("schedule", "rows", rows, 0)
         check_whole("schedule", "a draft length", draft_len, 0)

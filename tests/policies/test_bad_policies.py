@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 import speccompile.compiler.build
 from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier, UserError
-from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo
+from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo, parse_policy
 from speccompile.tools.policy_lab import Recorder, read_trace
 from support.tiny import tiny_llama
 
@@ -60,6 +60,34 @@ def test_a_policy_that_is_not_valid_is_refused_at_wrap(
     with pytest.raises(kind) as error:
         speccompile.wrap(model, "ngram", tiers=TIERS, max_len=64, backend="eager", policy=policy)
     assert says in str(error.value)
+
+
+HUGE = "7" * 10_000
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Fixed(HUGE),  # type: ignore[arg-type]
+        lambda: Fixed(-(10**5000)),
+        lambda: Ema(alpha=HUGE),  # type: ignore[arg-type]
+        lambda: Ema(down={rows: 0.0 for rows in range(2, 5000)}),
+        lambda: Cost(candidates=tuple(range(5000, 0, -1))),
+        lambda: Schedule(HUGE),  # type: ignore[arg-type]
+        lambda: Schedule(((HUGE, 1),)),  # type: ignore[arg-type]
+        lambda: Schedule(((2, 10**5000),)),
+        lambda: parse_policy(HUGE, TIERS),
+        lambda: parse_policy(f"fixed:{HUGE}", TIERS),
+        lambda: parse_policy(f"ema:{HUGE}", TIERS),
+        lambda: parse_policy(f"ema:alpha=x{HUGE}", TIERS),
+        lambda: parse_policy("ema:down=" + "1:2;" * 5000 + "1:2", TIERS),
+        lambda: parse_policy("schedule:1=x" + HUGE, TIERS),
+    ],
+)
+def test_an_error_shows_the_beginning_of_a_huge_value(made: Callable[[], object]) -> None:
+    with pytest.raises(InvalidPolicy, match="is not valid: ") as error:
+        made()
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("candidates", [(), (3, 1), (1, 1)], ids=str)
