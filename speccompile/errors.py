@@ -401,13 +401,20 @@ class ForkedSpeculator(SpecCompileError):
 
 class CannotCopy(UserError):
     template = (
-        "a speculator cannot be copied or pickled: its state and its executables belong to one process. Write it with "
-        "spec.save(path), and call speccompile.load(path, model) where the copy is needed."
+        "a speculator and its engine cannot be copied or pickled: their state and executables belong to one process. "
+        "Write the speculator with spec.save(path), and call speccompile.load(path, model) where the copy is needed."
     )
 
 
 class Closed(SpecCompileError):
     template = "this speculator was closed; wrap the model again."
+
+
+class Rebuilt(Closed):
+    template = (
+        "spec.rebuild() closed the engine and cancelled its requests. When rebuild has returned, send the request "
+        "again, to spec or to the new spec.engine."
+    )
 
 
 class Degraded(UserWarning):

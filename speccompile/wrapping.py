@@ -190,14 +190,20 @@ def _wrap_anew(model: PreTrainedModel, options: Mapping[str, Any], spec: Specula
         started = time.perf_counter()
         plan = _planned(model, options, failed)
         while True:
-            spec.close()
+            spec.close_to_rebuild()
             with one_build():
                 # Another thread may have rebuilt it before the lock was free.
                 if spec.closed:
                     _built(model, plan, options, None, started, spec)
                     return
 
-    first_that_works(attempt)
+    try:
+        first_that_works(attempt)
+    except BaseException:
+        # What is refused before the build leaves the speculator open.
+        if spec.closed:
+            spec.close()
+        raise
 
 
 @one_build()

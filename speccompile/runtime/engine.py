@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
-from speccompile.errors import Closed, InvalidOption
+from speccompile.errors import CannotCopy, InvalidOption
 from speccompile.hidden_states.records import RecordOrder
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
@@ -61,6 +61,14 @@ class Engine(Turns):
             # One that is dropped without close() writes the records that wait. At exit _close_all does.
             self._dropped = weakref.finalize(self, self.saver.writer.close)
             self._dropped.atexit = False
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """For ``copy`` and ``pickle``.
+
+        Raises:
+            CannotCopy: always.
+        """
+        raise CannotCopy()
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -230,7 +238,7 @@ class Engine(Turns):
         """
         with deferred_interrupts(), self._changed:
             if self._closed:
-                raise Closed()
+                raise self.closed_error()
             self._end_abandoned()
             self.waiting.push(requests, self.slots.free)
             self._changed.notify_all()

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from speccompile.errors import Closed, InvalidInput, OutputTruncated, QueueFull
+from speccompile.errors import InvalidInput, OutputTruncated, QueueFull
 from speccompile.runtime.arguments import Settings, read_settings
 from speccompile.runtime.criteria import criteria_of_row
 from speccompile.runtime.engine import Engine
@@ -169,7 +169,7 @@ def decode(
             if request.error is not None:
                 raise request.error
             if request.finish_reason == "cancelled":
-                raise Closed()
+                raise engine.closed_error()
     finally:
         for request in requests:
             request.cancel()

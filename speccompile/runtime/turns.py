@@ -37,6 +37,8 @@ class Turns(Stepper):
         # Threads that do nothing but step: while there are any, nobody else takes turns to get what he waits for.
         self._servers: set[int] = set()
         self._closed = False
+        #: What is raised once it is closed.
+        self.closed_error: type[Closed] = Closed
         self._async_readers: dict[asyncio.Event, tuple[asyncio.AbstractEventLoop, Request, int]] = {}
         self._async_driver: threading.Thread | None = None
         # Requests that ended outside of a step and still have a slot, a row or a listener.
@@ -65,7 +67,7 @@ class Turns(Stepper):
             Closed, InsideStep.
         """
         if self._closed:
-            raise Closed()
+            raise self.closed_error()
         self._refuse_callback("step()")
         with self._own_turn():
             return self._step()

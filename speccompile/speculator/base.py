@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from speccompile.compiler.build import Build
 from speccompile.compiler.pipelines import prefill_pipeline, tier_pipeline
-from speccompile.errors import CannotCopy, Closed, InvalidOption
+from speccompile.errors import CannotCopy, Closed, InvalidOption, Rebuilt
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.graph.stage import Stages
@@ -36,6 +36,9 @@ from speccompile.utils.numbers import python_numbers
 
 class SpeculatorBase:
     """A context manager that closes itself."""
+
+    #: What a use raises while there is no engine.
+    _closed_error: type[Closed] = Closed
 
     def __init__(
         self,
@@ -256,7 +259,8 @@ class SpeculatorBase:
         """Build again, with the options given to ``wrap``, for the model as it is now: after a
         :class:`~speccompile.errors.ModelChanged`, with other hooks, another active adapter, or other modules.
 
-        Requests that wait or run are cancelled; statistics, tier and policy begin anew. If the build fails, this
+        Requests that wait or run are cancelled, and those that come until it has returned are refused: both raise
+        :class:`~speccompile.errors.Rebuilt`. Statistics, tier and policy begin anew. If the build fails, this
         speculator is closed.
 
         Raises:
@@ -277,8 +281,18 @@ class SpeculatorBase:
         Raises:
             RecordsNotWritten: the disk does not take them.
         """
+        self._release(Closed)
+
+    def close_to_rebuild(self) -> None:
+        """:meth:`close`, after which uses raise :class:`~speccompile.errors.Rebuilt`."""
+        self._release(Rebuilt)
+
+    def _release(self, error: type[Closed]) -> None:
+        # Set first: another thread may look as soon as there is no engine.
+        self._closed_error = error
         engine, self._engine, self._build, self._target = self._engine, None, None, None
         if engine is not None:
+            engine.closed_error = error
             engine.close()
             # Freed before the C library is asked to return what is free.
             del engine
@@ -295,5 +309,5 @@ class SpeculatorBase:
 
     def _open(self) -> tuple[Engine, Target]:
         if self._engine is None or self._target is None:
-            raise Closed()
+            raise self._closed_error()
         return self._engine, self._target

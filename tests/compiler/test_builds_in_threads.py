@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
 from speccompile import Speculator
-from speccompile.errors import Closed, LoweringError
+from speccompile.errors import Closed, LoweringError, Rebuilt
 from speccompile.graph.keys import Kind
 from speccompile.runtime.engine import Engine
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
@@ -153,6 +153,37 @@ def test_a_rebuild_waits_for_a_step_whose_callback_waits_for_a_build() -> None:
     spec.close()
 
 
+def test_a_request_that_a_rebuild_cancels_is_to_be_sent_again() -> None:
+    model = tiny_llama()
+    seen = []
+
+    class Rebuilds:
+        """In the first step, rebuilds in another thread."""
+
+        def put(self, value: torch.Tensor) -> None:
+            if not seen:
+                seen.append(value)
+                rebuild.start()
+                while not engine._closed:
+                    time.sleep(0.001)
+                with pytest.raises(Rebuilt, match="send the request again"):
+                    spec.generate(IDS)
+
+        def end(self) -> None:
+            pass
+
+    with wrapped(model) as spec:
+        engine, rebuild = spec.engine, threading.Thread(target=spec.rebuild)
+        with pytest.raises(Rebuilt, match=r"spec\.rebuild\(\) closed the engine and cancelled its requests"):
+            text_of(spec, streamer=Rebuilds())
+        rebuild.join(60)
+        assert text_of(spec) == greedy(model, PROMPT, NEW)
+        with pytest.raises(Rebuilt, match=r"to the new spec\.engine"):
+            engine.submit(PROMPT)
+    with pytest.raises(Closed, match="wrap the model again"):
+        text_of(spec)
+
+
 def test_a_rebuild_that_two_threads_ask_for_ends_in_one_engine() -> None:
     model = tiny_llama()
     both = threading.Barrier(2)
@@ -194,6 +225,8 @@ def test_a_rebuild_whose_sampling_steps_fail_leaves_the_speculator_closed(monkey
         with pytest.raises(LoweringError):
             spec.rebuild()
         assert spec.closed
+        with pytest.raises(Closed, match="wrap the model again"):
+            text_of(spec)
 
 
 # --- what a trace changes in the process ---------------------------------------------------------

@@ -154,6 +154,12 @@ def test_a_copy_is_refused_and_save_is_named(spec: Speculator, copied: Callable[
         copied(spec)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_of_the_engine_is_refused_too(spec: Speculator, copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(CannotCopy, match=r"its engine cannot be copied or pickled.* spec\.save\(path\)"):
+        copied(spec.engine)
+
+
 def test_its_repr_says_what_it_is() -> None:
     spec = wrapped(tiers=(0, 3), max_batch=2)
     shown = "<Speculator of LlamaForCausalLM: mode 'ngram', tiers (0, 3), backend 'eager', 2 slots>"
