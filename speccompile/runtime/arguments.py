@@ -18,9 +18,10 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from speccompile.errors import InvalidOption, UnknownOption
+from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
 
@@ -177,6 +178,23 @@ class Settings:
                 source, neutral = self.source(name), refusal.neutral[0] if refusal.neutral else None
                 reason = f"{refusal.reason}; set {_CODE.get(source, source)}.{name} = {neutral!r}"
                 raise InvalidOption(where=source, name=name, value=value, reason=reason)
+
+
+def read_mask_or_config(
+    given: Any, attention_mask: torch.Tensor | None, generation_config: GenerationConfig | None
+) -> tuple[torch.Tensor | None, GenerationConfig | None]:
+    """``attention_mask`` and ``generation_config``, of which ``given``, the second positional argument, is one.
+
+    Raises:
+        InvalidInput: that one is given by name too.
+    """
+    if given is None:
+        return attention_mask, generation_config
+    is_config = isinstance(given, GenerationConfig)
+    if (generation_config if is_config else attention_mask) is not None:
+        name = "generation_config" if is_config else "attention_mask"
+        raise InvalidInput(name=name, reason="it is given twice, by position and by name; give it once")
+    return (attention_mask, given) if is_config else (given, generation_config)
 
 
 def read_settings(

@@ -18,6 +18,7 @@ from speccompile.compiler.package import check_savable, make_manifest, write_pac
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.graph.keys import Kind
 from speccompile.modes.auto import Auto
+from speccompile.runtime.arguments import read_mask_or_config
 from speccompile.runtime.check import CheckReport, Reference, check_texts
 from speccompile.runtime.collect import save_texts
 from speccompile.runtime.generate import generate
@@ -39,8 +40,9 @@ class Speculator(ModelInterface):
     def generate(
         self,
         input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        mask_or_config: torch.Tensor | GenerationConfig | None = None,
         *,
+        attention_mask: torch.Tensor | None = None,
         return_dict_in_generate: Literal[True],
         **options: Any,
     ) -> GenerateDecoderOnlyOutput: ...
@@ -49,8 +51,9 @@ class Speculator(ModelInterface):
     def generate(
         self,
         input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        mask_or_config: torch.Tensor | GenerationConfig | None = None,
         *,
+        attention_mask: torch.Tensor | None = None,
         return_dict_in_generate: Literal[False] | None = None,
         **options: Any,
     ) -> torch.Tensor: ...
@@ -58,8 +61,9 @@ class Speculator(ModelInterface):
     def generate(
         self,
         input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        mask_or_config: torch.Tensor | GenerationConfig | None = None,
         *,
+        attention_mask: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
         generation_config: GenerationConfig | None = None,
         max_new_tokens: int | None = None,
@@ -90,6 +94,7 @@ class Speculator(ModelInterface):
         Args:
             input_ids: int64 ``[B, P]``, padded on the left. Rows beyond ``max_batch`` wait for a slot. None is the BOS
                 token alone.
+            mask_or_config: by position, the attention mask, or, as in transformers, a ``GenerationConfig``.
             attention_mask: ``[B, P]``, 0 at padding.
             inputs: transformers' name for ``input_ids``.
             generation_config: a ``GenerationConfig``. As in transformers, keywords take precedence over it, and fields
@@ -139,6 +144,7 @@ class Speculator(ModelInterface):
         engine, target = self._open()
         if inputs is not None and input_ids is not None:
             raise InvalidInput(name="inputs", reason="input_ids is given too; give one of them")
+        attention_mask, generation_config = read_mask_or_config(mask_or_config, attention_mask, generation_config)
         return generate(
             engine,
             target,

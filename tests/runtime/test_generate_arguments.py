@@ -196,7 +196,21 @@ def test_what_is_no_config_is_refused(spec: Speculator) -> None:
     with pytest.raises(InvalidOption, match="must be a transformers GenerationConfig"):
         spec.generate(prompts(), generation_config={"max_new_tokens": 4})  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"give that as generation_config=\.\.\."):
-        spec.generate(prompts(), GenerationConfig())  # type: ignore[arg-type]
+        spec.generate(prompts(), attention_mask=GenerationConfig())  # type: ignore[call-overload]
+
+
+def test_a_config_may_be_the_second_argument_as_in_transformers(model: LlamaForCausalLM, spec: Speculator) -> None:
+    ids, config = prompts(), GenerationConfig(max_new_tokens=4, do_sample=False)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    got = spec.generate(ids, config, attention_mask=mask)
+    assert torch.equal(got, model.generate(ids, config, attention_mask=mask))
+    assert torch.equal(got, spec.generate(ids, mask, generation_config=config))
+    assert not torch.equal(got, spec.generate(ids, config))
+    with pytest.raises(InvalidInput, match="generation_config is not valid: it is given twice"):
+        spec.generate(ids, config, generation_config=config)
+    with pytest.raises(InvalidInput, match="attention_mask is not valid: it is given twice"):
+        spec.generate(ids, mask, attention_mask=mask)
 
 
 # --- prompts and lengths -----------------------------------------------------------------------------------------
