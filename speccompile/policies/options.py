@@ -101,7 +101,9 @@ def check_built(draft_lens: Iterable[int], tiers: Collection[int]) -> None:
 def text_of(name: str, policy: Any) -> str:
     """Name and the options that are not the defaults, as :func:`read_options` reads them."""
     given = {item.name: getattr(policy, item.name) for item in fields(policy)}
-    options = [f"{item.name}={_as_text(given[item.name])}" for item in fields(policy) if given[item.name] != item.default]
+    options = [
+        f"{item.name}={_as_text(given[item.name])}" for item in fields(policy) if given[item.name] != item.default
+    ]
     return name + (":" + ",".join(options) if options else "")
 
 
@@ -124,7 +126,9 @@ def read_options(policy: str, text: str, known: Collection[str]) -> dict[str, An
         name, equals, value = item.partition("=")
         name = name.strip()
         if not equals or name not in known or name in options:
-            reason = f"{shown(item)} is none of its options, each once: {', '.join(f'{option}=...' for option in known)}"
+            reason = (
+                f"{shown(item)} is none of its options, each once: {', '.join(f'{option}=...' for option in known)}"
+            )
             raise InvalidPolicy(policy=policy, reason=reason)
         options[name] = _read(policy, name, value.strip())
     return options
