@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from speccompile.acceptance import Rule
 from speccompile.compiler.build import build
 from speccompile.compiler.package import check_fits, given_options, read_package
-from speccompile.compiler.plan import NOT_GIVEN, NotGiven, Plan, make_plan
+from speccompile.compiler.plan import NOT_GIVEN, NotGiven, Plan, make_plan, warn_of_positions
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.adapters import inner_model
 from speccompile.hidden_states.options import SaveHiddenStates
@@ -240,6 +240,7 @@ def _built(
         with consuming(model, plan.consume) as consumed:
             with replacing(plan.config.choice):
                 built = build(model, plan.info, plan.config, storage, consumed)
+            warn_of_positions(model, plan.info, plan.config.max_len)
             parts = (model, built, plan.policy, plan.engine, options, writer)
             if into is None:
                 spec = Speculator(*parts, _wrap_anew)

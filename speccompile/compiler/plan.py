@@ -167,7 +167,6 @@ def make_plan(
     )
     Settings(model.generation_config).check(heeded=GENERATE_ALONE)
     token_list(model.generation_config.eos_token_id)
-    _warn_of_generation_config(model, info, max_len)
     engine = EngineOptions(max_waiting, prefill_budget, prefix_reuse)
     # Behind everything that is quickly refused: it may have to be loaded.
     network = None
@@ -279,7 +278,9 @@ def _check_whole(name: str, value: Any, least: int) -> None:
         raise InvalidOption(where="wrap", name=name, value=value, reason=f"it has to be an int of at least {least}")
 
 
-def _warn_of_generation_config(model: PreTrainedModel, info: ModelInfo, max_len: int) -> None:
+def warn_of_positions(model: PreTrainedModel, info: ModelInfo, max_len: int) -> None:
+    """Warn of a ``max_len`` above the model's positions. Call it once a build has shown that such a text can be
+    decoded: a model with a table of positions is refused."""
     positions = _positions(model)
     if positions is not None and max_len > positions:
         warn_caller(

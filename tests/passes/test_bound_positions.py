@@ -55,7 +55,7 @@ def test_text_is_right_up_to_the_last_position_there_is(name: str) -> None:
             assert torch.equal(spec.generate(prompt, max_new_tokens=new), wanted)
 
 
-@pytest.mark.filterwarnings("ignore:max_len=.*exceeds")
+@pytest.mark.filterwarnings("error:max_len=.*exceeds")
 @pytest.mark.parametrize("more", [1, 100])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_position_more_is_refused_with_the_number_to_use(name: str, more: int) -> None:
