@@ -52,7 +52,7 @@ def _only_own_warnings() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # The package's warnings are attributed to its caller, which is a command.
+            # The package's warnings are attributed to its caller, which is a command (see speccompile.utils.warn).
             warnings.filterwarnings("always", category=UserWarning, module=r"speccompile\.")
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             yield

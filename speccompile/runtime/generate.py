@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from speccompile.runtime.score_records import RecordRequest, check_flag
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
+from speccompile.utils.warn import warn_caller
 
 
 def generate(
@@ -210,10 +210,9 @@ def _enqueue_more(engine: Engine, requests: list[Request], first: int, queued: i
 def _warn_of_truncation(requests: list[Request], max_len: int) -> None:
     cut = [row for row, request in enumerate(requests) if request.stats.finish_reason == "max_len"]
     if cut:
-        warnings.warn(
+        warn_caller(
             f"rows {cut} ended at max_len={max_len} before they had max_new_tokens; wrap with a larger max_len",
             OutputTruncated,
-            stacklevel=5,
         )
 
 

@@ -29,6 +29,7 @@ from speccompile.utils.torch_private import (
     invalid_vec_isa,
     pick_vec_isa,
 )
+from speccompile.utils.warn import calling_line, on_behalf_of
 
 SOURCES = Path(__file__).parent / "csrc"
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
@@ -53,13 +54,14 @@ def cpu_ops() -> Future[Path]:
     """The library of the C++ ops for this CPU (or what ``ATEN_CPU_CAPABILITY`` says), built beside other work."""
     probes = instruction_sets()
     found: Future[Path] = Future()
-    # The one of now: the variable that names it may change before the thread looks.
-    folder = cache_dir() / "cpu-ops"
+    # Those of now: the variable that names the folder may change before the thread looks, which has its own stack.
+    folder, place = cache_dir() / "cpu-ops", calling_line()
 
     def find() -> None:
         probes.join()
         try:
-            found.set_result(_library_in(folder))
+            with on_behalf_of(place):
+                found.set_result(_library_in(folder))
         except BaseException as error:
             found.set_exception(error)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
+from speccompile.errors import Degraded
 from speccompile.ops.cpu import library
 
 TESTS = [str(Path(__file__).with_name(name)) for name in ("test_native_ops.py", "test_native_choose.py")]
@@ -94,6 +95,19 @@ def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(library, "spare_dir", lambda folder, error: None)
     reason = library.load_cpu_ops.__wrapped__()
     assert reason is not None and reason.startswith("the cache folder cannot be written")
+
+
+@pytest.mark.usefixtures("anew")
+def test_that_a_folder_cannot_be_written_is_said_at_the_callers_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "file")
+    monkeypatch.setattr("speccompile.utils.storage._spare", [])
+    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    with pytest.warns(Degraded, match="cannot be written") as warned:
+        library.cpu_ops().result()
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 @pytest.mark.usefixtures("anew")
