@@ -90,6 +90,10 @@ class UnknownOption(UserError):
     template = "{where} does not take {names}. It takes: {known}."
 
 
+class OptionOfAnotherMode(UnknownOption):
+    template = UnknownOption.template + " {modes}."
+
+
 class InvalidOption(UserError):
     template = "{where}: {name}={value!r} is not valid: {reason}."
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from speccompile.errors import DuplicateMode, InvalidOption, UnknownMode, UnknownOption
+from speccompile.errors import DuplicateMode, InvalidOption, OptionOfAnotherMode, UnknownMode, UnknownOption
 from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.composed import Composed
@@ -137,5 +137,17 @@ def _type(name: Any, options: dict[str, Any]) -> type[Mode]:
 
 def _check_known(where: str, options: dict[str, Any], known: Sequence[str]) -> None:
     if unknown := sorted(options.keys() - set(known)):
-        names = ", ".join(["the arguments of wrap", *known])
-        raise UnknownOption(where=where, names=", ".join(unknown), known=names)
+        said = {"where": where, "names": ", ".join(unknown), "known": ", ".join(["the arguments of wrap", *known])}
+        if modes := ". ".join(filter(None, map(_modes_with, unknown))):
+            raise OptionOfAnotherMode(**said, modes=modes)
+        raise UnknownOption(**said)
+
+
+def _modes_with(option: str) -> str:
+    """Which modes have an option, for an error; empty if none has."""
+    names = [repr(name) for name, mode in sorted(_modes.items()) if option in mode.options()]
+    if option in Auto.options:
+        of = "'auto', which chooses a mode by it" + (f", and of {', '.join(names)}" if names else "")
+    else:
+        of = ", ".join(names)
+    return f"{option}= is an option of mode={of}" if of else ""

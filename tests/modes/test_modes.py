@@ -166,7 +166,24 @@ def test_entry_points_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unknown_option(mode: str, option: str, takes: str) -> None:
     with pytest.raises(UnknownOption) as error:
         modes.create(mode, {option: 1})
-    assert str(error.value) == f"wrap(mode={mode!r}) does not take {option}. It takes: {takes}."
+    assert str(error.value).startswith(f"wrap(mode={mode!r}) does not take {option}. It takes: {takes}.")
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("max_ngram", " max_ngram= is an option of mode='ngram'."),
+        ("draft", " draft= is an option of mode='auto', which chooses a mode by it, and of 'draft_target', 'eagle3', "),
+        ("head", " head= is an option of mode='auto', which chooses a mode by it."),
+        ("max_lenn", ""),
+    ],
+)
+def test_an_unknown_option_names_the_modes_that_have_it(option: str, hint: str) -> None:
+    with pytest.raises(UnknownOption) as error:
+        modes.create("early_exit", {option: 1})
+    said = str(error.value).removeprefix(f"wrap(mode='early_exit') does not take {option}. ")
+    takes = "It takes: the arguments of wrap, exit_layer."
+    assert said.startswith(takes + hint) and (hint or said == takes)
 
 
 @pytest.mark.parametrize(
