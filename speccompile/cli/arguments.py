@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from speccompile.errors import UnknownBackend, UnknownMode
+from speccompile.errors import UnknownBackend, UnknownMode, UnknownOption
 from speccompile.utils.model_names import MODEL_HELP
 
-# Names that `speccompile.modes` and `speccompile.lowering.backends` define; these import torch.
-_MODES = (
-    "auto",
-    "draft_target",
-    "eagle3",
-    "eagle3_one_model",
-    "early_exit",
-    "mtp",
-    "mtp_eagle",
-    "mtp_eagle_one_model",
-    "ngram",
-    "none",
-    "save_hidden_states",
-    "suffix",
-    "user_provided",
-)
+# Modes with their options, and backends: `speccompile.modes` and `speccompile.lowering.backends` define them, and
+# import torch.
+_NETWORK = ("draft", "draft_max_len", "draft_weights")
+_MODES = {
+    "auto": ("head", "draft"),
+    "draft_target": (*_NETWORK, "fused"),
+    "eagle3": (*_NETWORK, "fused"),
+    "eagle3_one_model": _NETWORK,
+    "early_exit": ("exit_layer",),
+    "mtp": (*_NETWORK, "chain"),
+    "mtp_eagle": (*_NETWORK, "fused"),
+    "mtp_eagle_one_model": _NETWORK,
+    "ngram": ("max_ngram", "min_ngram"),
+    "none": (),
+    "save_hidden_states": ("output_directory", "write_interval", "file_prefix", "eagle3_layers_to_capture"),
+    "suffix": ("max_depth", "factor", "offset", "min_probability", "corpus", "tokenizer", "remember"),
+    "user_provided": ("draft", "host"),
+}
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
 _ENTRY_POINTS = "speccompile.modes"
 
@@ -39,6 +42,18 @@ def check_mode(name: str) -> None:
     """Raises: UnknownMode."""
     if name.lower() not in modes():
         raise UnknownMode(name=name, available=", ".join(modes()))
+
+
+def check_options(mode: str, options: Collection[str]) -> None:
+    """Check the names of a mode's options. Those of an installed package's mode are checked when it is loaded.
+
+    Raises:
+        UnknownOption: ``mode``, one of this package, does not have them.
+    """
+    known = _MODES.get(mode.lower())
+    if known is not None and (unknown := sorted(set(options) - set(known))):
+        where, names = f"--option of mode {mode!r}", ", ".join(unknown)
+        raise UnknownOption(where=where, names=names, known=", ".join(known) or "no options")
 
 
 def check_backend(name: str) -> None:

@@ -3,6 +3,7 @@ take seconds, and help and errors need neither."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from speccompile.cli.arguments import (
     Tiers,
     check_backend,
     check_mode,
+    check_options,
 )
 from speccompile.cli.session import one_line_errors, parse_layers, parse_options, parse_tiers
 from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, UnknownTier
@@ -26,7 +28,7 @@ from speccompile.policies import parse_policy, read_policy
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
 from speccompile.utils.hub import check_reachable
-from speccompile.utils.model_names import check_model_name, is_hub_id
+from speccompile.utils.model_names import check_families, check_model_name, check_tokenizer, is_hub_id
 
 app = typer.Typer(
     name="speccompile",
@@ -67,6 +69,7 @@ def demo(
     with one_line_errors():
         draft_lens = parse_tiers(tiers)
         _check(model, mode, backend)
+        check_tokenizer(model)
     from speccompile.cli import demo
 
     demo.run(model, mode, draft_lens, backend, prompts=prompts, new_tokens=new_tokens)
@@ -115,7 +118,8 @@ def generate(
     with one_line_errors():
         options = parse_options(option or [])
         draft_lens = None if tiers is None else parse_tiers(tiers)
-        _check(model, mode, backend)
+        _check(model, mode, backend, options)
+        check_tokenizer(model)
         if policy is not None:
             read_policy(policy) if draft_lens is None else parse_policy(policy, draft_lens)
         if not prompt:
@@ -166,7 +170,7 @@ def inspect(
         draft_lens = parse_tiers(tiers)
         if tier is not None and tier not in draft_lens:
             raise UnknownTier(tier=tier, built=", ".join(str(draft_len) for draft_len in draft_lens))
-        _check(model, mode, backend)
+        _check(model, mode, backend, options)
     from speccompile.cli import inspect
 
     inspect.run(
@@ -206,6 +210,7 @@ def families(
     """
     with one_line_errors():
         check_backend(backend)
+        check_families(names or ())
     from speccompile.cli import families
 
     families.run(names, backend, only, json_path)
@@ -272,6 +277,7 @@ def save_hidden_states(
             raise InvalidInput(name="--max-new-tokens", reason=reason)
         chosen = None if layers is None else parse_layers(layers)
         _check(model, mode, backend)
+        check_tokenizer(model)
     from speccompile.cli import save_hidden_states
 
     save_hidden_states.run(
@@ -286,9 +292,10 @@ def save_hidden_states(
     )
 
 
-def _check(model: str, mode: str, backend: str) -> None:
-    """Raises: PretrainedError, UnknownMode, UnknownBackend."""
+def _check(model: str, mode: str, backend: str, options: Collection[str] = ()) -> None:
+    """Raises: PretrainedError, UnknownMode, UnknownOption, UnknownBackend."""
     check_mode(mode)
+    check_options(mode, options)
     check_backend(backend)
     check_model_name(model)
     if is_hub_id(model):

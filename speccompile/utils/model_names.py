@@ -1,16 +1,21 @@
-"""What the name of a model means: ``smollm2``, a folder, a GGUF file or a hub id. Imports neither torch nor
-transformers."""
+"""What the name of a model means: ``smollm2``, a folder, a GGUF file or a hub id; and names of model families. Imports
+neither torch nor transformers."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Collection
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
-from speccompile.errors import PretrainedError
+from speccompile.errors import PretrainedError, UnknownFamily
 
 SMOLLM2 = "smollm2"
 TINY = "tiny"
+_AUTO = "models/auto"
 
 MODEL_HELP = f"{SMOLLM2}, {TINY} (random weights), a local folder, a GGUF file or a hub id."
 
@@ -40,3 +45,60 @@ def check_model_name(name: str) -> None:
         if Path(name).is_file():
             raise PretrainedError(f"{name!r} is a file; give the folder of a checkpoint, or a GGUF file (*.gguf).")
         raise PretrainedError(f"no such folder: {name!r}.")
+
+
+# What `save_pretrained` and the tokenizer classes of transformers call their files.
+_TOKENIZER_FILES = (
+    *("tokenizer*", "vocab*", "*.model", "*.spm", "*.tokenizer", "*.tiktoken"),
+    *("merges.txt", "bpe.codes", "dict.txt", "tekken.json"),
+)
+
+
+def check_tokenizer(name: str) -> None:
+    """Check that the folder of a checkpoint has a tokenizer.
+
+    Raises:
+        PretrainedError: it has none.
+    """
+    folder = Path(name)
+    if name in (SMOLLM2, TINY) or not (folder / "config.json").is_file():
+        return
+    if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
+        raise PretrainedError(
+            f"{name!r} has no tokenizer, and text needs one. Save the model's tokenizer into that folder: "
+            f"transformers.AutoTokenizer.from_pretrained(HUB_ID).save_pretrained({name!r})."
+        )
+
+
+_CAUSAL_LMS = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = (.*?)^\)", re.MULTILINE | re.DOTALL)
+
+
+def check_families(names: Collection[str]) -> None:
+    """Check names of families against the source of the installed transformers: its import takes seconds.
+
+    A family without a causal LM passes, and so does every name if the source has another form than expected:
+    :func:`speccompile.tools.families.find_families` decides these.
+
+    Raises:
+        UnknownFamily: transformers has no family of that name.
+    """
+    spec = find_spec("transformers")
+    folders = spec.submodule_search_locations if spec is not None else None
+    sources = {path.name: path.read_text() for folder in folders or () for path in Path(folder, _AUTO).glob("*.py")}
+    section = _CAUSAL_LMS.search(sources.get("modeling_auto.py", ""))
+    if section is None:
+        return
+    named = {name for source in sources.values() for name in re.findall(r'"([^"\n]+)"', source)}
+    if unknown := [name for name in names if name not in named]:
+        raise unknown_family(unknown, re.findall(r'\("([^"]+)",', section[1]))
+
+
+def unknown_family(names: Collection[str], known: Collection[str]) -> UnknownFamily:
+    """The error for ``names``, with what comes close to each among ``known``."""
+    close = {name: difflib.get_close_matches(name.lower().replace("-", "_"), known) for name in names}
+    meant = [f"{', '.join(matches)} (for {name})" for name, matches in close.items() if matches]
+    return UnknownFamily(
+        version=version("transformers"),
+        names=", ".join(repr(name) for name in names),
+        advice=f"Close: {'; '.join(meant)}." if meant else "A family is named by the model_type of its config.",
+    )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 
 import speccompile
-from speccompile import modes
+from speccompile import modes, pretrained
 from speccompile.cli import arguments, commands
+from speccompile.errors import PretrainedError, UnknownFamily
 from speccompile.lowering.backends import BACKENDS
+from speccompile.modes.auto import Auto
+from speccompile.modes.registry import BUILT_IN
+from speccompile.tools.families import causal_lm_families
 from speccompile.tools.families.survey import Verdict
+from speccompile.utils.model_names import check_families, check_tokenizer
 
 PROGRAM = """
 import sys
@@ -47,6 +53,9 @@ ERRORS = [
     (["generate", "nowhere.gguf", "--prompt", "a"], "no such file: 'nowhere.gguf'"),
     (["demo", "--model", "/no/where"], "no such folder: '/no/where'"),
     (["inspect", "tiny", "--tiers", "1,3"], "0 is missing"),
+    (["generate", "tiny", "--prompt", "a", "--option", "bogus=1"], "does not take bogus. It takes: max_ngram, min_"),
+    (["inspect", "tiny", "--mode", "none", "--option", "bogus=1"], "does not take bogus. It takes: no options"),
+    (["families", "lama", "llama"], "has no causal-LM family 'lama'. Close: llama"),
 ]
 
 
@@ -70,6 +79,30 @@ def test_errors_in_the_arguments_import_no_torch(arguments: list[str], message: 
     assert done.stdout.splitlines()[-1] == "heavy []"
 
 
+def test_a_folder_without_a_tokenizer_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    done = run("generate", str(tmp_path), "--prompt", "a")
+    assert done.returncode == 2
+    assert f"'{tmp_path}' has no tokenizer, and text needs one. Save the model's tokenizer" in done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy []"
+    with pytest.raises(PretrainedError, match="has no tokenizer"):
+        pretrained.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "spiece.model", "qwen.tiktoken"])
+def test_a_folder_with_a_file_of_a_tokenizer_is_not_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).touch()
+    check_tokenizer(str(tmp_path))
+
+
+def test_no_family_that_exists_is_refused_by_name() -> None:
+    check_families([family.name for family in causal_lm_families()])
+    with pytest.raises(UnknownFamily, match="'nosuch'"):
+        check_families(["llama", "nosuch"])
+
+
 def test_the_package_is_a_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "speccompile", "--version"], capture_output=True, text=True, check=True
@@ -79,6 +112,8 @@ def test_the_package_is_a_program() -> None:
 
 def test_names_that_arguments_accept_are_those_that_exist() -> None:
     assert arguments.modes() == modes.available()
+    options = {"auto": list(Auto.options)} | {mode.name: mode.options() for mode in BUILT_IN}
+    assert {name: list(known) for name, known in arguments._MODES.items()} == options
     assert sorted(arguments._BACKENDS) == sorted(["auto", *BACKENDS])
     verdicts = get_type_hints(commands.families)["only"]
     assert set(get_args(get_args(verdicts)[0])) == set(Verdict)

@@ -11,6 +11,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "UnknownMode": {"name": "ngrams", "available": "auto, ngram, none"},
     "DuplicateMode": {"name": "ngram", "owner": "speccompile.modes.ngram.NGram"},
     "UnknownOption": {"where": "wrap(mode='ngram')", "names": "max_gram", "known": "max_ngram, min_ngram"},
+    "OptionOfAnotherMode": {
+        "where": "wrap(mode='ngram')",
+        "names": "exit_layer",
+        "known": "max_ngram, min_ngram",
+        "modes": "exit_layer= is an option of mode='early_exit'",
+    },
     "InvalidOption": {
         "where": "wrap(mode='ngram')",
         "name": "max_ngram",
@@ -97,5 +103,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "ForkedSpeculator": {"reason": "a step was running when it forked"},
     "CannotCopy": {},
     "Closed": {},
+    "Rebuilt": {},
     "PretrainedError": {"message": "which file could not be fetched, and why"},
 }

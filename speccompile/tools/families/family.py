@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Collection
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from speccompile.errors import UnknownFamily
+from speccompile.utils.model_names import unknown_family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +51,5 @@ def find_families(names: Collection[str]) -> list[Family]:
     known = _families()
     unknown = [name for name in names if name not in known]
     if unknown:
-        close = {name: difflib.get_close_matches(name.lower().replace("-", "_"), known) for name in unknown}
-        meant = [f"{', '.join(matches)} (for {name})" for name, matches in close.items() if matches]
-        raise UnknownFamily(
-            version=transformers.__version__,
-            names=", ".join(repr(name) for name in unknown),
-            advice=f"Close: {'; '.join(meant)}." if meant else "A family is named by the model_type of its config.",
-        )
+        raise unknown_family(unknown, known)
     return [known[name] for name in names]
