@@ -47,7 +47,7 @@ REACHED = (Engine, Request, Result, Timings, Capacity, CheckReport, RequestStats
 #: This package alone makes them.
 MADE_HERE = (Speculator, Engine, Request)
 #: Between ``wrap`` and the speculator that it makes.
-INTERNAL = {"take"}
+INTERNAL = {"take", "close_to_rebuild"}
 
 
 def public_names(module: Any) -> list[str]:
