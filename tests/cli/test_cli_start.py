@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -20,20 +22,39 @@ from speccompile.tools.families import causal_lm_families
 from speccompile.tools.families.survey import Verdict
 from speccompile.utils.model_names import check_families, check_tokenizer
 
+#: Runs commands by their arguments, each in a fork of a process that has imported the command line and nothing else.
 PROGRAM = """
-import sys
+import json, os, sys
 from speccompile.cli import app
 
-try:
-    app({arguments!r}, prog_name="speccompile")
-finally:
-    print("heavy", sorted({{"torch", "transformers", "tokenizers"}} & sys.modules.keys()))
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
+            os.dup2(os.open(f"{number}.{name}", os.O_CREAT | os.O_WRONLY), stream.fileno())
+        try:
+            app(arguments, prog_name="speccompile")
+        finally:
+            print("heavy", sorted({"torch", "transformers", "tokenizers"} & sys.modules.keys()))
+    _, status = os.wait()
+    print(os.waitstatus_to_exitcode(status))
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = PROGRAM.format(arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+@dataclass(frozen=True)
+class Run:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def run(commands: list[list[str]], folder: Path) -> list[Run]:
+    """What each command returned and printed; ``folder`` is where they run."""
+    program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True)
+    return [
+        Run(int(code), *((folder / f"{number}.{name}").read_text() for name in ("stdout", "stderr")))
+        for number, code in enumerate(done.stdout.split())
+    ]
 
 
 COMMANDS = ["demo", "generate", "inspect", "families", "policy-lab", "save-hidden-states"]
@@ -59,21 +80,29 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
-def test_help_and_version_import_no_torch(arguments: list[str]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
+HELP = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Run]:
+    """The commands of ``HELP`` and ``ERRORS``, by their arguments."""
+    commands = [*HELP, *(arguments for arguments, _ in ERRORS)]
+    return dict(zip(map(tuple, commands), run(commands, tmp_path_factory.mktemp("runs")), strict=True))
+
+
+@pytest.mark.parametrize("arguments", HELP)
+def test_help_and_version_import_no_torch(runs: dict[tuple[str, ...], Run], arguments: list[str]) -> None:
+    done = runs[*arguments]
+    assert done.code == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy []"
 
 
-def test_the_version_is_the_packages() -> None:
-    assert run("--version").stdout.splitlines()[0] == f"speccompile {speccompile.__version__}"
-
-
 @pytest.mark.parametrize(("arguments", "message"), ERRORS)
-def test_errors_in_the_arguments_import_no_torch(arguments: list[str], message: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
+def test_errors_in_the_arguments_import_no_torch(
+    runs: dict[tuple[str, ...], Run], arguments: list[str], message: str
+) -> None:
+    done = runs[*arguments]
+    assert done.code == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert done.stdout.splitlines()[-1] == "heavy []"
@@ -82,8 +111,8 @@ def test_errors_in_the_arguments_import_no_torch(arguments: list[str], message: 
 def test_a_folder_without_a_tokenizer_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
-    done = run("generate", str(tmp_path), "--prompt", "a")
-    assert done.returncode == 2
+    (done,) = run([["generate", str(tmp_path), "--prompt", "a"]], tmp_path)
+    assert done.code == 2
     assert f"'{tmp_path}' has no tokenizer, and text needs one. Save the model's tokenizer" in done.stderr
     assert done.stdout.splitlines()[-1] == "heavy []"
     with pytest.raises(PretrainedError, match="has no tokenizer"):

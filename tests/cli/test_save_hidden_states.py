@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from speccompile.cli.models import tiny_model, tiny_tokenizer
 from speccompile.cli.texts import read_texts
 from speccompile.errors import InvalidInput
 from speccompile.hidden_states import SavedHiddenStates
+from support.errors import raises
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</s>{% endfor %}"
@@ -78,16 +80,16 @@ def test_wrong_lines_are_named(tmp_path: Path, item: Any, told: str) -> None:
 
 
 def test_files_that_hold_no_usable_texts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with raises(InvalidInput, reason=re.compile("cannot be read")):
         read_texts(tmp_path / "nothing", tiny_tokenizer(), 10)
-    with pytest.raises(InvalidInput, match="no texts"):
+    with raises(InvalidInput, reason=re.compile("no texts")):
         read_texts(lines(tmp_path), tiny_tokenizer(), 10)
-    with pytest.raises(InvalidInput, match="no chat template"):
+    with raises(InvalidInput, reason=re.compile("no chat template")):
         read_texts(lines(tmp_path, {"messages": TALK}), tiny_tokenizer(), 10)
     backwards = "{% for message in messages | reverse %}{{ message['content'] }}{% endfor %}"
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = backwards
-    with pytest.raises(InvalidInput, match="differently once others follow"):
+    with raises(InvalidInput, reason=re.compile("differently once others follow")):
         read_texts(lines(tmp_path, {"messages": TALK}), tokenizer, 10)
 
 
