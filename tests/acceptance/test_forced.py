@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from speccompile import acceptance, wrap
 from speccompile.acceptance import Exact, Forced, choose_rule
 from speccompile.acceptance.forced import VARIABLE, forced_count
 from speccompile.errors import InvalidOption
+from support.errors import raises
 from support.tiny import tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": (0, 1, 5), "max_batch": 2, "max_len": 63, "backend": "eager"}
@@ -130,7 +132,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_of_forced_that_are_not_valid_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         Forced(**arguments)
-    with pytest.raises(InvalidOption, match="say how many"):
+    with raises(InvalidOption, name="acceptance", reason=re.compile("say how many")):
         choose_rule("forced")
 
 

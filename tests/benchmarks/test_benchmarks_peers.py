@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from benchmarks.report import Comparison
 from speccompile.cli.measure import TRANSFORMERS, Clock, Run
 from speccompile.cli.prompts import Prompt
 from speccompile.errors import InvalidOption
+from support.errors import raises
 
 PROMPTS = [Prompt("1", "rag", "text"), Prompt("2", "writing", "text")]
 
@@ -62,7 +64,7 @@ def test_prompts_are_chosen_by_category(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     assert [prompt.name for prompt in chosen_prompts(path, ["b", "a"], 2)] == ["1", "4", "0", "3"]
     assert [prompt.name for prompt in chosen_prompts(path, [], 2)] == ["0", "1"]
-    with pytest.raises(InvalidOption, match="no prompt is of that category"):
+    with raises(InvalidOption, name="--categories", reason=re.compile("no prompt is of that category")):
         chosen_prompts(path, ["a", "d"], 2)
 
 

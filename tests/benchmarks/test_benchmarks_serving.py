@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks.serving import Served, Service, Watch, arrivals, fitting_prompts
 from speccompile import wrap
 from speccompile.cli.models import tiny_model, tiny_tokenizer
 from speccompile.errors import InvalidOption
+from support.errors import raises
 
 PROMPTS = [list(b"abcabcabcabc"), list(b"hello, hello, hello"), list(b"abcabcxyz"), list(b"to be")]
 
@@ -88,7 +90,7 @@ def test_prompts_that_are_too_long_are_left_out(prompts: Path, capsys: pytest.Ca
     kept = fitting_prompts(tiny_tokenizer(), prompts, None, 13)
     assert [prompt.text for prompt, _ in kept] == ["abcabcabcabc", "one two three", "a b c a b c"]
     assert "left out 2" in capsys.readouterr().out
-    with pytest.raises(InvalidOption, match="no prompt is that short"):
+    with raises(InvalidOption, name="--max-len", reason=re.compile("no prompt is that short")):
         fitting_prompts(tiny_tokenizer(), prompts, None, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from speccompile.cli.models import encode, max_len_for, tiny_model, tiny_tokeniz
 from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.runtime.policy_controller import Fixed
+from support.errors import raises
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write a haiku.", "Now another."]}
 HUMAN_EVAL = {"task_id": "HumanEval/0", "prompt": "def one():\n", "entry_point": "one"}
@@ -60,29 +62,29 @@ def test_human_eval_lines(tmp_path: Path, zipped: bool) -> None:
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(lines(SPEC_BENCH) + line + "\n")
-    with pytest.raises(InvalidInput, match="line 2 of the prompt file") as caught:
+    with raises(InvalidInput, name=re.compile("line 2 of the prompt file")) as caught:
         read_prompts(path)
     assert reason in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with raises(InvalidInput, reason=re.compile("cannot be read")):
         read_prompts(tmp_path / "missing.jsonl")
     plain = tmp_path / "plain.jsonl.gz"
     plain.write_text(lines(SPEC_BENCH))
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with raises(InvalidInput, reason=re.compile("cannot be read")):
         read_prompts(plain)
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(lines(*[SPEC_BENCH] * 50).encode())[:-12])
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with raises(InvalidInput, reason=re.compile("cannot be read")):
         read_prompts(cut)
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes(b'{"prompt": "\xe4"}\n')
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with raises(InvalidInput, reason=re.compile("cannot be read")):
         read_prompts(latin)
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n\n")
-    with pytest.raises(InvalidInput, match="holds no prompts"):
+    with raises(InvalidInput, reason=re.compile("holds no prompts")):
         read_prompts(empty)
 
 
@@ -166,7 +168,7 @@ def test_a_different_text_is_explained() -> None:
 
 
 def test_unknown_variant() -> None:
-    with pytest.raises(InvalidOption, match="static, lookup, ours"):
+    with raises(InvalidOption, name="--variants", reason=re.compile("static, lookup, ours")):
         parse_variants("ours,fast")
 
 

@@ -16,6 +16,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import CaptureError, Degraded, InvalidOption
 from speccompile.lowering import kernels
+from support.errors import raises
 from support.tiny import random_prompt, tiny_llama
 
 PROMPT = random_prompt(9)
@@ -72,7 +73,7 @@ def test_the_log_says_what_is_built_and_its_seconds(caplog: pytest.LogCaptureFix
 
 
 def test_progress_has_to_be_callable() -> None:
-    with pytest.raises(InvalidOption, match="progress=3 is not valid: use a function"):
+    with raises(InvalidOption, name="progress", value=3, reason=re.compile("use a function")):
         wrapped(progress=3)
 
 

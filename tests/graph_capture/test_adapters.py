@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import ModelChanged, ModelInTraining, UnsupportedModel
+from support.errors import raises
 from support.tiny import tiny_llama
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -63,7 +65,7 @@ def test_a_peft_model_has_the_text_of_its_own_generate(spec: Speculator, adapted
 def test_a_disabled_adapter_is_refused_until_it_is_enabled(spec: Speculator, adapted: PeftModel) -> None:
     with (
         adapted.disable_adapter(),
-        pytest.raises(ModelChanged, match=r"q_proj\._disable_adapters was False and is True"),
+        raises(ModelChanged, what=re.compile(r"q_proj\._disable_adapters was False and is True")),
     ):
         text(spec)
     assert text(spec) == own_text(adapted)
@@ -74,7 +76,7 @@ def test_another_active_adapter_is_refused_until_it_is_built(adapted: PeftModel)
         first = text(spec)
         adapted.set_adapter("second")
         try:
-            with pytest.raises(ModelChanged, match=r"_active_adapter was \['first'\] and is \['second'\]"):
+            with raises(ModelChanged, what=re.compile(r"_active_adapter was \['first'\] and is \['second'\]")):
                 text(spec)
             spec.rebuild()
             assert text(spec) == own_text(adapted) != first
@@ -84,7 +86,7 @@ def test_another_active_adapter_is_refused_until_it_is_built(adapted: PeftModel)
 
 def test_a_merged_and_a_new_adapter_are_refused(spec: Speculator, adapted: PeftModel) -> None:
     adapted.merge_adapter()
-    with pytest.raises(ModelChanged, match=r"merged_adapters was \[\] and is \['first'\]"):
+    with raises(ModelChanged, what=re.compile(r"merged_adapters was \[\] and is \['first'\]")):
         text(spec)
     adapted.unmerge_adapter()
     adapted.add_adapter("third", lora(2))
@@ -96,7 +98,7 @@ def test_a_merged_and_a_new_adapter_are_refused(spec: Speculator, adapted: PeftM
 
 def test_an_adapter_that_is_not_in_the_layers_is_refused() -> None:
     model = get_peft_model(tiny_llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    with pytest.raises(UnsupportedModel, match=r"its adapter \(PROMPT_TUNING\) is not in the layers"):
+    with raises(UnsupportedModel, reason=re.compile(r"its adapter \(PROMPT_TUNING\) is not in the layers")):
         wrapped(model)
 
 

@@ -27,6 +27,7 @@ from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, observe, takes
 from speccompile.tools.families.tiny import causal_lm_families, tiny_config, tiny_model
+from support.errors import raises
 from support.tiny import tiny_llama
 
 FAMILIES = {family.name: family for family in causal_lm_families()}
@@ -196,14 +197,16 @@ def test_refused_by_place_class_and_reason(make: Callable[[], PreTrainedModel], 
     ids=["t5", "bart"],
 )
 def test_encoder_decoders_are_refused(make: Callable[[], PreTrainedModel]) -> None:
-    with pytest.raises(UnsupportedModel, match="it is an encoder-decoder; a decoder-only model is needed"):
+    with raises(UnsupportedModel, reason=re.compile("it is an encoder-decoder; a decoder-only model is needed")):
         inspect_model(make().eval())
 
 
 def test_models_without_a_head_are_refused() -> None:
-    with pytest.raises(
+    with raises(
         UnsupportedModel,
-        match=r"it has no lm_head \(get_output_embeddings\(\) is None\); load it with AutoModelForCausalLM",
+        reason=re.compile(
+            r"it has no lm_head \(get_output_embeddings\(\) is None\); load it with AutoModelForCausalLM"
+        ),
     ):
         inspect_model(LlamaModel(tiny_llama().config).eval())
 
@@ -211,8 +214,9 @@ def test_models_without_a_head_are_refused() -> None:
 def test_a_layer_that_writes_twice_is_refused() -> None:
     model = tiny_llama()
     model.model.layers[1].self_attn.layer_idx = 0
-    with pytest.raises(
-        UnsupportedModel, match=r"model\.layers\.1\.self_attn \(LlamaAttention\) writes the KV of layer 0 twice"
+    with raises(
+        UnsupportedModel,
+        reason=re.compile(r"model\.layers\.1\.self_attn \(LlamaAttention\) writes the KV of layer 0 twice"),
     ):
         seen(model)
 

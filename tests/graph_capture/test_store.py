@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 from speccompile.utils.storage import CacheFolder
+from support.errors import raises
 from support.tiny import captured, tiny_llama
 
 
@@ -236,7 +238,7 @@ def test_where_both_routes_differ_the_first_is_told_and_nothing_is_stored(
 ) -> None:
     model = tiny_llama()
     seen = tampered({"attention": 0, "eager": 1}, monkeypatch)
-    with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.0 "):
+    with raises(CaptureMismatch, where=re.compile(r"first wrong is model\.layers\.0")):
         wrap(model)
     assert seen == ["attention", "eager"]
     assert not list(own_cache.rglob("*.json"))
@@ -255,7 +257,7 @@ def test_where_the_model_has_no_other_route_the_mismatch_is_told(
         return observe(model, info, routes)
 
     monkeypatch.setattr(stages_module, "observe", one_route)
-    with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.1 "):
+    with raises(CaptureMismatch, where=re.compile(r"first wrong is model\.layers\.1")):
         wrap(model)
     assert seen == ["attention"] and not list(own_cache.rglob("*.json"))
 
@@ -292,5 +294,5 @@ def test_a_bias_cut_out_of_a_longer_table_fits_any_cache() -> None:
 
 
 def test_a_cache_that_is_longer_than_the_table_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match=r"cache of 516 places .* use a smaller max_len \(now 512\)"):
+    with raises(UnsupportedModel, reason=re.compile(r"cache of 516 places.*use a smaller max_len \(now 512\)")):
         speccompile.wrap(family("mpt"), "none", tiers=(0, 3), max_len=512, backend="eager")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from speccompile.guides import Guide, json_schema_guide, regex_guide
 from speccompile.modes import registry
 from speccompile.modes.base import ReadyMode
 from support.dice import Dice
+from support.errors import raises
 from support.guide_modes import Random
 from support.guide_tokenizers import EOS, common
 from support.tiny import tiny_llama
@@ -305,22 +307,22 @@ def common_letters() -> Any:
 def test_guides_that_do_not_fit_the_request_are_refused(specs: dict[str, Speculator]) -> None:
     engine = specs["ngram"].engine
     for wrong in ("a+", {"type": "null"}, [guides()["one"]], 5):
-        with pytest.raises(InvalidOption, match="it has to be a Guide"):
+        with raises(InvalidOption, name="guide", reason=re.compile("it has to be a Guide")):
             engine.submit([1], eos_token_id=[EOS], guide=wrong)
-    with pytest.raises(InvalidOption, match="this request has none: pass eos_token_id"):
+    with raises(InvalidOption, name="guide", reason=re.compile("this request has none: pass eos_token_id")):
         engine.submit([1], eos_token_id=[], guide=guides()["one"])
     large = Guide.of_transitions("x", 0, {0: {VOCAB: 0}}, {0}, VOCAB + 1)
-    with pytest.raises(InvalidOption, match="its tokenizer has 301 tokens, and the model 300"):
+    with raises(InvalidOption, name="guide", reason=re.compile("its tokenizer has 301 tokens, and the model 300")):
         engine.submit([1], eos_token_id=[EOS], guide=large)
     states = 3000
     moves = {state: {state % 280 + 1: (state + 1) % states} for state in range(states)}
     wide = Guide.of_transitions("x", 0, moves, {0}, VOCAB)
     assert wide.table_size > 2**18
-    with pytest.raises(InvalidOption, match="and a slot has room for 262144; make it simpler"):
+    with raises(InvalidOption, name="guide", reason=re.compile("and a slot has room for 262144; make it simpler")):
         engine.submit([1], eos_token_id=[EOS], guide=wide)
     a = common().convert_tokens_to_ids("a")
     needs = Guide.of_transitions("aa", 0, {0: {a: 1}, 1: {a: 2}}, {2}, VOCAB)
-    with pytest.raises(InvalidGuide, match="it needs the EOS tokens"):
+    with raises(InvalidGuide, reason=re.compile("it needs the EOS tokens")):
         engine.submit([1], eos_token_id=[a], guide=needs)
     assert engine.idle
 
@@ -334,7 +336,7 @@ def test_a_guide_that_may_not_end_ends_its_request_alone(specs: dict[str, Specul
         spec.set_tier(draft_len)
         other = spec.engine.submit(**free)
         stuck = spec.engine.submit(prompt, eos_token_id=[EOS], min_new_tokens=10, guide=guides()["short"])
-        with pytest.raises(RequestFailed, match="forbid every token") as caught:
+        with raises(RequestFailed, reason=re.compile("forbid every token")) as caught:
             stuck.result()
         assert isinstance(caught.value.__cause__, UndecidedLogits)
         assert guides()["short"].matches(stuck.new_tokens)

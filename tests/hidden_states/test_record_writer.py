@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from speccompile.errors import CorruptRecords, InvalidInput, InvalidOption, Reco
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
 from speccompile.hidden_states.records import About
 from speccompile.hidden_states.writer import RecordWriter
+from support.errors import raises
 from support.killed import killed
 
 ABOUT = About("Model", "1234", (1, 2), "float32")
@@ -138,7 +140,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
 def test_one_process_a_prefix(tmp_path: Path) -> None:
     to = writer(tmp_path)
-    with pytest.raises(InvalidOption, match="file_prefix='data'"):
+    with raises(InvalidOption, name="output_directory", reason=re.compile("file_prefix='data'")):
         writer(tmp_path)
     other = writer(tmp_path, prefix="more")
     fill(to, range(3))
@@ -187,22 +189,22 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
     to = writer(tmp_path)
     fill(to, range(3))
     to.close()
-    with pytest.raises(InvalidOption, match=r"records of About.*5678"):
+    with raises(InvalidOption, name="output_directory", reason=re.compile("records of About.*5678")):
         writer(tmp_path, about=About("Model", "5678", (1, 2), "float32"))
     # What is none of ours does not matter.
     (tmp_path / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
     writer(tmp_path).close()
-    with pytest.raises(InvalidInput, match="no such folder"):
+    with raises(InvalidInput, reason=re.compile("no such folder")):
         SavedHiddenStates(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidOption, match="cannot be written"):
+    with raises(InvalidOption, name="output_directory", reason=re.compile("cannot be written")):
         writer(tmp_path / "file")
 
 
 def test_two_that_begin_with_something_else(tmp_path: Path) -> None:
     """None of them has written anything yet."""
     first = writer(tmp_path, prefix="a")
-    with pytest.raises(InvalidOption, match=r"writes records of .* give another folder"):
+    with raises(InvalidOption, name="output_directory", reason=re.compile("writes records of.*give another folder")):
         writer(tmp_path, prefix="b", about=replace(ABOUT, layers=(1,)))
     beside = writer(tmp_path, prefix="b")
     beside.close()
@@ -230,7 +232,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 def test_an_id_is_taken_once(tmp_path: Path) -> None:
     to = writer(tmp_path, interval=1)
     assert [to.order(), to.order(), to.order("mine")] == ["data-0", "data-1", "mine"]
-    with pytest.raises(InvalidOption, match="'mine'"):
+    with raises(InvalidOption, name="record", value="mine"):
         to.order("mine")
     to.give_up("mine")
     assert to.order("mine") == "mine"
@@ -258,9 +260,9 @@ def test_a_record_that_cannot_be_made_takes_no_other_along(tmp_path: Path) -> No
     to = writer(tmp_path, interval=10)
     fill(to, range(3))
     to.fail(MemoryError("no memory"))
-    with pytest.raises(RecordsNotWritten, match="no memory"):
+    with raises(RecordsNotWritten, reason=re.compile("no memory")):
         to.order()
-    with pytest.raises(RecordsNotWritten, match="no memory"):
+    with raises(RecordsNotWritten, reason=re.compile("no memory")):
         to.close()
     assert assert_whole(tmp_path) == {"0", "1", "2"}
 
@@ -275,7 +277,7 @@ def test_a_full_disk_is_an_error_that_loses_no_written_record(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "replace", full)
     fill(to, range(2, 4))
-    with pytest.raises(RecordsNotWritten, match="No space left"):
+    with raises(RecordsNotWritten, reason=re.compile("No space left")):
         to.flush()
     # Nobody makes more of what cannot be kept.
     with pytest.raises(RecordsNotWritten):

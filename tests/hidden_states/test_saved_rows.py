@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenState
 from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.saver import Saver
+from support.errors import raises
 from support.killed import killed
 from support.saved_states import LAYERS, wrapped
 from support.tiny import greedy, random_prompt, tiny_llama
@@ -180,7 +182,7 @@ def test_requests_that_end_by_themselves_are_saved(scripted: Speculator) -> None
     # Those two ids are free again.
     for name in ("cancelled", "failed"):
         engine.submit(prompt, max_new_tokens=2, record=name).result()
-    with pytest.raises(InvalidOption, match="there is a record of that id"):
+    with raises(InvalidOption, name="record", reason=re.compile("there is a record of that id")):
         engine.submit(prompt, max_new_tokens=2, record="failed")
     scripted.generate(ids.repeat(2, 1), torch.ones(2, 6), max_new_tokens=2)
     writer.flush()
@@ -188,7 +190,7 @@ def test_requests_that_end_by_themselves_are_saved(scripted: Speculator) -> None
     assert new > {"cancelled", "failed"} and len(new) == 4
     assert all(id.startswith("data-") for id in new - {"cancelled", "failed"})
     for wrong in ("", 7, None):
-        with pytest.raises(InvalidOption, match="record="):
+        with raises(InvalidOption, name="record"):
             engine.submit(prompt, record=wrong)  # type: ignore[arg-type]
 
 
@@ -295,7 +297,7 @@ def test_a_record_that_cannot_be_made(
             # One more than there are slots.
             requests = [plain.engine.submit(text, max_new_tokens=3, record=name) for name in "abc"]
             assert [request.result().token_ids for request in requests] == [greedy(model, text, 3)] * 3
-        with pytest.raises(RecordsNotWritten, match="no memory"):
+        with raises(RecordsNotWritten, reason=re.compile("no memory")):
             writer.close()
     finally:
         plain.engine.saver.writer = own  # type: ignore[union-attr]

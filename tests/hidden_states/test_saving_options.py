@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from speccompile import Speculator, wrap
 from speccompile.errors import CannotSave, InvalidOption
 from speccompile.hidden_states import SaveHiddenStates
 from speccompile.hidden_states.records import about
+from support.errors import raises
 from support.saved_states import LAYERS, wrapped
 from support.tiny import tiny_llama
 
@@ -49,18 +51,18 @@ def saving(model: LlamaForCausalLM, tmp_path: Path) -> Iterator[Speculator]:
 
 
 def test_options_that_do_not_go_together(model: LlamaForCausalLM, tmp_path: Path, saving: Speculator) -> None:
-    with pytest.raises(InvalidOption, match="options of its own"):
+    with raises(InvalidOption, name="save_hidden_states", reason=re.compile("options of its own")):
         wrap(model, "save_hidden_states", output_directory=tmp_path, save_hidden_states=tmp_path)
-    with pytest.raises(InvalidOption, match="give a folder"):
+    with raises(InvalidOption, name="save_hidden_states", reason=re.compile("give a folder")):
         wrap(model, save_hidden_states=7)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="a process writes there"):
+    with raises(InvalidOption, name="output_directory", reason=re.compile("a process writes there")):
         wrapped(model, saving.hidden_states.folder, "none")
-    with pytest.raises(CannotSave, match="save_hidden_states"):
+    with raises(CannotSave, name="save_hidden_states"):
         saving.save(tmp_path / "package")
     # Of the record that says what the folder's are about.
     saving.engine.submit([5, 6, 7], max_new_tokens=2, record="of another model").result()
     saving.hidden_states.flush()
-    with pytest.raises(InvalidOption, match="another folder"):
+    with raises(InvalidOption, name="output_directory", reason=re.compile("another folder")):
         wrap(
             tiny_llama(seed=1, layers=3),
             max_len=64,

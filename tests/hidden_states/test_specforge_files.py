@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from speccompile import wrap
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates, export_specforge
+from support.errors import raises
 from support.tiny import tiny_llama
 
 #: The keys of each strategy's files, from the ``OfflineCaptureLayout`` of SpecForge's providers.
@@ -89,7 +91,7 @@ def test_what_would_be_trained_on_as_well_is_refused(folder: Path, tmp_path: Pat
     saved = SavedHiddenStates(folder)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "data_7.ckpt.gz").touch()
-    with pytest.raises(InvalidInput, match=r"it holds feature files \(old/data_7\.ckpt\.gz\)"):
+    with raises(InvalidInput, reason=re.compile(r"it holds feature files \(old/data_7\.ckpt\.gz\)")):
         export_specforge(saved, tmp_path)
-    with pytest.raises(InvalidOption, match="choose from eagle3, dflash, domino, dspark"):
+    with raises(InvalidOption, name="strategy", reason=re.compile("choose from eagle3, dflash, domino, dspark")):
         export_specforge(saved, tmp_path / "new", strategy="medusa")  # type: ignore[arg-type]

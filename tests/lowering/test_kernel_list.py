@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from speccompile.lowering import kernel_list as called
 from speccompile.lowering.kernel_list import DRAFTER, KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA
 from speccompile.speculator.speculator import Speculator
+from support.errors import raises
 from support.tiny import tiny_llama
 
 LAYERS = 2
@@ -120,6 +122,6 @@ def test_what_there_is_not() -> None:
     with wrapped() as spec:
         with pytest.raises(UnknownTier):
             spec.kernels(5)
-        with pytest.raises(InvalidOption, match=r"there are tiers of \[1, 2\] rows"):
+        with raises(InvalidOption, name="rows", reason=re.compile(r"there are tiers of \[1, 2\] rows")):
             spec.kernels(3, rows=4)
     assert called.STEP == "step"

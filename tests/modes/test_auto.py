@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import speccompile
 from speccompile import modes, wrap
 from speccompile.compiler.package import read_package
 from speccompile.compiler.plan import make_plan
-from speccompile.errors import DuplicateMode, InvalidHead, InvalidOption, UnknownOption
+from speccompile.errors import DuplicateMode, InvalidHead, InvalidOption, OptionOfAnotherMode
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes.auto import Auto, Choice
 from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.ngram import NGram
 from support.auto_choices import CHECKPOINTS, checkpoint, choose
+from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
 
@@ -29,7 +31,7 @@ def model() -> LlamaForCausalLM:
 
 
 def test_it_is_no_part_of_a_composition() -> None:
-    with pytest.raises(InvalidOption, match="'auto' is no drafter but chooses one"):
+    with raises(InvalidOption, name="mode", reason=re.compile("'auto' is no drafter but chooses one")):
         modes.create(["Auto", "ngram"], {})
 
 
@@ -75,11 +77,11 @@ def test_a_function(model: LlamaForCausalLM) -> None:
 
 
 def test_what_cannot_draft(model: LlamaForCausalLM) -> None:
-    with pytest.raises(InvalidOption, match="head= was given, too"):
+    with raises(InvalidOption, name="draft", reason=re.compile("head= was given, too")):
         choose(model, head="a", draft="b")
-    with pytest.raises(InvalidOption, match="give a model, a head"):
+    with raises(InvalidOption, name="draft", reason=re.compile("give a model, a head")):
         choose(model, draft=7)
-    with pytest.raises(UnknownOption, match="head, draft"):
+    with raises(OptionOfAnotherMode, where="wrap(mode='auto')", names="max_ngram", known=re.compile("head, draft")):
         make_plan(model, "auto", max_ngram=3, backend="eager")
 
 
@@ -139,7 +141,7 @@ def test_by_slots(model: LlamaForCausalLM, slots: int, native: bool, name: str, 
 
 
 def test_rules_are_asked_of_what_was_chosen(model: LlamaForCausalLM) -> None:
-    with pytest.raises(InvalidOption, match="the drafter of mode 'ngram'"):
+    with raises(InvalidOption, name="acceptance", reason=re.compile("the drafter of mode 'ngram'")):
         make_plan(model, "auto", acceptance="block", backend="eager")
     head = Eagle3Head.random(model, taps=(0, 1, 1))
     assert make_plan(model, "auto", head=head, acceptance="block", backend="eager").config.mode.draft_probs
@@ -166,5 +168,5 @@ def test_a_wrap_says_why(model: LlamaForCausalLM, tmp_path: Path) -> None:
 
 def test_nobody_else_is_called_auto() -> None:
     assert "auto" in modes.available()
-    with pytest.raises(DuplicateMode, match="chooses among all others"):
+    with raises(DuplicateMode, name="auto", owner=re.compile("chooses among all others")):
         speccompile.register_mode("Auto", NGram, replace=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from speccompile.heads import MtpHead
 from speccompile.modes.mtp.network import MtpNetwork
 from speccompile.modes.ngram import NGram
 from support.auto_choices import CHECKPOINTS, checkpoint, choose
+from support.errors import raises
 from support.published_mtp import keys_of, write
 from support.tiny import greedy, random_prompt, tiny_llama
 
@@ -50,7 +52,7 @@ def test_modules_that_cannot_be_loaded_are_passed_over(model: LlamaForCausalLM, 
         assert "mtp cannot draft with the MTP module of the model's checkpoint (the draft head" in why(spec)
         assert "missing: layers.0.enorm.weight [64]" in why(spec)
     # Asked for by name, they are an error.
-    with pytest.raises(HeadKeys, match=r"missing: layers\.0\.enorm\.weight"):
+    with raises(HeadKeys, problems=re.compile(r"missing: layers\.0\.enorm\.weight")):
         wrap(model, "mtp", **SMALL)
 
 

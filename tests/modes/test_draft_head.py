@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.errors import CaptureMismatch
 from speccompile.modes import registry
+from support.errors import raises
 from support.small_head import HeadCache, SmallHead, SmallHeadMode, small_head
 from support.tiny import greedy, random_prompt, tiny_llama
 
@@ -85,5 +86,5 @@ def test_a_head_that_looks_at_something_else_in_its_capture_is_refused(
             twice = 2 if torch.compiler.is_exporting() else 1
             return {**result, "logits": result["logits"] * twice}
 
-    with pytest.raises(CaptureMismatch, match="SmallHead"):
+    with raises(CaptureMismatch, model="SmallHead"):
         wrap(model, "small_head", head=Other().eval(), tiers=(0, 1), max_len=64, backend="eager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.modes.network import draft_models
 from speccompile.modes.network.draft_models import check_same_vocabulary, load_draft
 from support.drafters import random_drafter
+from support.errors import raises
 from support.tiny import tiny_llama
 
 
@@ -62,7 +64,7 @@ def test_tokens_have_to_be_the_same_ones(info: ModelInfo, tmp_path: Path) -> Non
     with pytest.raises(InvalidOption, match=r"token \d of the target, '[bc]', is its token \d"):
         check_same_vocabulary(turned, info, target, info)
     fewer = with_tokenizer(tmp_path / "fewer", ["a", "b"])
-    with pytest.raises(InvalidOption, match="token 2 of the target, 'c', is not in its vocabulary"):
+    with raises(InvalidOption, name="draft", reason=re.compile("token 2 of the target, 'c', is not in its vocabulary")):
         check_same_vocabulary(fewer, info, target, info)
 
 
@@ -74,7 +76,7 @@ def test_of_what_came_from_the_hub_the_cached_tokenizer_counts(
     monkeypatch.setattr(draft_models, "try_to_load_from_cache", lambda name, file: found.get(name))
     target, draft = with_tokenizer(tmp_path / "target", ["a", "b"]), tiny_llama()
     draft.config._name_or_path = "somebody/drafts"
-    with pytest.raises(InvalidOption, match="of the target"):
+    with raises(InvalidOption, name="draft", reason=re.compile("of the target")):
         check_same_vocabulary(draft, info, target, info)
     monkeypatch.undo()
     # One that is not cached, a path that is no name, and none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
+from support.errors import raises
 from support.tiny import tiny_llama
 
 INFO = ModelInfo("Tiny", num_layers=4, vocab_size=128, hidden_size=64, dtype=torch.float32, device=torch.device("cpu"))
@@ -131,7 +133,7 @@ def test_a_name_is_taken_once(name: str) -> None:
 
 @pytest.mark.parametrize("mode", [Echo(), "ngram", torch.nn.Linear, None])
 def test_only_modes_are_registered(mode: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"no subclass of speccompile\.modes\.Mode"):
+    with raises(InvalidOption, name="mode", reason=re.compile(r"no subclass of speccompile\.modes\.Mode")):
         modes.register("mine", mode)
     assert "mine" not in modes.available()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.lowering.kernels import ON_CUDA, choose_kernels
 from speccompile.speculator.speculator import Speculator
+from support.errors import raises
 from support.tiny import tiny_llama
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 1, 9, 1, 9, 1, 2, 3, 9, 1]])
@@ -80,5 +82,5 @@ def test_cuda_takes_them() -> None:
 
 
 def test_int8_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidOption, match="linears run on Triton's for attention"):
+    with raises(InvalidOption, name="weights", reason=re.compile("linears run on Triton's for attention")):
         wrapped(monkeypatch, step_ops=True, mode="ngram", weights="int8")

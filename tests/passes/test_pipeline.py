@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from speccompile.graph.step_graph import Anchors, Port, StepGraph
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.pipeline import Pipeline
 from speccompile.speculator.speculator import Speculator
+from support.errors import raises
 from support.tiny import tiny_llama
 
 
@@ -102,23 +104,23 @@ def test_any_order_of_declaration_is_put_right(needs: list[list[int]], shuffler:
 
 def test_a_missing_fact_is_named_with_who_needs_it() -> None:
     passes = (made("makes", "start", "a"), made("reads", "a nowhere"))
-    with pytest.raises(MissingFact, match=r"pass 'reads' needs the fact 'nowhere'.*Provided here: a, start\."):
+    with raises(MissingFact, consumer="pass 'reads'", fact="nowhere", provided=re.compile("a, start")):
         Pipeline(passes, facts()).run(small_graph())
 
 
 def test_a_missing_goal_is_named_with_the_tier() -> None:
-    with pytest.raises(MissingFact, match="tier K=3 needs the fact 'committed'"):
+    with raises(MissingFact, consumer="tier K=3", fact="committed"):
         Pipeline((made("makes", "", "a"),), facts("committed"), "tier K=3").run(small_graph())
 
 
 def test_a_pass_cannot_provide_for_itself() -> None:
-    with pytest.raises(MissingFact, match="pass 'selfish' needs the fact 'a'"):
+    with raises(MissingFact, consumer="pass 'selfish'", fact="a"):
         Pipeline((made("selfish", "a", "a"),), facts()).run(small_graph())
 
 
 def test_a_goal_that_a_later_pass_ends_is_missing() -> None:
     passes = (made("makes", "", "a"), made("ends", "a", "", "a"))
-    with pytest.raises(MissingFact, match="needs the fact 'a'"):
+    with raises(MissingFact, consumer="a step graph", fact="a"):
         Pipeline(passes, facts("a")).run(small_graph())
 
 
@@ -133,7 +135,7 @@ def test_without_removes_one_pass_by_name() -> None:
     pipeline = Pipeline((made("a"), made("b")), facts("x"), "a tier")
     assert names(list(pipeline.without("a").passes)) == ["b"]
     assert pipeline.without("a").goals == facts("x") and pipeline.without("a").tier == "a tier"
-    with pytest.raises(UnknownStage, match=r"no stage 'c' in .*a tier. Stages: a, b\."):
+    with raises(UnknownStage, name="c", tier="a tier", available=re.compile("a, b")):
         pipeline.without("c")
 
 
@@ -148,7 +150,7 @@ def test_facts_are_kept_by_the_graph() -> None:
 
 
 def test_a_pass_that_matches_nothing_fails_unless_optional() -> None:
-    with pytest.raises(NothingMatched, match="'idle' found nothing to change: it looked for what idle looks for"):
+    with raises(NothingMatched, name="idle", looked_for=re.compile("what idle looks for")):
         Pipeline((made("idle", matched=0),), facts()).run(small_graph())
     _, stages = Pipeline((made("idle", "", "a", matched=0, optional=True),), facts("a")).run(small_graph())
     assert list(stages) == ["idle"]
@@ -162,7 +164,7 @@ def test_every_pass_is_verified_at_once() -> None:
             del graph.ports["x"]
             return Changes(1)
 
-    with pytest.raises(VerifierError, match="after pass 'breaks'"):
+    with raises(VerifierError, name="breaks"):
         Pipeline((Breaks(), made("later", "broken")), facts()).run(small_graph())
 
 
@@ -188,7 +190,7 @@ def test_stages_keep_name_note_diff_counts_and_seconds() -> None:
     negations = two.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
     assert [item.meta["pass"] for item in negations] == ["one", "two"]
     assert two.python.index("# one") < two.python.index("# two")
-    with pytest.raises(UnknownStage, match=r"no stage 'three' in .*a tier. Stages: one, two\."):
+    with raises(UnknownStage, name="three", tier="a tier", available=re.compile("one, two")):
         stages["three"]
 
 
@@ -263,7 +265,7 @@ def test_removing_any_pass_fails_with_the_missing_fact(spec: Speculator) -> None
 
 
 def test_a_tier_needs_the_outlined_model(spec: Speculator) -> None:
-    with pytest.raises(MissingFact, match="'outlined'"):
+    with raises(MissingFact, fact="outlined"):
         spec.pipeline(2).run(spec.stages["capture"].graph)
 
 

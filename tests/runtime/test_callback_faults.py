@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from typing import Any
@@ -27,6 +28,7 @@ from support.engines import (
     prompt,
     threads,
 )
+from support.errors import raises
 from support.recorder import Recorder
 
 # --- callbacks that raise ------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def test_async_readers_are_told_of_the_error(engine: Engine, model: LlamaForCaus
         got: list[int] = []
 
         async def read() -> None:
-            with pytest.raises(RequestFailed, match="the pipe is closed"):
+            with raises(RequestFailed, reason=re.compile("the pipe is closed")):
                 async for token in request:
                     got.append(token)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from speccompile.errors import (
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
 from support.engines import MAX_BATCH, Calls, Make, admit_all, greedy, prompt
+from support.errors import raises
 from support.recorder import Recorder
 
 WAITS: dict[str, Callable[[Speculator, Request], Any]] = {
@@ -49,7 +51,7 @@ def test_waiting_in_a_callback_fails_that_request_alone(
     other = spec.engine.submit(prompt(4, 1), max_new_tokens=30, priority=-1)
     bad = spec.engine.submit(prompt(3), max_new_tokens=20, streamer=Calls(lambda: WAITS[wait](spec, other), at))
     spec.engine.run()
-    with pytest.raises(RequestFailed, match="InsideStep") as caught:
+    with raises(RequestFailed, reason=re.compile("InsideStep")) as caught:
         bad.result()
     assert isinstance(caught.value.__cause__, InsideStep) and caught.value.__cause__ is bad.error
     assert bad.finish_reason == "error" and len(bad.new_tokens) == at - 1
@@ -70,7 +72,7 @@ def test_a_callback_that_handles_the_refusal_goes_on(engine: Engine, model: Llam
     other = engine.submit(prompt(4, 1), max_new_tokens=10)
 
     def wait() -> None:
-        with pytest.raises(InsideStep, match=r"step\(\) was called in a callback"):
+        with raises(InsideStep, what=re.compile(r"step\(\)")):
             engine.step()
         with pytest.raises(InsideStep, match="wait in another thread"):
             other.result()

@@ -11,6 +11,7 @@ from speccompile.errors import Closed
 from speccompile.runtime.engine import Capacity, Engine
 from speccompile.runtime.request import Request
 from support.engines import MAX_BATCH, PATIENCE, Make, UntilClosed, admit_all, prompt, threads
+from support.errors import raises
 from support.recorder import Recorder
 
 
@@ -53,7 +54,7 @@ def test_what_a_closed_engine_does(make: Make) -> None:
     engine = spec.engine
     engine.close()
     engine.close()
-    with pytest.raises(Closed, match="this speculator was closed; wrap the model again"):
+    with raises(Closed):
         engine.submit([1, 2])
     with pytest.raises(Closed):
         engine.step()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
-import pytest
 import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.runtime.criteria import criteria_of_row
+from support.errors import raises
 
 IDS = torch.tensor([[5, 6, 7]])
 
@@ -41,7 +42,9 @@ def test_the_element_of_the_row_counts() -> None:
     criteria = StoppingCriteriaList([lambda ids, scores: torch.tensor([False, True, False])])
     ends = [criteria_of_row(criteria, row, 3)(IDS, None).tolist() for row in range(3)]
     assert ends == [[False], [True], [False]]
-    with pytest.raises(InvalidInput, match=r"a bool or a tensor of shape \[2\], got shape \[3\]"):
+    with raises(
+        InvalidInput, name="stopping_criteria", reason=re.compile(r"a bool or a tensor of shape \[2\], got shape \[3\]")
+    ):
         criteria_of_row(criteria, 0, 2)(IDS, None)
 
 
@@ -57,5 +60,5 @@ def test_one_row_calls_the_given_objects_and_what_has_no_memory_is_shared() -> N
 def test_what_cannot_be_copied_is_refused() -> None:
     own = RowTracker(7, 2)
     own.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(InvalidOption, match=r"stopping_criteria=.*each row needs its own copy"):
+    with raises(InvalidOption, name="stopping_criteria", reason=re.compile("each row needs its own copy")):
         criteria_of_row(StoppingCriteriaList([own]), 0, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -9,6 +11,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption
+from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
 ROWS = 8
@@ -92,7 +95,7 @@ def test_a_slot_forgets_the_limit_of_its_former_owner(spec: Speculator) -> None:
 
 @pytest.mark.parametrize("value", [-1, 4, 1.0, True, "3"])
 def test_limits_that_are_refused(spec: Speculator, value: object) -> None:
-    with pytest.raises(InvalidOption, match=r"num_draft_tokens=.*int in 0 .. 3"):
+    with raises(InvalidOption, name="num_draft_tokens", reason=re.compile(r"int in 0 \.\. 3")):
         spec.engine.submit([1, 2, 3], num_draft_tokens=value)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="num_draft_tokens"):
+    with raises(InvalidOption, name="num_draft_tokens"):
         spec.generate(torch.tensor([[1, 2, 3]]), num_draft_tokens=value)  # type: ignore[arg-type]

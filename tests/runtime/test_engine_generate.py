@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from speccompile.errors import (
     UnknownOption,
 )
 from support.engines import MAX_BATCH, PAD, PATIENCE, VOCAB, Make, NoStreamer, greedy, prompt, serving, threads
+from support.errors import raises
 from support.recorder import Recorder
 
 # --- generate beside others ----------------------------------------------------------------------
@@ -114,7 +116,7 @@ def test_without_reuse_every_continuation_reads_its_prompt(make: Make, model: Ll
 
 @pytest.mark.parametrize("copies", [0, -1, 1.0, True, "2"])
 def test_what_is_no_number_of_continuations(make: Make, copies: Any) -> None:
-    with pytest.raises(InvalidOption, match="generate: num_return_sequences="):
+    with raises(InvalidOption, where="generate", name="num_return_sequences"):
         make().generate(torch.tensor([[1, 2]]), num_return_sequences=copies)
 
 
@@ -280,13 +282,13 @@ def test_a_streamer_is_given_the_padding_of_a_prompt_too(make: Make, model: Llam
 
 def test_a_streamer_follows_one_continuation(make: Make) -> None:
     streamer = Recorder()
-    with pytest.raises(InvalidInput, match="it can follow one row, and there are more"):
+    with raises(InvalidInput, name="streamer", reason=re.compile("it can follow one row, and there are more")):
         make().generate(torch.tensor([[1, 2]]), num_return_sequences=2, streamer=streamer)
-    with pytest.raises(InvalidInput, match="no methods put and end"):
+    with raises(InvalidInput, name="streamer", reason=re.compile("no methods put and end")):
         make().generate(torch.tensor([[1, 2]]), streamer=NoStreamer())
     assert streamer.received == []
 
 
 def test_an_argument_that_generate_does_not_know(make: Make) -> None:
-    with pytest.raises(UnknownOption, match=r"generate does not take top_j. It takes:.*num_return_sequences.*top_k"):
+    with raises(UnknownOption, where="generate", names="top_j", known=re.compile("num_return_sequences.*top_k")):
         make().generate(torch.tensor([[1, 2]]), top_j=0.5)

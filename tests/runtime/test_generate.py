@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidInput, OutputTruncated, TooManyEosTokens
+from support.errors import raises
 from support.tiny import tiny_llama
 
 VOCAB = 128
@@ -116,13 +118,17 @@ def test_a_pad_id_that_is_an_eos_id_marks_nothing(model: LlamaForCausalLM, spec:
 @pytest.mark.parametrize("mask", [[1, 1, 0], [1, 0, 1], [0, 1, 0]])
 def test_padding_elsewhere_is_refused(spec: Speculator, mask: list[int]) -> None:
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    with pytest.raises(InvalidInput, match=r"row 1 has padding behind or between.*padding_side = 'left'"):
+    with raises(
+        InvalidInput,
+        name="attention_mask",
+        reason=re.compile("row 1 has padding behind or between.*padding_side = 'left'"),
+    ):
         spec.generate(ids, torch.tensor([[1, 1, 1], mask]))
 
 
 @pytest.mark.parametrize("kept", [2, -1, 0.5, float("nan")])
 def test_a_mask_of_other_values_is_refused(spec: Speculator, kept: float) -> None:
-    with pytest.raises(InvalidInput, match=r"attention_mask.*1 at tokens and 0 at padding"):
+    with raises(InvalidInput, name="attention_mask", reason=re.compile("1 at tokens and 0 at padding")):
         spec.generate(torch.tensor([[1, 2, 3]]), torch.tensor([[0, kept, kept]]))
 
 
@@ -134,7 +140,7 @@ def test_masks_of_other_dtypes(spec: Speculator, dtype: torch.dtype) -> None:
 
 
 def test_right_padding_is_refused_without_a_mask_too(spec: Speculator) -> None:
-    with pytest.raises(InvalidInput, match="row 0 has padding behind"):
+    with raises(InvalidInput, name="attention_mask", reason=re.compile("row 0 has padding behind")):
         spec.generate(torch.tensor([[1, 2, PAD], [4, 5, 6]]), pad_token_id=PAD)
 
 
@@ -220,7 +226,7 @@ def test_as_many_eos_ids_as_a_slot_can_hold(model: LlamaForCausalLM, spec: Specu
     never = [token for token in range(VOCAB) if token not in new]
     got = both(model, spec, ids, mask, max_new_tokens=20, eos_token_id=[*never[:7], new[4]], pad_token_id=PAD)
     assert got.shape[1] == 5 + new.index(new[4]) + 1
-    with pytest.raises(TooManyEosTokens, match="9 EOS ids, but a slot has room for 8"):
+    with raises(TooManyEosTokens, count=9, capacity=8):
         spec.generate(ids, mask, eos_token_id=[*never[:8], new[4]])
 
 
@@ -290,6 +296,6 @@ def test_a_streamer_sees_the_eos_and_nothing_behind_it(model: LlamaForCausalLM, 
 
 def test_a_streamer_follows_one_row(spec: Speculator) -> None:
     streamer = Recorder()
-    with pytest.raises(InvalidInput, match="streamer"):
+    with raises(InvalidInput, name="streamer"):
         spec.generate(*left_padded(rows(3, 3)), streamer=streamer)
     assert streamer.received == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from speccompile import Speculator
 from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
 from speccompile.runtime.arguments import HEEDED, IGNORED, REFUSED
 from speccompile.sampling import OPTIONS
+from support.errors import raises
 from support.tiny import tiny_llama
 
 VOCAB = 128
@@ -108,7 +110,7 @@ def test_other_values_are_refused_with_the_reason(spec: Speculator, name: str, v
 
 
 def test_unknown_names_stay_errors(spec: Speculator) -> None:
-    with pytest.raises(UnknownOption, match=r"generate does not take max_new_token\. It takes: .*max_new_tokens"):
+    with raises(UnknownOption, where="generate", names="max_new_token", known=re.compile("max_new_tokens")):
         spec.generate(prompts(), max_new_token=3)
 
 
@@ -193,9 +195,9 @@ def test_an_error_in_a_config_names_it(spec: Speculator, config: GenerationConfi
 
 
 def test_what_is_no_config_is_refused(spec: Speculator) -> None:
-    with pytest.raises(InvalidOption, match="must be a transformers GenerationConfig"):
+    with raises(InvalidOption, name="generation_config", reason=re.compile("must be a transformers GenerationConfig")):
         spec.generate(prompts(), generation_config={"max_new_tokens": 4})  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"give that as generation_config=\.\.\."):
+    with raises(InvalidInput, name="attention_mask", reason=re.compile(r"give that as generation_config=\.\.\.")):
         spec.generate(prompts(), attention_mask=GenerationConfig())  # type: ignore[call-overload]
 
 
@@ -207,9 +209,9 @@ def test_a_config_may_be_the_second_argument_as_in_transformers(model: LlamaForC
     assert torch.equal(got, model.generate(ids, config, attention_mask=mask))
     assert torch.equal(got, spec.generate(ids, mask, generation_config=config))
     assert not torch.equal(got, spec.generate(ids, config))
-    with pytest.raises(InvalidInput, match="generation_config is not valid: it is given twice"):
+    with raises(InvalidInput, name="generation_config", reason=re.compile("it is given twice")):
         spec.generate(ids, config, generation_config=config)
-    with pytest.raises(InvalidInput, match="attention_mask is not valid: it is given twice"):
+    with raises(InvalidInput, name="attention_mask", reason=re.compile("it is given twice")):
         spec.generate(ids, mask, attention_mask=mask)
 
 
@@ -219,14 +221,14 @@ def test_a_config_may_be_the_second_argument_as_in_transformers(model: LlamaForC
 def test_inputs_is_another_name_of_input_ids(spec: Speculator) -> None:
     expected = spec.generate(prompts(), max_new_tokens=3)
     assert torch.equal(spec.generate(inputs=prompts(), max_new_tokens=3), expected)
-    with pytest.raises(InvalidInput, match="give one of them"):
+    with raises(InvalidInput, name="inputs", reason=re.compile("give one of them")):
         spec.generate(prompts(), inputs=prompts())
 
 
 def test_without_a_prompt_it_begins_with_the_bos_token(model: LlamaForCausalLM, spec: Speculator) -> None:
     got = spec.generate(max_new_tokens=4, bos_token_id=5)
     assert torch.equal(got, model.generate(max_new_tokens=4, bos_token_id=5))
-    with pytest.raises(InvalidInput, match=r"there is none; give token ids .*bos_token_id"):
+    with raises(InvalidInput, name="input_ids", reason=re.compile("there is none; give token ids.*bos_token_id")):
         spec.generate(max_new_tokens=4)
 
 
@@ -270,7 +272,7 @@ def test_several_sequences_of_a_config(model: LlamaForCausalLM, spec: Speculator
     assert got.shape == (2, 8)
     model.generation_config.num_return_sequences = 2
     assert torch.equal(spec.generate(prompts(1), max_new_tokens=3, do_sample=True, seed=1), got)
-    with pytest.raises(InvalidOption, match=r"num_return_sequences=2 .*only generate heeds it"):
+    with raises(InvalidOption, name="num_return_sequences", value=2, reason=re.compile("only generate heeds it")):
         spec.engine.submit([9, 10])
 
 

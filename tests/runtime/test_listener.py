@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import (
 
 from speccompile.errors import InvalidInput, UserError
 from speccompile.runtime.listener import Listener, check_streamer, make_criteria
+from support.errors import raises
 from support.letters import tokenizer
 from support.recorder import Recorder
 
@@ -166,7 +168,7 @@ class OnlyEnd:
 
 @pytest.mark.parametrize("streamer", [OnlyPut(), OnlyEnd(), print, "text", 5, [Recorder()]])
 def test_what_is_no_streamer(streamer: Any) -> None:
-    with pytest.raises(InvalidInput, match="streamer is not valid: it has no methods put and end"):
+    with raises(InvalidInput, name="streamer", reason=re.compile("it has no methods put and end")):
         check_streamer(streamer)
 
 
@@ -189,13 +191,13 @@ def test_forms_of_stopping_criteria(form: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("given", [5, "stop", [never, 5], {}, [None]])
 def test_what_is_no_criterion(given: Any) -> None:
-    with pytest.raises(InvalidInput, match="no StoppingCriteria: it cannot be called"):
+    with raises(InvalidInput, name="stopping_criteria", reason=re.compile("no StoppingCriteria: it cannot be called")):
         make_criteria(None, None, given)
 
 
 @pytest.mark.parametrize("stop", ["", [], [""], ["ab", ""], ["ab", 5], [b"ab"], ()])
 def test_what_is_no_stop_text(letters: PreTrainedTokenizerFast, stop: Any) -> None:
-    with pytest.raises(InvalidInput, match="no text and no list of texts"):
+    with raises(InvalidInput, name="stop", reason=re.compile("no text and no list of texts")):
         make_criteria(stop, letters, None)
 
 
@@ -206,7 +208,7 @@ def test_a_stop_that_is_no_sequence_is_a_users_mistake_too(letters: PreTrainedTo
 
 
 def test_stop_texts_need_a_tokenizer() -> None:
-    with pytest.raises(InvalidInput, match="stop strings need tokenizer="):
+    with raises(InvalidInput, name="stop", reason=re.compile("stop strings need tokenizer=")):
         make_criteria("ab", None, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import speccompile
 from speccompile.errors import InvalidOption
 from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.stats import RequestStats, Stats
+from support.errors import raises
 from support.tiny import tiny_llama
 
 
@@ -102,5 +104,5 @@ def test_a_wrap_shows_its_requests_and_their_latencies() -> None:
 
 def test_the_library_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(InvalidOption, match=r"speccompile\[metrics\]"):
+    with raises(InvalidOption, name="prometheus", reason=re.compile(r"speccompile\[metrics\]")):
         prometheus_text(Stats(1), running=0, waiting=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption, PlaceholderToken
 from speccompile.runtime.target import placeholder_tokens
+from support.errors import raises
 from support.tiny import tiny_llama
 
 IMAGE, VIDEO, VISION_START = 100, 101, 102
@@ -56,7 +58,9 @@ def test_markers_and_padding_are_no_placeholders(spec: Speculator, model: LlamaF
 
 def test_images_themselves_are_refused_by_name(spec: Speculator) -> None:
     """Of a model whose forward has such an input; otherwise the name is unknown."""
-    with pytest.raises(InvalidOption, match=r"inputs_embeds=.*no model inputs besides input_ids and attention_mask"):
+    with raises(
+        InvalidOption, name="inputs_embeds", reason=re.compile("no model inputs besides input_ids and attention_mask")
+    ):
         spec.generate(torch.tensor([[5, 6]]), inputs_embeds=torch.zeros(1, 1, 2))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from support.engines import (
     prompt,
     threads,
 )
+from support.errors import raises
 from support.recorder import Recorder
 
 
@@ -142,7 +144,7 @@ def test_everybody_who_waits_for_a_failed_step_is_told(engine: Engine) -> None:
     told: list[BaseException] = []
 
     def wait(request: Request) -> None:
-        with pytest.raises(RequestFailed, match="a kernel failed") as caught:
+        with raises(RequestFailed, reason=re.compile("a kernel failed")) as caught:
             request.result()
         told.append(caught.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ from support.engines import (
     prompt,
     snapshot,
 )
+from support.errors import raises
 from support.recorder import Recorder
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -119,7 +121,9 @@ def test_a_prompt_that_is_longer_than_the_model_says(
     engine: Engine, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model.generation_config, "max_length", 5)
-    with pytest.raises(InvalidOption, match="the prompt has 5 tokens already; give max_new_tokens"):
+    with raises(
+        InvalidOption, name="max_length", reason=re.compile("the prompt has 5 tokens already; give max_new_tokens")
+    ):
         engine.submit(prompt(5))
 
 
@@ -172,7 +176,7 @@ def test_a_model_put_in_training_mode_is_refused_and_runs_on(engine: Engine, mod
     before = snapshot(engine)
     model.train()
     try:
-        with pytest.raises(ModelInTraining, match="LlamaForCausalLM is in training mode"):
+        with raises(ModelInTraining, model="LlamaForCausalLM"):
             engine.submit([1, 2])
         assert_unchanged(engine, before)
         # What runs has the graph of the model in eval mode.
@@ -187,7 +191,7 @@ def test_replaced_weights_are_refused(engine: Engine, model: LlamaForCausalLM) -
     before = snapshot(engine)
     model.lm_head.weight = torch.nn.Parameter(head.detach().clone())
     try:
-        with pytest.raises(WeightsReplaced, match=r"lm_head\.weight of the model is another tensor"):
+        with raises(WeightsReplaced, path="lm_head.weight"):
             engine.submit([1, 2])
         assert_unchanged(engine, before)
     finally:
@@ -207,7 +211,9 @@ def test_modules_that_were_wrapped_in_others_are_refused(engine: Engine, model: 
     linear = mlp.up_proj
     mlp.up_proj = Adapted(linear)
     try:
-        with pytest.raises(ModelChanged, match=r"the module .*mlp\.up_proj \(Linear\) was replaced by another Adapted"):
+        with raises(
+            ModelChanged, what=re.compile(r"the module.*mlp\.up_proj \(Linear\) was replaced by another Adapted")
+        ):
             engine.submit([1, 2])
     finally:
         mlp.up_proj = linear
@@ -256,7 +262,7 @@ def test_a_batch_has_room_or_has_not(make: Make) -> None:
     ids = torch.tensor([prompt(5, seed) for seed in range(MAX_BATCH)])
     spec.engine.submit([1, 2], max_new_tokens=100)
     spec.engine.step()
-    with pytest.raises(QueueFull, match="no room for 4 more: 0 requests wait"):
+    with raises(QueueFull, count=4, waiting=0):
         spec.generate(ids, max_new_tokens=3)
     assert spec.engine.capacity().waiting == 0
     assert spec.generate(ids[1:], max_new_tokens=3).shape == (3, 8)

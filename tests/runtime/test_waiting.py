@@ -17,6 +17,7 @@ from speccompile.runtime.request import Params, Request
 from speccompile.runtime.score_records import RecordRequest, Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.waiting import WaitingQueue
+from support.errors import raises
 
 
 class Nobody:
@@ -94,7 +95,7 @@ def test_the_limit_does_not_count_those_who_will_have_a_free_slot(limit: int, fr
 def test_all_of_a_batch_or_none() -> None:
     queue = WaitingQueue(3)
     queue.push([request()], 0)
-    with pytest.raises(QueueFull, match="no room for 3 more: 1 requests wait"):
+    with raises(QueueFull, count=3, waiting=1):
         queue.push([request() for _ in range(3)], 0)
     assert len(queue) == 1
     queue.push([request() for _ in range(2)], 0)

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidInput, InvalidOption, RequestFailed
 from speccompile.runtime.engine import Engine
+from support.errors import raises
 from support.tiny import tiny_llama
 
 VOCAB = 128
@@ -158,7 +159,11 @@ def test_what_goes_wrong_ends_that_request_alone(
 
 
 def test_prefix_allowed_tokens_fn_must_be_a_function() -> None:
-    with pytest.raises(InvalidOption, match=r"it has to be a function \(batch_id, input_ids\) -> token ids"):
+    with raises(
+        InvalidOption,
+        name="prefix_allowed_tokens_fn",
+        reason=re.compile(r"it has to be a function \(batch_id, input_ids\) -> token ids"),
+    ):
         spec_of("ngram").engine.submit([1], prefix_allowed_tokens_fn=[1, 2])
 
 

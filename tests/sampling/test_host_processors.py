@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
 from speccompile.errors import InvalidInput, InvalidOption, RequestFailed
 from support.dice import Dice
+from support.errors import raises
 from support.users_processors import MODES, NEW, PROMPTS, VOCAB, AfterLast, Once, model, new_tokens, of_transformers
 
 KEYS = [654, 400, 836, 123, 340]
@@ -214,7 +216,9 @@ def test_a_processor_that_replaces_in_front_of_another_option_is_refused() -> No
     says = r"repetition_penalty=1\.8.*RepetitionPenaltyLogitsProcessor.*in front of no_repeat_ngram_size.*leave out"
     with pytest.raises(InvalidOption, match=says):
         spec_of().engine.submit([1, 2], logits_processor=[hf.RepetitionPenaltyLogitsProcessor(1.1)], **options)
-    with pytest.raises(InvalidOption, match=r"MinLengthLogitsProcessor.*give one of the three"):
+    with raises(
+        InvalidOption, name="min_new_tokens", reason=re.compile("MinLengthLogitsProcessor.*give one of the three")
+    ):
         least = hf.MinLengthLogitsProcessor(3, [5])
         spec_of().generate(torch.tensor([[1, 2]]), logits_processor=[least], min_length=8, eos_token_id=5)
 
@@ -291,7 +295,7 @@ def test_a_failing_processor_ends_its_own_request(processor: Any, says: str) -> 
 
 
 def test_generate_raises_what_a_processor_raised() -> None:
-    with pytest.raises(InvalidInput, match="must return a tensor of shape"):
+    with raises(InvalidInput, name="logits_processor", reason=re.compile("must return a tensor of shape")):
         spec_of().generate(torch.tensor([[1, 2]]), logits_processor=[lambda *_: 3])
 
     def interrupted(*_: Any) -> torch.Tensor:
@@ -303,13 +307,15 @@ def test_generate_raises_what_a_processor_raised() -> None:
 
 def test_what_is_no_processor_is_refused() -> None:
     spec = spec_of()
-    with pytest.raises(InvalidOption, match=r"logits_processor=.* a LogitsProcessor or a list of them"):
+    with raises(InvalidOption, name="logits_processor", reason=re.compile("a LogitsProcessor or a list of them")):
         spec.generate(torch.tensor([[1, 2]]), logits_processor=[3])
-    with pytest.raises(InvalidOption, match=r"watermarking_config=.* SynthIDTextWatermarkingConfig"):
+    with raises(InvalidOption, name="watermarking_config", reason=re.compile("SynthIDTextWatermarkingConfig")):
         spec.engine.submit([1, 2], watermarking_config="yes")
     holds = Once()
     holds.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(InvalidOption, match=r"each row needs its own copy.*Submit each row"):
+    with raises(
+        InvalidOption, name="logits_processor", reason=re.compile("each row needs its own copy.*Submit each row")
+    ):
         spec.generate(torch.tensor([[1, 2], [3, 4]]), logits_processor=[holds])
     assert spec.generate(torch.tensor([[1, 2]]), logits_processor=[holds], max_new_tokens=2).shape == (1, 4)
 
@@ -317,7 +323,7 @@ def test_what_is_no_processor_is_refused() -> None:
 def test_a_rule_that_accepts_forbidden_tokens_refuses_it() -> None:
     with (
         wrap(model(), "ngram", acceptance=Forced(2), tiers=(0, 3), max_batch=1, max_len=60, backend="eager") as spec,
-        pytest.raises(InvalidOption, match="accepts tokens that it forbids"),
+        raises(InvalidOption, name="logits_processor", reason=re.compile("accepts tokens that it forbids")),
     ):
         spec.engine.submit([1, 2], logits_processor=watermark())
 

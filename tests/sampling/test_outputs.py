@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidOption
 from speccompile.modes import registry
+from support.errors import raises
 from support.sampling_modes import Random
 from support.tiny import tiny_llama
 
@@ -144,7 +146,13 @@ def test_the_generation_config_is_heeded(model: LlamaForCausalLM, spec: Speculat
     model.generation_config.output_scores = model.generation_config.output_attentions = True
     assert torch.equal(spec.generate(ids, max_new_tokens=8), plain)
     model.generation_config.return_dict_in_generate = True
-    with pytest.raises(InvalidOption, match=r"generation_config: output_attentions=True .*a step keeps none"):
+    with raises(
+        InvalidOption,
+        where="the model's generation_config",
+        name="output_attentions",
+        value=True,
+        reason=re.compile("a step keeps none"),
+    ):
         spec.generate(ids, max_new_tokens=8)
     out = spec.generate(ids, max_new_tokens=8, output_attentions=False)
     assert isinstance(out, GenerateDecoderOnlyOutput) and out.logits is None and len(out.scores) == 8

@@ -20,6 +20,7 @@ from speccompile.sampling import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.top_p import LOOKS, TopP
 from speccompile.sampling.typical_p import row_sums
+from support.errors import raises
 from support.sampling_options import CHOICES, VOCAB, few, options_of, tokens
 
 MAX_LEN = 30
@@ -308,7 +309,7 @@ def test_defaults_are_those_of_transformers() -> None:
 def test_a_bad_value_of_the_generation_config_is_told_as_such() -> None:
     config = GenerationConfig(do_sample=True, top_k=50)
     config.top_p = 7.0
-    with pytest.raises(InvalidOption, match=r"the model's generation_config: top_p=7\.0"):
+    with raises(InvalidOption, where="the model's generation_config", name="top_p", value=7.0):
         read_sampling("submit", {}, do_sample=None, seed=0, config=config, eos=[], vocab_size=VOCAB)
 
 

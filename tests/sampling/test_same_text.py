@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from speccompile.errors import InvalidOption, RequestFailed, UndecidedLogits
 from speccompile.modes import registry
 from speccompile.runtime.request import Request
 from support.dice import Dice
+from support.errors import raises
 from support.sampling_modes import Random
 from support.sampling_options import CHOICES, options_of
 from support.tiny import tiny_llama
@@ -193,7 +195,7 @@ def test_a_request_that_forbids_everything_ends_alone(specs: dict[str, Speculato
         prompt = [1, 2, 3, 1, 2, 3]
         other = spec.engine.submit(prompt, max_new_tokens=20, do_sample=True, seed=2)
         bad = spec.engine.submit(prompt, suppress_tokens=list(range(VOCAB)))
-        with pytest.raises(RequestFailed, match="forbid every token") as caught:
+        with raises(RequestFailed, reason=re.compile("forbid every token")) as caught:
             bad.result()
         assert isinstance(caught.value.__cause__, UndecidedLogits)
         text = other.result().token_ids
@@ -202,7 +204,7 @@ def test_a_request_that_forbids_everything_ends_alone(specs: dict[str, Speculato
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1"])
 def test_a_seed_must_be_an_int_in_range(specs: dict[str, Speculator], seed: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"seed=.* it has to be an int in 0 \.\. 9223372036854775807"):
+    with raises(InvalidOption, name="seed", reason=re.compile(r"it has to be an int in 0 \.\. 9223372036854775807")):
         specs["ngram"].generate(torch.tensor([[1]]), do_sample=True, seed=seed)
 
 

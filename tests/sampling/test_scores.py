@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from speccompile.errors import InvalidOption, UnknownOption
 from speccompile.modes import registry
 from speccompile.runtime.request import Result
 from support.dice import Dice
+from support.errors import raises
 from support.letters import tokenizer
 from support.sampling_modes import Random
 from support.tiny import tiny_llama
@@ -313,10 +315,15 @@ def test_options_of_scores_must_be_bools(spec: Speculator, name: str, value: Any
 
 
 def test_wrap_checks_its_flag(model: LlamaForCausalLM) -> None:
-    with pytest.raises(InvalidOption, match=r"wrap: scores=1 .* use True or False"):
+    with raises(InvalidOption, where="wrap", name="scores", value=1, reason=re.compile("use True or False")):
         wrap(model, scores=1)  # type: ignore[arg-type]
 
 
 def test_a_name_that_is_wrong(spec: Speculator) -> None:
-    with pytest.raises(UnknownOption, match=r"logprob\. .*prompt_logprobs, output_logits, output_scores"):
+    with raises(
+        UnknownOption,
+        where="submit",
+        names="logprob",
+        known=re.compile("prompt_logprobs, output_logits, output_scores"),
+    ):
         spec.engine.submit([1], logprob=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from speccompile import Speculator
 from speccompile.errors import InvalidInput, RequestFailed
 from speccompile.modes import registry
 from speccompile.sampling.user import texts_in_front
+from support.errors import raises
 from support.sampling_modes import Random
 from support.users_processors import (
     MAKE,
@@ -147,7 +149,11 @@ def test_a_prompt_that_is_too_short_for_it() -> None:
         expected = [of_transformers(prompt, [NoSum()]) for prompt in PROMPTS[1:]]
         assert new_tokens(spec, PROMPTS[1:]) == expected
         for call in (lambda: new_tokens(spec), lambda: spec.engine.submit([4])):
-            with pytest.raises(InvalidInput, match="it has 1 tokens, and the logits processor NoSum fails for fewer"):
+            with raises(
+                InvalidInput,
+                name="the prompt",
+                reason=re.compile("it has 1 tokens, and the logits processor NoSum fails for fewer"),
+            ):
                 call()
         assert spec.engine.idle
 
@@ -163,7 +169,7 @@ def test_a_drafter_that_is_the_target_drafts_what_the_target_chooses() -> None:
 
 def test_processors_that_forbid_everything() -> None:
     spec = wrapped(lambda ids, scores: scores.fill_(-math.inf), tiers=(0, 1), max_batch=1)
-    with spec, pytest.raises(RequestFailed, match="the logits processors given to wrap, forbid every token"):
+    with spec, raises(RequestFailed, reason=re.compile("the logits processors given to wrap, forbid every token")):
         spec.engine.submit([1, 2, 3]).result()
 
 

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile.errors import Closed, EmptyPrompt, InvalidInput, ModelInTraining, UnknownTier, WeightsReplaced
 from speccompile.speculator.speculator import Speculator
+from support.errors import raises
 from support.tiny import tiny_llama
 
 PROMPT = torch.tensor([[7, 8, 9, 10] * 5])
@@ -90,9 +91,9 @@ def test_check_takes_token_ids_and_nothing_else(model: LlamaForCausalLM, prompts
 
 def test_misuse_of_a_speculator_is_an_error_of_its_class(model: LlamaForCausalLM) -> None:
     spec = wrap(model)
-    with pytest.raises(InvalidInput, match="streamer"):
+    with raises(InvalidInput, name="streamer"):
         spec.generate(PROMPT, streamer=object())  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="eos_token_id"):
+    with raises(InvalidInput, name="eos_token_id"):
         spec.generate(PROMPT, eos_token_id=True)
     with pytest.raises(UnknownTier):
         spec.pipeline(5)

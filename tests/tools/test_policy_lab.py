@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from speccompile.tools.policy_lab.cost_tables import TABLES, cost_table
 from speccompile.tools.policy_lab.plot import WINDOW, series
 from speccompile.tools.policy_lab.simulate import oracle
 from speccompile.tools.policy_lab.texts import RecordedText
+from support.errors import raises
 
 TIERS = (0, 1, 3, 7)
 COSTS = {name: cost_table(name, TIERS) for name in TABLES}
@@ -148,9 +150,9 @@ def test_what_is_no_trace(tmp_path: Path, change, says: str) -> None:  # type: i
 
 def test_a_trace_of_another_ladder(tmp_path: Path) -> None:
     record(tmp_path / "run.jsonl")
-    with pytest.raises(InvalidTrace, match=r"recorded with tiers \[0, 1, 3, 7\].*asked for is 15"):
+    with raises(InvalidTrace, reason=re.compile(r"recorded with tiers \[0, 1, 3, 7\].*asked for is 15")):
         read_trace(tmp_path / "run.jsonl", (0, 1, 3, 7, 15))
-    with pytest.raises(InvalidTrace, match="cannot be opened"):
+    with raises(InvalidTrace, reason=re.compile("cannot be opened")):
         read_trace(tmp_path / "none.jsonl")
 
 

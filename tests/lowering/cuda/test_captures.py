@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from speccompile.lowering.cuda.captures import CHECK, Captured, Captures, Footpr
 from speccompile.lowering.tier import Executables, Tier
 from support.cuda_standin import REFUSED, SPOILED, Replays, StandIn, with_line
 from support.engines import VOCAB, Bench, prompt
+from support.errors import raises
 from support.tiny import greedy, tiny_llama
 
 
@@ -211,8 +213,10 @@ def test_a_tier_that_cannot_be_captured_names_the_node(tier: Tier, op: str, reas
 
 def test_a_node_that_nobody_reads_is_named_by_its_op(tier: Tier) -> None:
     bad = with_line(tier, "torch.ops.captures_test.waits.default(length)", behind="greedy_accept")
-    with pytest.raises(
-        CannotCapture, match=r"node 'torch\.ops\.captures_test\.waits\.default' of pass 'greedy_accept'"
+    with raises(
+        CannotCapture,
+        tier="tier K=3, 3 rows",
+        where=re.compile(r"node 'torch\.ops\.captures_test\.waits\.default' of pass 'greedy_accept'"),
     ):
         captured(bad, StandIn())
 
@@ -232,7 +236,7 @@ def test_graphs_of_single_lines_stay_until_the_node_is_found(tier: Tier) -> None
             return self.graphs.pop()
 
     bad = with_line(tier, "looked_at = torch.ops.captures_test.spoils.default(length)", behind="commit")
-    with pytest.raises(CannotCapture, match="node 'looked_at' of pass 'commit'"):
+    with raises(CannotCapture, tier="tier K=3, 3 rows", where=re.compile("node 'looked_at' of pass 'commit'")):
         captured(bad, Drops())
 
 
@@ -243,7 +247,7 @@ def test_a_capture_that_only_fails_as_a_whole_says_so(tier: Tier) -> None:
                 raise RuntimeError(SPOILED)
             return super().capture(run)
 
-    with pytest.raises(CannotCapture, match="each of its nodes alone can be captured"):
+    with raises(CannotCapture, tier="tier K=3, 3 rows", where=re.compile("each of its nodes alone can be captured")):
         captured(tier, Fails())
 
 
@@ -287,7 +291,13 @@ def test_a_weight_with_another_storage_is_found() -> None:
     launches = device.graphs[0].launches
     weight = bench.model.model.layers[1].mlp.up_proj.weight
     weight.data = weight.data.clone()
-    with pytest.raises(StaleGraph, match=r"captured with the weight '.*layers\.1\.mlp\.up_proj\.weight' at 0x"):
+    with raises(
+        StaleGraph,
+        tier="tier K=0, 1 row",
+        role="weight",
+        name=re.compile(r".*layers\.1\.mlp\.up_proj\.weight"),
+        then=re.compile("0x"),
+    ):
         made.run()
     assert device.graphs[0].launches == launches
 
@@ -297,7 +307,7 @@ def test_a_state_tensor_that_was_replaced_is_found() -> None:
     made = captured(bench.build.executables.tiers[0, 1, "greedy"], StandIn(), bench.model, check=True)
     tensors = bench.build.arena._tensors
     tensors["length"] = tensors["length"].clone()
-    with pytest.raises(StaleGraph, match="captured with the state 'length' at 0x"):
+    with raises(StaleGraph, tier="tier K=0, 1 row", role="state", name="length", then=re.compile("0x")):
         made.run()
 
 

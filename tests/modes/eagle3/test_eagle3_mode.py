@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support import published
 from support.dice import Dice
 from support.eagle3_specs import MAX_LEN, TAPS, drafted, drafted_in_front, eagle3, plain_of, states_of
 from support.engines import always_mixes
+from support.errors import raises
 from support.head_texts import assert_greedy_texts
 from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 
@@ -345,17 +347,17 @@ def test_a_head_is_loaded_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_heads_that_do_not_fit_the_target_are_refused(model: LlamaForCausalLM, head: Eagle3Head) -> None:
-    with pytest.raises(InvalidOption, match="Eagle3Head"):
+    with raises(InvalidOption, name="draft", reason=re.compile("Eagle3Head")):
         wrap(model, "eagle3_one_model")
-    with pytest.raises(InvalidOption, match="draft_max_len"):
+    with raises(InvalidOption, name="draft_max_len"):
         eagle3(model, head, draft_max_len=1)
-    with pytest.raises(InvalidHead, match="another target"):
+    with raises(InvalidHead, reason=re.compile("another target")):
         eagle3(tiny_llama(layers=6, vocab=64), head)
-    with pytest.raises(InvalidHead, match="the target has 0"):
+    with raises(InvalidHead, reason=re.compile("the target has 0")):
         eagle3(tiny_llama(layers=4), head)
-    with pytest.raises(InvalidHead, match=r"eval\(\)"):
+    with raises(InvalidHead, reason=re.compile(r"eval\(\)")):
         eagle3(model, head_of(model, "own vocabulary").train())
-    with pytest.raises(InvalidHead, match="float64"):
+    with raises(InvalidHead, reason=re.compile("float64")):
         eagle3(model, head_of(model, "own vocabulary").double())
-    with pytest.raises(InvalidHead, match="no folder"):
+    with raises(InvalidHead, reason=re.compile("no folder")):
         eagle3(model, "/nowhere/at/all")

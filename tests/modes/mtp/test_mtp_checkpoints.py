@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.heads import MtpHead, load_mtp
 from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
+from support.errors import raises
 from support.families import model_of
 from support.published_mtp import keys_of, write
 from support.tiny import tiny_llama
@@ -121,7 +123,7 @@ def test_every_key_is_used_or_named(
 
 def test_a_layout_s_unknown_key_is_named(tmp_path: Path, model: PreTrainedModel) -> None:
     tensors = keys_of(head_of(model), "qwen", 2) | {"mtp.layers.1.mlp.up_proj.weight": torch.zeros(3)}
-    with pytest.raises(HeadKeys, match=r"not known: mtp.layers.1.mlp.up_proj.weight \[3\]"):
+    with raises(HeadKeys, problems=re.compile(r"not known: mtp\.layers\.1\.mlp\.up_proj\.weight \[3\]")):
         load_mtp(saved(tmp_path, tensors), model)
 
 
@@ -145,5 +147,5 @@ def test_no_modules(tmp_path: Path, model: PreTrainedModel, files: dict[str, Any
 
 
 def test_a_target_without_what_modules_share() -> None:
-    with pytest.raises(InvalidHead, match="no module 'norm' to share"):
+    with raises(InvalidHead, reason=re.compile("no module 'norm' to share")):
         MtpHead.random(model_of("gpt2"))

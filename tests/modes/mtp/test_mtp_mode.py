@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from speccompile.heads import MtpHead, MtpVariant
 from support.dice import Dice
 from support.eagle3_specs import drafted, drafted_in_front
 from support.engines import always_mixes
+from support.errors import raises
 from support.head_texts import assert_greedy_texts
 from support.mtp_reference import SeedWorker, draft_by_chain, left_by_target, read_by_first
 from support.mtp_specs import MODULES, mtp
@@ -278,20 +280,20 @@ def test_tiers_that_are_left_out_go_as_far_as_there_are_modules(model: LlamaForC
     plan = make_plan(model, "mtp", draft=head.first(), backend="eager", policy="fixed:1")
     assert plan.config.tiers == (0, 1)
     assert make_plan(model, "mtp_eagle", draft=head, backend="eager").config.tiers == (0, 1, 3, 7)
-    with pytest.raises(UnknownTier, match="7"):
+    with raises(UnknownTier, tier=7):
         make_plan(model, "mtp", draft=head, backend="eager", policy="fixed:7")
 
 
 def test_what_is_refused(model: LlamaForCausalLM, head: MtpHead) -> None:
-    with pytest.raises(InvalidTiers, match="at most 3 tokens"):
+    with raises(InvalidTiers, reason=re.compile("at most 3 tokens")):
         mtp(model, head, tiers=(0, 4))
-    with pytest.raises(InvalidOption, match="chain"):
+    with raises(InvalidOption, name="chain"):
         mtp(model, head, chain="both")
-    with pytest.raises(InvalidOption, match="draft"):
+    with raises(InvalidOption, name="draft"):
         mtp(model, 3)
-    with pytest.raises(InvalidHead, match="another target"):
+    with raises(InvalidHead, reason=re.compile("another target")):
         mtp(tiny_llama(seed=1), head)
-    with pytest.raises(InvalidHead, match="was not loaded from a checkpoint"):
+    with raises(InvalidHead, reason=re.compile("was not loaded from a checkpoint")):
         mtp(model, None)
 
 

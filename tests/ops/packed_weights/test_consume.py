@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from speccompile.errors import ModelChanged, ModelConsumed, WeightsReplaced
 from speccompile.lowering import kernels
 from speccompile.ops.cpu import packing
 from speccompile.pretrained import fetch_smollm2
+from support.errors import raises
 from support.packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched, wrapped
 from support.tiny import tiny_llama
 
@@ -127,7 +129,7 @@ def test_it_cannot_be_wrapped_again() -> None:
     with consumed(model) as spec:
         spec.generate(PROMPTS, max_new_tokens=4)
     for consume in (False, True):
-        with pytest.raises(ModelConsumed, match=r"cannot be wrapped again\. Load the model again"):
+        with raises(ModelConsumed, what=re.compile("cannot be wrapped again")):
             consumed(model, consume=consume)
 
 
@@ -144,9 +146,9 @@ def test_its_weights_cannot_be_changed() -> None:
     model = tiny_llama()
     spec = consumed(model)
     up = model.model.layers[0].mlp.up_proj
-    with pytest.raises(ModelConsumed, match="cannot be assigned to"):
+    with raises(ModelConsumed, what=re.compile("cannot be assigned to")):
         up.weight = torch.zeros_like(up.weight)
-    with pytest.raises(ModelConsumed, match="cannot be loaded anew"):
+    with raises(ModelConsumed, what=re.compile("cannot be loaded anew")):
         model.load_state_dict(tiny_llama(seed=1).state_dict(), strict=False)
     spec.generate(PROMPTS, max_new_tokens=4)
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"), torch.no_grad():

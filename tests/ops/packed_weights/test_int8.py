@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from speccompile.ops.cpu.rounded import check_kernels
 from speccompile.passes.base import Changes
 from speccompile.passes.target.choose_linear import PackLinears
 from speccompile.runtime.check import first_difference
+from support.errors import raises
 from support.packed_models import MODELS, NEW, PROMPTS, greedy, wrapped
 from support.tiny import tiny_llama
 
@@ -113,11 +115,11 @@ def test_a_pack_that_does_not_hold_its_weight_is_refused(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("form", ["int4", None, 8])
 def test_forms_of_weights_that_there_are_not(form: Any) -> None:
-    with pytest.raises(InvalidOption, match="choose from same, int8"):
+    with raises(InvalidOption, name="weights", reason=re.compile("choose from same, int8")):
         wrapped(tiny_llama(), weights=form)
 
 
 def test_int8_needs_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: STOCK)
-    with pytest.raises(InvalidOption, match="it needs the C"):
+    with raises(InvalidOption, name="weights", reason=re.compile("it needs the C")):
         wrapped(tiny_llama(), weights="int8")

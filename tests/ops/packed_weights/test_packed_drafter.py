@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.ops.cpu import packing
 from speccompile.ops.cpu import rounded as rounded_module
+from support.errors import raises
 from support.packed_models import NEW, PROMPTS, gpt2, greedy
 from support.tiny import random_prompt, tiny_llama
 
@@ -189,7 +191,7 @@ def slightly_more(right: Any) -> Any:
 
 @pytest.mark.parametrize("value", ["int4", 8, None])
 def test_other_forms_of_a_drafters_weights(model: LlamaForCausalLM, value: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"draft_weights=.* is not valid: choose from same, int8"):
+    with raises(InvalidOption, name="draft_weights", reason=re.compile("choose from same, int8")):
         wrap(model, "draft_target", draft=model, draft_weights=value, backend="eager")
 
 
@@ -219,7 +221,7 @@ def test_what_does_not_go_with_rounding(model: LlamaForCausalLM, options: dict[s
 
 def test_rounding_needs_our_ops(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    with pytest.raises(InvalidOption, match=r"draft='self:int8' is not valid: it needs the C\+\+ ops"):
+    with raises(InvalidOption, name="draft", value="self:int8", reason=re.compile(r"it needs the C\+\+ ops")):
         drafting(model, "self:int8")
-    with pytest.raises(InvalidOption, match=r"draft_weights='int8' is not valid: it needs the C\+\+ ops"):
+    with raises(InvalidOption, name="draft_weights", value="int8", reason=re.compile(r"it needs the C\+\+ ops")):
         rounded(model, "eagle3", draft_of("eagle3", model))
