@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import fx
@@ -11,11 +13,18 @@ from speccompile.errors import CaptureMismatch
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture import capture as capture_module
 from speccompile.graph_capture.counted_positions import lookup, own_positions
+from speccompile.graph_capture.model_info import inspect_model
+from speccompile.graph_capture.observe import observe
 from support.families import greedy, model_of, periodic, speculative
 from support.tiny import captured
 
 # Learned positions behind an offset, sines in a table, and a look-up by indexing.
 FAMILIES = ("bart", "marian", "whisper")
+
+
+@functools.cache
+def captured_of(name: str) -> StepGraph:
+    return captured(model_of(name)).graph
 
 
 def position_lookups(graph: StepGraph) -> list[fx.Node]:
@@ -42,7 +51,7 @@ def test_rows_at_positions_of_their_own_have_the_text_of_transformers(name: str)
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_look_up_reads_the_positions(name: str) -> None:
-    graph = captured(model_of(name)).graph
+    graph = captured_of(name)
     (node,) = position_lookups(graph)
     rows, width = graph.sizes["B"], graph.sizes["T"]
     assert tuple(node.meta["val"].shape) == (rows, width, 64)
@@ -55,14 +64,14 @@ def test_without_it_the_capture_check_says_what_is_missing(monkeypatch: pytest.M
 
 
 def test_models_that_take_positions_are_left_as_they_are() -> None:
-    graph = captured(model_of("gpt2")).graph
+    graph = captured_of("gpt2")
     again = own_positions(graph)
     assert [node.name for node in again.graph.nodes] == [node.name for node in graph.graph.nodes]
 
 
 def test_a_table_without_a_dimension_for_rows_is_left_as_it_is() -> None:
     # RoFormer's sines are [1, 1, T, D] for all rows.
-    graph = captured(model_of("roformer")).graph
+    graph = captured_of("roformer")
     assert position_lookups(graph) == []
     with pytest.raises(CaptureMismatch, match="takes no position_ids"):
         speccompile.wrap(model_of("roformer"), "none", tiers=(0,), max_len=96, backend="eager")
@@ -70,7 +79,8 @@ def test_a_table_without_a_dimension_for_rows_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize(("name", "counts"), [("bart", True), ("llama4_text", True), ("gpt2", False), ("bloom", False)])
 def test_a_model_that_reads_the_length_of_the_cache_is_known(name: str, counts: bool) -> None:
-    assert captured(model_of(name)).observed.counts == counts
+    model = model_of(name)
+    assert observe(model, inspect_model(model)).counts == counts
 
 
 def test_what_else_depends_on_the_count_is_checked_over_the_longest_text() -> None:

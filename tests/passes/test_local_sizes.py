@@ -61,15 +61,20 @@ def test_no_size_crosses_a_layer_and_the_numbers_stay(name: str) -> None:
     assert torch.equal(results[0], results[1])
 
 
-def test_the_first_node_stays_the_first_reader_of_an_input() -> None:
-    graph = captured(tiny_llama()).graph.copy()
+@pytest.fixture(scope="module")
+def llama() -> StepGraph:
+    return captured(tiny_llama()).graph
+
+
+def test_the_first_node_stays_the_first_reader_of_an_input(llama: StepGraph) -> None:
+    graph = llama.copy()
     keep_sizes_local(graph)
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     assert graph.anchors.start is calls[0]
 
 
-def test_a_size_that_no_input_has_is_refused() -> None:
-    graph = captured(tiny_llama()).graph.copy()
+def test_a_size_that_no_input_has_is_refused(llama: StepGraph) -> None:
+    graph = llama.copy()
     reader = next(
         node for node in graph.graph.nodes if node.target is torch.ops.aten.view.default and "layer" in node.meta
     )
