@@ -111,9 +111,9 @@ class Speculator(ModelInterface):
             num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
             stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
             stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
-                ids and ``None`` for scores. With several rows each row has copies (``copy.deepcopy``; modules and
-                tokenizers are shared, and functions too), which are shown ``[B, P + new]`` with this row's tokens in
-                every line; element i of the answer counts for row i, and so does a bool.
+                ids and ``None`` for scores. With several rows each row has copies, as of ``logits_processor``, which
+                are shown ``[B, P + new]`` with this row's tokens in every line; element i of the answer counts for row
+                i, and so does a bool.
             streamer: a transformers streamer, for one row.
             do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
             seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The
@@ -133,7 +133,9 @@ class Speculator(ModelInterface):
                 included. With one row these are the given objects; with several, each row has copies
                 (``copy.deepcopy``; modules and tokenizers are shared), so that processors that keep memory do not mix
                 the rows. A row is shown alone, ``[1, L]``: a processor that indexes rows finds each at 0. Functions
-                cannot be copied: one with memory needs a class, or ``engine.submit`` for each row.
+                are not copied: with several rows, a function that changes what it holds (a closure's list, a global
+                counter) is an error, and so is one that holds an object in which a change cannot be seen. Memory needs
+                a class, or ``engine.submit`` for each row.
 
         Returns:
             int64 ``[B, P + new]``, padded as transformers pads; or the output that has it as ``sequences``.

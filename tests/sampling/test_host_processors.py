@@ -332,3 +332,23 @@ def test_explain_says_what_is_called_on_the_host() -> None:
     (line,) = [line for line in spec_of().explain().splitlines() if line.startswith("on the host")]
     assert "logits_processor, watermarking_config of a request are called before each of its tokens" in line
     assert "no drafts" in line
+
+
+def test_a_function_of_several_rows_may_read_and_not_remember() -> None:
+    ids = torch.tensor([[5, 17, 5, 17], [30, 31, 32, 33]])
+    remembered: list[int] = []
+
+    def remembers(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, remembered] = -float("inf")
+        remembered.append(int(scores.argmax()))
+        return scores
+
+    bias = torch.arange(VOCAB) / 9
+    both = spec_of().generate(ids, max_new_tokens=NEW, logits_processor=lambda _, scores: scores + bias)
+    assert both[:, 4:].tolist() == [of_transformers(row, [lambda _, scores: scores + bias]) for row in ids.tolist()]
+    with pytest.raises(InvalidInput, match=r"a call changed 'remembered' of the function .*all rows of the ba"):
+        spec_of().generate(ids, max_new_tokens=NEW, logits_processor=remembers)
+    remembered.clear()
+    alone = of_transformers(ids[0].tolist(), [remembers])
+    remembered.clear()
+    assert spec_of().generate(ids[:1], max_new_tokens=NEW, logits_processor=remembers)[0, 4:].tolist() == alone
