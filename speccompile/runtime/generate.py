@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.errors import InvalidInput, OutputTruncated, QueueFull
 from speccompile.runtime.arguments import Settings, read_settings
-from speccompile.runtime.criteria import criteria_of_row
+from speccompile.runtime.criteria import Ends, criteria_of_row, first_of, replace_built_in_ends
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.inputs import read_count, read_num_draft_tokens, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
@@ -69,13 +69,17 @@ def generate(
     check_tokenizer(tokenizer)
     if streamer is not None and len(prompts) > 1:
         raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
-    criteria = make_criteria(config.stop_strings, tokenizer, stopping_criteria, "stop_strings")
+    given_criteria = stopping_criteria if isinstance(stopping_criteria, list | tuple) else [stopping_criteria]
+    stop_strings = None if first_of(StopStringCriteria, given_criteria) else config.stop_strings
+    criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
     processors = {name: value for name, value in options.items() if name in OPTIONS}
     processors |= _least_new_tokens(processors, settings, input_ids.shape[1])
     sampling = target.sampling("generate", processors, do_sample=do_sample, seed=seed, eos=eos, settings=settings)
+    new_tokens = target.new_tokens("generate", given.get("max_new_tokens"), input_ids.shape[1], settings)
+    ends = replace_built_in_ends(given_criteria, Ends(new_tokens, tuple(eos)), sampling, input_ids.shape[1])
     params = Params(
-        target.new_tokens("generate", given.get("max_new_tokens"), input_ids.shape[1], settings),
-        tuple(eos),
+        ends.new_tokens,
+        ends.eos,
         sampling,
         patient=True,
         wanted=wanted or RecordRequest(),
