@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from speccompile.acceptance import Rule
 from speccompile.compiler.build import build
 from speccompile.compiler.package import check_fits, given_options, read_package
-from speccompile.compiler.plan import NOT_GIVEN, NotGiven, Plan, make_plan, warn_of_positions
+from speccompile.compiler.plan import Plan, make_plan, warn_of_positions
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.adapters import inner_model
 from speccompile.hidden_states.options import SaveHiddenStates
@@ -28,6 +28,7 @@ from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.sampling.user import Processor
 from speccompile.speculator.speculator import Speculator
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.progress import Progress, listening, logger
 from speccompile.utils.storage import CacheFolder, PackageStorage, Storage
 

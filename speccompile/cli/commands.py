@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -134,16 +134,15 @@ def generate(
             raise InvalidOption(where="generate", name=name, value=value, reason=reason)
     from speccompile.cli import generate
 
+    decoding: dict[str, Any] = {"max_new_tokens": max_new_tokens, **sampling}
+    if do_sample is not None or sampling:
+        decoding["do_sample"] = True if sampling else do_sample
     generate.run(
         model,
         prompt,
         {"mode": mode, "tiers": draft_lens, "policy": policy, "backend": backend, "max_len": max_len},
         options,
-        {
-            "max_new_tokens": max_new_tokens,
-            "do_sample": True if do_sample is None and sampling else do_sample,
-            **sampling,
-        },
+        decoding,
         chat=chat,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,15 +37,6 @@ from speccompile.utils.warn import warn_caller
 DEFAULT_TIERS = (0, 1, 3, 7)
 #: Most tokens of a sequence where the caller does not say, and the model has as many positions.
 DEFAULT_MAX_LEN = 2048
-
-
-class NotGiven(enum.Enum):
-    """In the place of a mode: None is one."""
-
-    NOT_GIVEN = enum.auto()
-
-
-NOT_GIVEN = NotGiven.NOT_GIVEN
 
 
 @dataclass(frozen=True)

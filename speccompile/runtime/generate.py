@@ -20,6 +20,7 @@ from speccompile.runtime.request import Params, Request
 from speccompile.runtime.score_records import RecordRequest, check_flag
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
+from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.warn import warn_caller
 
@@ -36,7 +37,7 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None,
     stopping_criteria: Any,
     streamer: Streamer | None,
-    do_sample: bool | None,
+    do_sample: bool | NotGiven | None,
     seed: int | None,
     outputs: dict[str, Any],
     record: bool,
@@ -45,16 +46,16 @@ def generate(
     """:meth:`~speccompile.speculator.speculator.Speculator.generate`.
 
     Args:
-        lengths_and_ends: fields of a GenerationConfig, by name; None is not given.
+        lengths_and_ends: fields of a GenerationConfig, by name.
         outputs: what is to be returned, likewise.
         options: every other keyword as given.
     """
     check_flag("generate", "record", record)
     fields = {**lengths_and_ends, **outputs, "do_sample": do_sample}
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not NOT_GIVEN}
     settings = read_settings(target.model, generation_config, {**given, **options})
     config = settings.config
-    wanted = read_outputs(outputs, settings, engine.arena)
+    wanted = read_outputs({name: given.get(name) for name in outputs}, settings, engine.arena)
     num_draft_tokens = read_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
     target.check(settings)
     eos = target.eos(given.get("eos_token_id"), settings)
@@ -74,7 +75,9 @@ def generate(
     criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
     processors = {name: value for name, value in options.items() if name in OPTIONS}
     processors |= _least_new_tokens(processors, settings, input_ids.shape[1])
-    sampling = target.sampling("generate", processors, do_sample=do_sample, seed=seed, eos=eos, settings=settings)
+    sampling = target.sampling(
+        "generate", processors, do_sample=given.get("do_sample"), seed=seed, eos=eos, settings=settings
+    )
     new_tokens = target.new_tokens("generate", given.get("max_new_tokens"), input_ids.shape[1], settings)
     ends = replace_built_in_ends(given_criteria, Ends(new_tokens, tuple(eos)), sampling, input_ids.shape[1])
     params = Params(

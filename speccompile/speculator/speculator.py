@@ -28,6 +28,7 @@ from speccompile.runtime.policy_controller import Fixed, check_tier
 from speccompile.runtime.score_records import check_flag
 from speccompile.runtime.target import EosTokens
 from speccompile.speculator.model_interface import ModelInterface
+from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.numbers import python_numbers
 
 
@@ -66,30 +67,34 @@ class Speculator(ModelInterface):
         attention_mask: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
         generation_config: GenerationConfig | None = None,
-        max_new_tokens: int | None = None,
-        max_length: int | None = None,
-        eos_token_id: EosTokens = None,
-        pad_token_id: int | None = None,
-        bos_token_id: int | None = None,
-        num_return_sequences: int | None = None,
+        max_new_tokens: int | NotGiven | None = NOT_GIVEN,
+        max_length: int | NotGiven | None = NOT_GIVEN,
+        eos_token_id: EosTokens | NotGiven = NOT_GIVEN,
+        pad_token_id: int | NotGiven | None = NOT_GIVEN,
+        bos_token_id: int | NotGiven | None = NOT_GIVEN,
+        num_return_sequences: int | NotGiven | None = NOT_GIVEN,
         num_draft_tokens: int | None = None,
-        stop_strings: str | Sequence[str] | None = None,
+        stop_strings: str | Sequence[str] | NotGiven | None = NOT_GIVEN,
         tokenizer: PreTrainedTokenizerBase | None = None,
         stopping_criteria: Any = None,
         streamer: Streamer | None = None,
-        do_sample: bool | None = None,
+        do_sample: bool | NotGiven | None = NOT_GIVEN,
         seed: int | None = None,
-        return_dict_in_generate: bool | None = None,
-        output_scores: bool | None = None,
-        output_logits: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        return_dict_in_generate: bool | NotGiven | None = NOT_GIVEN,
+        output_scores: bool | NotGiven | None = NOT_GIVEN,
+        output_logits: bool | NotGiven | None = NOT_GIVEN,
+        output_attentions: bool | NotGiven | None = NOT_GIVEN,
+        output_hidden_states: bool | NotGiven | None = NOT_GIVEN,
         record: bool = True,
         **options: Any,
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
 
         A thin layer over ``spec.engine``, beside whatever that runs: other threads may use both meanwhile.
+
+        A parameter whose default is ``NOT_GIVEN`` has the generation_config's value if it is left out. As in
+        transformers, an explicit None switches off what the generation_config has: ``eos_token_id=None`` is no EOS id,
+        ``do_sample=None`` is greedy.
 
         Args:
             input_ids: int64 ``[B, P]``, padded on the left. Rows beyond ``max_batch`` wait for a slot. None is the BOS
@@ -99,13 +104,13 @@ class Speculator(ModelInterface):
             inputs: transformers' name for ``input_ids``.
             generation_config: a ``GenerationConfig``. As in transformers, keywords take precedence over it, and fields
                 that it leaves at None are those of the model's generation_config.
-            max_new_tokens: most new tokens of a row; None: what the generation_config has (``max_new_tokens``, or
-                ``max_length``), else 128. A row also ends at ``max_len``, with a warning.
-            max_length: the same with the prompt included, where ``max_new_tokens`` is given nowhere.
-            eos_token_id: one or several ids that end a row; None takes those of the generation_config.
-            pad_token_id: what rows that end early are padded with; None takes generation_config's, else the first
-                EOS id.
-            bos_token_id: the prompt where there is no other; None takes generation_config's.
+            max_new_tokens: most new tokens of a row; None: ``max_length``, else 128 (20 in transformers). A row also
+                ends at ``max_len``, with a warning.
+            max_length: the same with the prompt included, where ``max_new_tokens`` is given nowhere. None is no such
+                limit, and 128 new tokens if there is no other (in transformers an error, or no end).
+            eos_token_id: one or several ids that end a row.
+            pad_token_id: what rows that end early are padded with; None takes the first EOS id.
+            bos_token_id: the prompt where there is no other.
             num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
                 transformers orders them. Without ``do_sample`` they are all alike. None is 1.
             num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
@@ -115,12 +120,11 @@ class Speculator(ModelInterface):
                 are shown ``[B, P + new]`` with this row's tokens in every line; element i of the answer counts for row
                 i, and so does a bool.
             streamer: a transformers streamer, for one row.
-            do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
+            do_sample: draw tokens instead of taking the most likely one.
             seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The
                 same seed and options give the same text in any mode, at any tier, alone and among others. Greedy text
                 is the same with any.
-            return_dict_in_generate: return transformers' ``GenerateDecoderOnlyOutput`` (without a cache). This and the
-                two below are what the generation_config says where they are None.
+            return_dict_in_generate: return transformers' ``GenerateDecoderOnlyOutput`` (without a cache).
             output_scores, output_logits: with it, ``scores`` (behind all processors) and ``logits`` (the model's own):
                 for each new place float32 ``[B, V]``, 0 in rows that have ended, since no model ran there. They need
                 ``wrap(scores=True)``.

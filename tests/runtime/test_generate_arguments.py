@@ -148,6 +148,40 @@ def test_none_switches_off_what_the_model_has(model: LlamaForCausalLM, spec: Spe
     assert torch.equal(got, spec.generate(prompts(), max_new_tokens=12))
 
 
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        ({"do_sample": True}, {"do_sample": None}),
+        ({"max_new_tokens": 3, "max_length": 9}, {"max_new_tokens": None}),
+        ({"max_new_tokens": 3}, {"max_length": None}),
+        ({"stop_strings": ["a"]}, {"stop_strings": None}),
+        ({"return_dict_in_generate": True}, {"return_dict_in_generate": None}),
+        ({"return_dict_in_generate": True, "output_scores": True}, {"output_scores": None}),
+        ({"return_dict_in_generate": True, "output_logits": True}, {"output_logits": None}),
+    ],
+)
+def test_none_switches_off_what_the_config_has(
+    model: LlamaForCausalLM, spec: Speculator, config: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    model.generation_config = GenerationConfig(**({"max_new_tokens": 9} | config))
+    ids = prompts()
+    got, expected = (
+        call(ids, attention_mask=torch.ones_like(ids), **arguments) for call in (spec.generate, model.generate)
+    )
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(got, expected)
+    else:
+        assert (got.scores, got.logits) == (expected.scores, expected.logits) == (None, None)
+        assert torch.equal(got.sequences, expected.sequences)
+
+
+@pytest.mark.parametrize("off", [{"eos_token_id": None}, {"pad_token_id": None}, {}])
+def test_none_is_no_eos_id_and_no_pad_id(model: LlamaForCausalLM, spec: Speculator, off: dict[str, None]) -> None:
+    ends = spec.generate(prompts(), max_new_tokens=12)[0, 8]
+    model.generation_config = GenerationConfig(eos_token_id=int(ends), pad_token_id=PAD)
+    both(model, spec, prompts(), max_new_tokens=12, **off)
+
+
 def test_none_for_top_k_is_no_top_k(model: LlamaForCausalLM, spec: Speculator) -> None:
     """50 is transformers' default for what is not given."""
     model.generation_config.top_k = 1

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama
 from tokenizers import Tokenizer, models
 from transformers import (
     EosTokenCriteria,
@@ -22,6 +21,7 @@ from transformers import (
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption
+from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7

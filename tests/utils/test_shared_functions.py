@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from speccompile.utils.row_copies import own_copy
 from speccompile.errors import InvalidInput, InvalidOption
+from speccompile.utils.row_copies import own_copy
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
