@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
 from transformers import (
     EosTokenCriteria,
     LlamaForCausalLM,
     MaxLengthCriteria,
     MaxTimeCriteria,
-    PreTrainedTokenizerFast,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -21,6 +19,7 @@ from transformers import (
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption
+from support.letters import tokenizer
 from support.tiny import tiny_llama
 
 VOCAB = 128
@@ -36,12 +35,6 @@ def model() -> LlamaForCausalLM:
 def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
     with speccompile.wrap(model, "ngram", tiers=(0, 3), max_batch=2, max_len=64, backend="eager") as spec:
         yield spec
-
-
-def words(count: int) -> PreTrainedTokenizerFast:
-    """Token i is ``<i>``."""
-    backend = Tokenizer(models.WordLevel({f"<{token}>": token for token in range(count)}, unk_token="<0>"))
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def prompts(rows: int = 2, length: int = 5) -> torch.Tensor:
@@ -79,11 +72,11 @@ def test_an_eos_criterion_replaces_eos_token_id(model: LlamaForCausalLM, spec: S
 
 
 def test_a_stop_string_criterion_replaces_stop_strings(model: LlamaForCausalLM, spec: Speculator) -> None:
-    tokenizer = words(VOCAB)
+    letters = tokenizer()
     text = spec.generate(prompts(1), max_new_tokens=12)[0].tolist()
-    early, late = (tokenizer.convert_ids_to_tokens(text[place]) for place in (6, 9))
-    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, late)])
-    arguments: dict[str, Any] = {"max_new_tokens": 12, "tokenizer": tokenizer, "stopping_criteria": criteria}
+    early, late = (letters.decode(text[place]) for place in (6, 9))
+    criteria = StoppingCriteriaList([StopStringCriteria(letters, late)])
+    arguments: dict[str, Any] = {"max_new_tokens": 12, "tokenizer": letters, "stopping_criteria": criteria}
     assert both(model, spec, prompts(1), stop_strings=early, **arguments).shape[1] > 7
     both(model, spec, prompts(1), stop_strings=early, **(arguments | {"stopping_criteria": StoppingCriteriaList()}))
 
