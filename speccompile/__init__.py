@@ -6,7 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speccompile import acceptance, errors, guides, heads, hidden_states, modes, policies, pretrained
+    from speccompile import (
+        acceptance,
+        backends,
+        errors,
+        guides,
+        heads,
+        hidden_states,
+        modes,
+        passes,
+        policies,
+        pretrained,
+    )
+    from speccompile.lowering.backends import register_backend
     from speccompile.modes import register as register_mode
     from speccompile.speculator.speculator import Speculator
     from speccompile.wrapping import load, wrap
@@ -17,25 +29,40 @@ __all__ = [
     "Speculator",
     "__version__",
     "acceptance",
+    "backends",
     "errors",
     "guides",
     "heads",
     "hidden_states",
     "load",
     "modes",
+    "passes",
     "policies",
     "pretrained",
+    "register_backend",
     "register_mode",
     "wrap",
 ]
 
 # Imported at first use, since torch and transformers take seconds, and `speccompile --help` needs neither.
 _SUBMODULES = frozenset(
-    {"acceptance", "errors", "guides", "heads", "hidden_states", "modes", "policies", "pretrained"},
+    {
+        "acceptance",
+        "backends",
+        "errors",
+        "guides",
+        "heads",
+        "hidden_states",
+        "modes",
+        "passes",
+        "policies",
+        "pretrained",
+    },
 )
 _MEMBERS = {
     "Speculator": ("speccompile.speculator.speculator", "Speculator"),
     "load": ("speccompile.wrapping", "load"),
+    "register_backend": ("speccompile.lowering.backends", "register_backend"),
     "register_mode": ("speccompile.modes", "register"),
     "wrap": ("speccompile.wrapping", "wrap"),
 }

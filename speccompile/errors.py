@@ -252,7 +252,10 @@ class MissingFact(PassError):
 
 
 class PassOrderError(PassError):
-    template = "the passes need one another in a circle: {cycle}."
+    template = (
+        "pass {consumer!r} needs the fact {fact!r}, which pass {producer!r} provides later: passes run in the order of "
+        "their list, so put {producer!r} before {consumer!r}."
+    )
 
 
 class NothingMatched(PassError):
@@ -260,6 +263,10 @@ class NothingMatched(PassError):
         "pass {name!r} found nothing to change: it looked for {looked_for}. "
         "Remove the pass, or set optional = True if that is fine."
     )
+
+
+class PassFailed(PassError):
+    template = "pass {name!r} of wrap(passes=...) failed: {reason}."
 
 
 class VerifierError(PassError):

@@ -23,6 +23,7 @@ from speccompile.lowering.object_code import install_machine_code
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.consume import consuming
 from speccompile.ops.cpu.packing import WeightForm
+from speccompile.passes.base import Pass
 from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.sampling.user import Processor
@@ -53,6 +54,7 @@ def wrap(
     scores: bool = False,
     consume: bool = False,
     save_hidden_states: SaveHiddenStates | str | Path | None = None,
+    passes: Sequence[Pass] = (),
     progress: Progress | None = None,
     **mode_options: Any,
 ) -> Speculator:
@@ -113,6 +115,8 @@ def wrap(
             :class:`~speccompile.hidden_states.SaveHiddenStates` with more to say. They are kept for all slots until
             their texts end (N * S * M values for each layer), and then written, each position once, never that of a
             rejected draft. ``mode="save_hidden_states"`` is the plain decoder with that.
+        passes: passes of your own, objects of classes derived from :class:`speccompile.passes.Pass`. Each is put into
+            every pipeline that has its anchor (``after`` or ``before``), verified, printed and stored as ours are.
         progress: called with ``(description, begins)`` when a part of the build begins (True) and when it has ended
             (False), also for executables that a request builds later. The logger ``speccompile`` reports the same
             with seconds, at level INFO. The callback must not wait for another thread that builds: one thread of a
@@ -143,6 +147,7 @@ def wrap(
         scores=scores,
         consume=consume,
         save_hidden_states=save_hidden_states,
+        passes=passes,
         **mode_options,
     )
     with listening(progress), one_build():

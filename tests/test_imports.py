@@ -26,12 +26,15 @@ ALLOWED = {
     "pretrained": "",
     "modes": "graph ops sampling graph_capture passes hidden_states pretrained",
     "heads": "modes passes",
+    "backends": "lowering",
     "lowering": "graph ops sampling graph_capture",
     "runtime": "graph ops sampling graph_capture hidden_states acceptance policies modes lowering",
     "compiler": ("graph ops sampling graph_capture passes hidden_states acceptance policies modes lowering runtime"),
     "speculator": "graph ops sampling passes hidden_states policies modes lowering runtime compiler",
-    "wrapping": "ops sampling graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
-    "__init__": "guides acceptance hidden_states policies pretrained modes heads speculator wrapping",
+    "wrapping": "ops sampling passes graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
+    "__init__": (
+        "backends passes lowering guides acceptance hidden_states policies pretrained modes heads speculator wrapping"
+    ),
     "tools": "__init__ graph_capture policies modes runtime",
     "cli": "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator tools",
     "__main__": "cli",

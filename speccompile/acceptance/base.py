@@ -47,8 +47,11 @@ class Rule(ABC):
     @abstractmethod
     def passes(self, kind: Kind) -> list[Pass]:
         """Passes from the facts ``step_logits`` and ``drafts`` to the fact ``accepted``: they name ``target_tokens``
-        ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``. What has to run behind the commit
-        requires the fact ``committed``."""
+        ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``."""
+
+    def commit_passes(self) -> list[Pass]:
+        """Passes that run after the commit."""
+        return []
 
     @abstractmethod
     def explain(self) -> str:

@@ -98,7 +98,10 @@ class Forced(Rule):
     def passes(self, kind: Kind) -> list[Pass]:
         if self.trace is None:
             return keep_passes(partial(forced_count, rule=self), kind)
-        return [*keep_passes(partial(replayed, period=len(self.trace)), kind, STATE), CountSteps()]
+        return keep_passes(partial(replayed, period=len(self.trace)), kind, STATE)
+
+    def commit_passes(self) -> list[Pass]:
+        return [] if self.trace is None else [CountSteps()]
 
     def explain(self) -> str:
         if self.trace is not None:

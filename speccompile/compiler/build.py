@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.compiler.determinism import corners, everywhere, prove_deterministic
+from speccompile.compiler.attempts import Attempt, first_that_passes
+from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.drafter import Drafter
 from speccompile.compiler.executables import ExecutableMaker
-from speccompile.compiler.frontend import BuiltStages, build_stages, reach_of
-from speccompile.compiler.pipelines import (
-    BuildConfig,
-)
-from speccompile.errors import (
-    CaptureError,
-    CaptureMismatch,
-    ConsumeUnavailable,
-    DeterministicUnavailable,
-    LoweringError,
-    PassError,
-    UnsupportedModel,
-)
+from speccompile.compiler.seconds import Seconds
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind, TierName
 from speccompile.graph.stage import Stages
-from speccompile.graph.step_graph import Route, StepGraph
-from speccompile.graph_capture.attention import ROUTES
-from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.model_info import ModelInfo, named_tensors
 from speccompile.graph_capture.observe import Observation
-from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore, capture_file
-from speccompile.lowering.backends import Backend, Eager
+from speccompile.lowering.backends import Backend
 from speccompile.lowering.cuda.captures import Captures
-from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.packing import WeightPacks
-from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.runtime.outcomes import pack
 from speccompile.utils.build_lock import one_build
-from speccompile.utils.progress import task
 from speccompile.utils.storage import CacheFolder, Collected, Storage
 from speccompile.utils.workers import release_workers
 
@@ -105,35 +84,16 @@ def build(
     Raises:
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
     """
-    clock = _Clock()
+    seconds = Seconds()
     storage = CacheFolder() if storage is None else storage
     config = replace(config, backend=config.backend.with_storage(storage))
     config.backend.prepare(info.device)
-    try:
-        stages, lowered, difference = _checked_stages(model, info, config, clock, storage, consumed)
-    except _OtherKernels as other:
-        config = replace(config, kernels=other.kernels)
-        stages, lowered, difference = _checked_stages(model, info, config, clock, storage, consumed)
-    if stages.config.keeps_bits:
-        try:
-            _prove(stages, lowered, clock)
-        except DeterministicUnavailable as unavailable:
-            # Some op between ours does not keep the order of sums.
-            if stages.config.one_shape or (config.deterministic and config.weights != "same"):
-                raise
-            if not config.deterministic:
-                stages.config = replace(stages.config, deterministic=False)
-            elif consumed is not None:
-                reason = "deterministic=True needs torch's own linears for this model, which read unpacked weights"
-                raise ConsumeUnavailable(reason=reason, advice=" or deterministic=None") from unavailable
-            else:
-                config = replace(config, kernels=STOCK)
-                stages, lowered, difference = _checked_stages(model, info, config, clock, storage)
-                _prove(stages, lowered, clock)
+    checked = first_that_passes(model, info, Attempt(config, consumed=consumed), storage, seconds)
+    stages = checked.stages
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
     captures = config.backend.captures(arena, partial(named_tensors, model))
     maker = ExecutableMaker(config, arena, outlined, stages.maker, captures)
-    with clock.time("binding" if captures is None else "CUDA graphs"):
+    with seconds.of("binding" if captures is None else "CUDA graphs"):
         executables = maker.of_steps(stages.tiers, stages.prefill)
         pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
         if captures is not None:
@@ -152,119 +112,12 @@ def build(
         executables,
         maker.of_kind,
         maker.mixed,
-        difference,
+        checked.difference,
         captures,
         pack_arena,
         stages.drafter,
-        clock.seconds,
+        seconds.by_name,
     )
-
-
-def _prove(stages: BuiltStages, lowered: Callable[..., Any], clock: _Clock) -> None:
-    config = stages.config
-    with task("prove that results do not depend on the tier"), clock.time("determinism proof"):
-        prove_deterministic(
-            stages.model.last.graph,
-            stages.model["choose_linear"].graph,
-            lowered,
-            stages.arena,
-            everywhere(config.max_batch, config.max_width)
-            if config.one_shape
-            else corners(config.max_batch, config.max_width),
-        )
-
-
-def _checked_stages(
-    model: PreTrainedModel,
-    info: ModelInfo,
-    config: BuildConfig,
-    clock: _Clock,
-    storage: Storage,
-    consumed: ConsumedWeights | None = None,
-) -> tuple[BuiltStages, Callable[..., Any], float]:
-    """Stages, the lowered outlined model, and the largest difference that its capture check saw.
-
-    A stored capture that does not pass is captured again, and a model that does not compute the same by the attention
-    op is captured with its own attention.
-    """
-
-    def fresh(routes: Sequence[Route] = ROUTES) -> BuiltStages:
-        with clock.time("capture and passes"):
-            return build_stages(model, info, config, stored=False, routes=routes, storage=storage, consumed=consumed)
-
-    settle_rotary(model)
-    # Made here, while the model still is what its key tells.
-    store = CaptureStore(model, info, storage)
-    try:
-        with clock.time("capture and passes"):
-            stages = build_stages(model, info, config, storage=storage, consumed=consumed)
-    except (PassError, RuntimeError):
-        # A stored graph may not bear the sizes of this wrap.
-        if store.load() is None and config.network is None:
-            raise
-        stages = fresh()
-    if stages.from_store:
-        try:
-            checked = _checked(model, info, config, clock, stages)
-        except CaptureMismatch:
-            stages = fresh()
-        else:
-            # The target's capture may have been read, and the drafter's made.
-            _keep_drafter(stages, storage)
-            return stages, *checked
-    try:
-        checked = _checked(model, info, config, clock, stages)
-    except CaptureMismatch as mismatch:
-        others = ROUTES[ROUTES.index(stages.observed.route) + 1 :]
-        if not others:
-            raise
-        try:
-            stages = fresh(others)
-            checked = _checked(model, info, config, clock, stages)
-        except (UnsupportedModel, CaptureError):
-            raise mismatch from None
-        reason = "its attention is not what the attention op computes: the capture check saw a difference"
-        stages.observed = replace(stages.observed, reason=reason)
-    store.save(stages.model["capture"].graph, stages.observed)
-    _keep_drafter(stages, storage)
-    return stages, *checked
-
-
-def _keep_drafter(stages: BuiltStages, storage: Storage) -> None:
-    drafter = stages.drafter
-    if drafter is not None and not drafter.from_store:
-        drafter.network.keep(drafter.captured, storage)
-
-
-def _checked(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, clock: _Clock, stages: BuiltStages
-) -> tuple[Callable[..., Any], float]:
-    outlined = stages.model.last.graph
-    with clock.time("compile"):
-        try:
-            lowered = config.backend.lower(outlined, "the captured model")
-        except LoweringError:
-            # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
-            _settle(config)
-            raise
-        _settle(config)
-
-    def reference(graph: StepGraph) -> Callable[..., Any]:
-        return Eager("reference").lower(graph, "the captured model")
-
-    reach = reach_of(stages.observed, stages.arena)
-    with (
-        task("check the captured graph against the model"),
-        clock.time("capture check"),
-        inputs_unrounded(stages.packs),
-    ):
-        probe = stages.probe or Probe.of(model, info, stages.arena, reach)
-        difference = check_capture(model, info, outlined, stages.arena, lowered, reference, reach, probe)
-    check_kernels(stages.packs)
-    if stages.drafter is not None:
-        with clock.time("capture check"):
-            stages.drafter.check(config, stages.arena)
-    return lowered, difference
 
 
 @one_build()
@@ -279,32 +132,3 @@ def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: I
         build.drafter.network.keep(build.drafter.captured, collected)
     captured = {capture_name: capture_file(build.model["capture"].graph, build.observed)}
     return {**collected.files, **captured, **steps, **backend.compiled_files(outlined)}
-
-
-def _settle(config: BuildConfig) -> None:
-    kernels = config.kernels.settled()
-    if kernels.native != config.kernels.native:
-        raise _OtherKernels(kernels)
-
-
-class _OtherKernels(Exception):
-    """What was being built beside the capture could not be built."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        super().__init__(kernels.reason)
-        self.kernels = kernels
-
-
-class _Clock:
-    """Seconds by name of the work, added up."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from speccompile.acceptance import RULES, Rule
-from speccompile.lowering.backends import BACKENDS
+from speccompile.lowering.backends import BACKENDS, backends
 from speccompile.modes.base import Mode
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING
-
-#: Where a backend runs.
-DEVICES: Mapping[str, tuple[str, ...]] = {name: ("cpu", "cuda") for name in BACKENDS} | {"cudagraph": ("cuda",)}
 
 
 def rule_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
@@ -29,7 +24,7 @@ def rule_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
 
 def backend_refusal(mode: Mode | type[Mode], backend: str) -> str:
     """Why ``mode`` does not run on any device that ``backend`` runs on; empty if it does."""
-    if set(mode.devices).isdisjoint(DEVICES[backend]):
+    if set(mode.devices).isdisjoint(backends()[backend].devices):
         return f"its drafter runs on {' and '.join(mode.devices)} alone"
     return ""
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from speccompile.compiler.pipelines import BuildConfig, model_pipeline
+from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.pipelines import model_pipeline
 from speccompile.graph.arena import Arena
 from speccompile.graph.splicing import PREFIX, prefix_bodies, prefix_names
 from speccompile.graph.stage import Stage, Stages
@@ -79,7 +80,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     prefix_names(named, PREFIX, prefixed(layout))
     packs = WeightPacks(network.weights)
     # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
-    own = replace(config, route=network.route, deterministic=None, network=None)
+    own = replace(config, route=network.route, deterministic=None, network=None, passes=())
     first = Stage("capture", "the captured drafter", named.copy(), 0.0)
     outlined, stages = model_pipeline(own, packs).run(named, first)
     prefix_bodies(outlined, PREFIX)

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.layout import prefill_widths
 from speccompile.compiler.pipelines import (
-    BuildConfig,
     drafter_chunk_pipeline,
     drafter_pipeline,
     mixed_name,
     mixed_pipeline,
     prefill_name,
     prefill_pipeline,
-    prefill_widths,
     tier_name,
     tier_pipeline,
 )

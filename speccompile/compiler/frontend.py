@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
 
+from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.drafter import Drafter, attach, make_drafter
 from speccompile.compiler.executables import steps_of_kind
-from speccompile.compiler.pipelines import (
-    BuildConfig,
-    model_pipeline,
-    plan_layout,
-)
+from speccompile.compiler.layout import plan_layout
+from speccompile.compiler.pipelines import model_pipeline
 from speccompile.compiler.step_store import StepMaker
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
 from speccompile.compiler.capabilities import backend_refusal, rule_refusal
-from speccompile.compiler.pipelines import BuildConfig
+from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.pipelines import check_anchors
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers, shown
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
@@ -24,6 +25,8 @@ from speccompile.modes.auto import Auto, Failed, replacing
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.ops.cpu.packing import WeightForm
+from speccompile.passes.base import Pass
+from speccompile.passes.placed import check_passes
 from speccompile.policies.default import default_policy
 from speccompile.runtime.arguments import GENERATE_ALONE, Settings
 from speccompile.runtime.inputs import token_list
@@ -70,6 +73,7 @@ def make_plan(
     scores: bool = False,
     consume: bool = False,
     save_hidden_states: SaveHiddenStates | str | Path | None = None,
+    passes: Sequence[Pass] = (),
     passed_over: Failed | None = None,
     **mode_options: Any,
 ) -> Plan:
@@ -95,6 +99,7 @@ def make_plan(
         raise InvalidOption(where="wrap", name="prefix_reuse", value=prefix_reuse, reason="use True or False")
     check_flag("wrap", "scores", scores)
     check_flag("wrap", "consume", consume)
+    own_passes = check_passes(passes)
     rule = choose_rule(acceptance)
     asked = modes.create(mode, mode_options)
     chosen_policy = _choose_policy(policy, draft_lens, rule)
@@ -136,6 +141,7 @@ def make_plan(
         kernels=kernels,
         weights=weights,
         choice=choice,
+        passes=own_passes,
     )
     if consume and not config.kernels.native:
         reason = (
@@ -173,6 +179,7 @@ def make_plan(
             _check_network(network, config, model, consume)
     saved = None if saves is None else saved_rows(model, saves)
     config = replace(config, mode=chosen_mode, logits_processors=processors, network=network, saved=saved)
+    check_anchors(config, info.vocab_size)
     return Plan(info, config, chosen_policy, engine, consume, saves)
 
 

@@ -22,7 +22,7 @@ from speccompile.graph.step_graph import Port, StepGraph
 from speccompile.passes.pipeline import Pipeline
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.sources import sources
-from speccompile.utils.stable_key import NoStableKey, stable_key
+from speccompile.utils.stable_key import NoStableKey, own_code_key, stable_key
 from speccompile.utils.storage import Storage, digest
 
 
@@ -95,7 +95,7 @@ class StepMaker:
         if self._outlined.logits_processors:
             return None
         try:
-            passes = [stable_key(item) for item in pipeline.passes]
+            passes = [own_code_key(item) if item.is_users else stable_key(item) for item in pipeline.passes]
         except NoStableKey:
             return None
         parts = [self._start, json.dumps(passes), repr(sorted(pipeline.goals)), pipeline.tier]

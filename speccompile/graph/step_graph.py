@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import fx
 
+from speccompile.errors import PassError
 from speccompile.graph.body import Body
 from speccompile.graph.fakes import fake, faking, kind, result_of
 from speccompile.graph.state import Layout, StateTensor
@@ -168,7 +169,13 @@ class StepGraph:
     # --- editing ---------------------------------------------------------------------------------
 
     def state(self, name: str) -> fx.Node:
-        """The placeholder of state tensor ``name``, added when the graph does not use it yet."""
+        """The placeholder of state tensor ``name``, added when the graph does not use it yet.
+
+        Raises:
+            PassError: there is no such tensor.
+        """
+        if name not in self.layout.tensors:
+            raise PassError(f"there is no state tensor {name!r}; a pass declares its own in state_specs()")
         return self._placeholder(Port.of_state(self.layout.tensors[name], self.device))
 
     def constant(self, name: str, value: torch.Tensor) -> fx.Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NoReturn
 
 import torch
@@ -80,6 +80,19 @@ def _views_of(node: fx.Node) -> Iterator[fx.Node]:
                 for item in value if isinstance(value, list | tuple) else [value]:
                     if isinstance(item, fx.Node):
                         yield item
+
+
+def written_state(graph: StepGraph, nodes: Collection[fx.Node]) -> set[str]:
+    """Names of the state tensors that ``nodes`` write, also through views."""
+    root: dict[fx.Node, fx.Node] = {node: node for node in graph.placeholders}
+    found = set()
+    for node in graph.graph.nodes:
+        if node in nodes:
+            found |= {root[target].name for target in written(graph, node) if target in root}
+        for source in _views_of(node):
+            if source in root:
+                root[node] = root[source]
+    return {name for name in found if graph.ports[name].role == "state"}
 
 
 def _check_mutation(graph: StepGraph, fail: Fail) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import torch
 
-from speccompile.errors import Degraded, NeedsCuda, UnknownBackend
+from speccompile.errors import Degraded, InvalidOption, NeedsCuda, UnknownBackend
 from speccompile.graph.arena import Arena
 from speccompile.graph.printing import callable_of, load_python, to_python
 from speccompile.graph.step_graph import StepGraph
@@ -24,7 +24,11 @@ from speccompile.utils.warn import warn_caller
 
 
 class Backend(Protocol):
-    """Lowers step graphs. ``reason`` says why it was taken, for ``explain()``."""
+    """Lowers step graphs. ``reason`` is why it was taken, for ``explain()``; ``devices`` are the types of device that
+    it runs on. A backend of your own derives from :class:`Eager`, which has a default for each method, or from
+    :class:`Inductor`."""
+
+    devices: ClassVar[tuple[str, ...]]
 
     @property
     def name(self) -> str: ...
@@ -66,6 +70,8 @@ class Eager:
     reason: str
     name: str = "eager"
 
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         return STOCK
 
@@ -102,6 +108,8 @@ class Inductor:
     name: str = "inductor"
     bodies: CompiledBodies = field(default_factory=lambda: CompiledBodies(CacheFolder()), repr=False, compare=False)
 
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         return choose_kernels(info)
 
@@ -137,11 +145,45 @@ class CudaGraph(Inductor):
 
     name: str = "cudagraph"
 
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
         return Captures(arena, CudaDevice(arena.device), weights)
 
 
 BACKENDS: dict[str, type[Eager] | type[Inductor]] = {"eager": Eager, "inductor": Inductor, "cudagraph": CudaGraph}
+_own: dict[str, type[Eager] | type[Inductor]] = {}
+
+
+def register_backend(name: str, backend: type[Eager] | type[Inductor], *, replace: bool = False) -> None:
+    """Make ``backend`` known to ``wrap(backend=name)``.
+
+    Args:
+        backend: a subclass of :class:`Eager` or :class:`Inductor`; ``wrap`` makes one for each model, with the reason
+            why it was taken. Its ``name`` is the registered one.
+        replace: whether it takes the place of another one of a user's own.
+
+    Raises:
+        InvalidOption: the name is taken, or ``backend`` is no such class.
+    """
+
+    def refuse(field: str, value: object, reason: str) -> NoReturn:
+        raise InvalidOption(where="register_backend", name=field, value=value, reason=reason)
+
+    if not isinstance(name, str) or not name:
+        refuse("name", name, "give a text")
+    if not (isinstance(backend, type) and issubclass(backend, Eager | Inductor)):
+        refuse("backend", backend, "give a subclass of speccompile.backends.Eager or Inductor")
+    if name == "auto" or name in BACKENDS:
+        refuse("name", name, "this package has a backend of that name")
+    if name in _own and not replace:
+        refuse("name", name, f"{_own[name].__qualname__} is registered by it; pass replace=True to replace that")
+    _own[name] = backend
+
+
+def backends() -> dict[str, type[Eager] | type[Inductor]]:
+    """All by name: those of this package, and registered ones."""
+    return BACKENDS | _own
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:
@@ -150,7 +192,7 @@ def choose_backend(name: str, device: torch.device) -> Backend:
 
     Raises:
         UnknownBackend: there is none of that name.
-        NeedsCuda: there is, and it cannot run on ``device``.
+        NeedsCuda, InvalidOption: there is, and it cannot run on ``device``.
     """
     if name == "auto":
         if device.type == "cuda":
@@ -164,8 +206,13 @@ def choose_backend(name: str, device: torch.device) -> Backend:
             )
             return Eager("no C++ compiler was found, which Inductor needs on a CPU")
         return Inductor(f"compiled code is fastest on {device.type}")
-    if not isinstance(name, str) or name not in BACKENDS:
-        raise UnknownBackend(name=name, available=", ".join(["auto", *BACKENDS]))
-    if name == "cudagraph" and device.type != "cuda":
-        raise NeedsCuda(name=name, device=device)
-    return BACKENDS[name]("asked for")
+    known = backends()
+    if not isinstance(name, str) or name not in known:
+        raise UnknownBackend(name=name, available=", ".join(["auto", *known]))
+    backend = known[name]
+    if device.type not in backend.devices:
+        if backend.devices == ("cuda",):
+            raise NeedsCuda(name=name, device=device)
+        reason = f"it runs on {' and '.join(backend.devices)}, and the model is on {device}"
+        raise InvalidOption(where="wrap", name="backend", value=name, reason=reason)
+    return backend("asked for", name=name)

@@ -114,8 +114,13 @@ class Mode(ABC):
         """
         return self.draft_passes(draft_len)
 
+    def mark_passes(self) -> list[Pass]:
+        """Passes that run before the target's inputs are bound, in every tier and in prefill: they mark values of the
+        target, such as hidden states, that :meth:`commit_passes` read."""
+        return []
+
     def commit_passes(self) -> list[Pass]:
-        """Passes that run behind the commit, in every tier and in prefill: a drafter's own state."""
+        """Passes that run after the commit, in every tier and in prefill: a drafter's own state."""
         return []
 
     @property

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from speccompile.graph.state import StateSpec
 from speccompile.graph.step_graph import StepGraph
 
 Facts = frozenset[str]
@@ -28,8 +29,13 @@ class Pass(ABC):
     """One transformation of a step graph, configured by its fields alone.
 
     ``requires`` are facts that hold before it, ``provides`` facts that hold after it, ``invalidates`` facts that no
-    longer do. The pipeline derives the order from them. A pass that changes nothing raises
+    longer do. They check the order of a pipeline. A pass that changes nothing raises
     :class:`~speccompile.errors.NothingMatched`, unless it is ``optional``.
+
+    A pass for ``wrap(passes=[...])`` also has a place: ``after`` or ``before`` names the pass that it goes next to, or
+    several, of which a pipeline has one (``("verify_inputs", "mixed_inputs")``). It is put into every pipeline that has
+    its anchor: of tiers, mixed tiers, prompt chunks, the drafter, the captured model. It may write the state tensors of
+    :meth:`state_specs`, and of others only those that ``writes`` names.
     """
 
     name: ClassVar[str]
@@ -38,6 +44,26 @@ class Pass(ABC):
     provides: ClassVar[Facts] = facts()
     invalidates: ClassVar[Facts] = facts()
     optional: ClassVar[bool] = False
+    after: ClassVar[str | tuple[str, ...]] = ()
+    before: ClassVar[str | tuple[str, ...]] = ()
+    writes: ClassVar[frozenset[str]] = frozenset()
+
+    def state_specs(self) -> list[StateSpec]:
+        """State tensors of the pass's own: they lie in the arena under their names."""
+        return []
+
+    @property
+    def anchors_after(self) -> tuple[str, ...]:
+        return (self.after,) if isinstance(self.after, str) else self.after
+
+    @property
+    def anchors_before(self) -> tuple[str, ...]:
+        return (self.before,) if isinstance(self.before, str) else self.before
+
+    @property
+    def is_users(self) -> bool:
+        """It was given to ``wrap``: passes of this package stand in the lists of pipelines, and need no anchor."""
+        return bool(self.anchors_after or self.anchors_before)
 
     @abstractmethod
     def run(self, graph: StepGraph) -> Changes:

@@ -1,4 +1,4 @@
-"""Runs passes in the order that their facts ask for, verifies after each, and keeps every stage."""
+"""Runs passes in the order of their list, checks their facts, verifies after each, and keeps every stage."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import networkx as nx
-
-from speccompile.errors import MissingFact, NothingMatched, PassOrderError, UnknownStage
+from speccompile.errors import (
+    MissingFact,
+    NothingMatched,
+    PassFailed,
+    PassOrderError,
+    SpecCompileError,
+    UnknownStage,
+    VerifierError,
+    error_line,
+)
 from speccompile.graph.stage import Stage, Stages
 from speccompile.graph.step_graph import StepGraph
-from speccompile.graph.verify import verify
+from speccompile.graph.verify import verify, written_state
 from speccompile.passes.base import Changes, Facts, Pass
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A set of passes and the facts that must hold when they are through.
+    """Passes in running order, and the facts that hold after the last one.
 
     Raises:
-        MissingFact: at :meth:`order`, when a pass or a goal needs what nothing provides.
-        PassOrderError: when no order serves all passes.
+        MissingFact: by :meth:`check` and :meth:`run`, a pass or a goal needs what nothing before it provides.
+        PassOrderError: a pass needs what only a later one provides.
     """
 
     passes: tuple[Pass, ...]
@@ -34,26 +41,18 @@ class Pipeline:
             raise UnknownStage(name=name, tier=self.tier, available=", ".join(p.name for p in self.passes))
         return Pipeline(tuple(p for p in self.passes if p.name != name), self.goals, self.tier)
 
-    def order(self, initial: Iterable[str]) -> list[Pass]:
-        """The passes, each behind the producers of what it requires; ties by declaration."""
-        provided = set(initial).union(*(item.provides for item in self.passes))
-        for item in self.passes:
-            _require(item.requires, provided, f"pass {item.name!r}")
-        _require(self.goals, provided, self.tier)
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(len(self.passes)))
-        for i, first in enumerate(self.passes):
-            for j, second in enumerate(self.passes):
-                if i != j and first.provides & second.requires:
-                    graph.add_edge(i, j)
-                if i != j and first.requires & second.invalidates:
-                    graph.add_edge(i, j)
-        try:
-            order = list(nx.lexicographical_topological_sort(graph))
-        except nx.NetworkXUnfeasible:
-            cycle = " -> ".join(self.passes[i].name for i, _ in nx.find_cycle(graph))
-            raise PassOrderError(cycle=cycle) from None
-        return [self.passes[i] for i in order]
+    def check(self, initial: Iterable[str]) -> None:
+        """Follow the facts through the passes, before any of them runs."""
+        held = set(initial)
+        for place, item in enumerate(self.passes):
+            for fact in sorted(item.requires - held):
+                later = [other.name for other in self.passes[place + 1 :] if fact in other.provides]
+                if later:
+                    raise PassOrderError(consumer=item.name, fact=fact, producer=later[0])
+                raise _missing(f"pass {item.name!r}", fact, held)
+            held = (held - item.invalidates) | item.provides
+        for fact in sorted(self.goals - held):
+            raise _missing(self.tier, fact, held)
 
     def run(self, graph: StepGraph, first: Stage | None = None) -> tuple[StepGraph, Stages]:
         """Run all passes on a copy of ``graph``; ``first`` is the stage that it comes from."""
@@ -76,23 +75,48 @@ class Pipeline:
 
     def _passes(self, graph: StepGraph) -> Iterator[tuple[Pass, Changes]]:
         """Run them on ``graph`` itself, one with each turn."""
-        for item in self.order(graph.facts):
-            _require(item.requires, graph.facts, f"pass {item.name!r}")
-            changes = item.run(graph)
+        self.check(graph.facts)
+        for item in self.passes:
+            changes = _run_users(item, graph) if item.is_users else item.run(graph)
             if changes.matched == 0 and not item.optional:
                 raise NothingMatched(name=item.name, looked_for=item.looks_for)
             self._finish(graph, item)
             yield item, changes
-        _require(self.goals, graph.facts, self.tier)
 
     def _finish(self, graph: StepGraph, item: Pass) -> None:
         graph.facts = (graph.facts - item.invalidates) | item.provides
+        if item.is_users:
+            _check_writes(item, graph)
         for node in graph.graph.nodes:
             if node.op in ("call_function", "call_module"):
                 node.meta.setdefault("pass", item.name)
         verify(graph, item.name)
 
 
-def _require(needed: Iterable[str], provided: Iterable[str], consumer: str) -> None:
-    for fact in sorted(set(needed) - set(provided)):
-        raise MissingFact(consumer=consumer, fact=fact, provided=", ".join(sorted(provided)) or "nothing")
+def _missing(consumer: str, fact: str, held: Iterable[str]) -> MissingFact:
+    return MissingFact(consumer=consumer, fact=fact, provided=", ".join(sorted(held)) or "nothing")
+
+
+def _run_users(item: Pass, graph: StepGraph) -> Changes:
+    """Run a pass of the user's own. Raises PassFailed, with its name, for whatever it raises."""
+    try:
+        changes = item.run(graph)
+    except SpecCompileError as error:
+        raise PassFailed(name=item.name, reason=str(error)) from error
+    except Exception as error:
+        raise PassFailed(name=item.name, reason=error_line(error)) from error
+    if not isinstance(changes, Changes):
+        raise PassFailed(name=item.name, reason=f"its run() has to return Changes, and returned {changes!r}")
+    return changes
+
+
+def _check_writes(item: Pass, graph: StepGraph) -> None:
+    """A pass of the user's own may write the state that it declares."""
+    declared = {spec.name for spec in item.state_specs()} | item.writes
+    new = {node for node in graph.graph.nodes if node.op == "call_function" and "pass" not in node.meta}
+    for name in sorted(written_state(graph, new) - declared):
+        raise VerifierError(
+            name=item.name,
+            problem=f"it writes the state tensor {name!r}, which it does not declare: name it in writes, or write a "
+            "tensor of the pass's own state_specs()",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speccompile.compiler.build import Build
-from speccompile.compiler.pipelines import MIXED_TOKENS, BuildConfig
+from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
 from speccompile.hidden_states.options import FINAL
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine

@@ -16,9 +16,8 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.acceptance import Exact, Typical
-from speccompile.compiler import build as build_module
+from speccompile.compiler import attempts, package
 from speccompile.compiler import frontend as stages_module
-from speccompile.compiler import package
 from speccompile.errors import CannotSave, Closed, CorruptPackage, ForeignPackage, LoweringError, ModelInTraining
 from speccompile.lowering import inductor
 from speccompile.passes.pipeline import Pipeline
@@ -64,12 +63,12 @@ def test_a_package_is_all_that_a_load_needs(
     model: LlamaForCausalLM, saved: Path, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    order = Pipeline.order
-    monkeypatch.setattr(Pipeline, "order", lambda self, *args: ran.append(self.tier) or order(self, *args))
+    follow = Pipeline.check
+    monkeypatch.setattr(Pipeline, "check", lambda self, *args: ran.append(self.tier) or follow(self, *args))
     monkeypatch.setattr(stages_module, "capture", lambda *args: pytest.fail("captured again"))
     checked: list[int] = []
-    check = build_module.check_capture
-    monkeypatch.setattr(build_module, "check_capture", lambda *args: checked.append(1) or check(*args))
+    check = attempts.check_capture
+    monkeypatch.setattr(attempts, "check_capture", lambda *args: checked.append(1) or check(*args))
     fresh()
     with speccompile.load(saved, model) as spec:
         assert ran == ["the captured model"] and checked == [1]
@@ -119,7 +118,7 @@ def test_steps_that_requests_asked_for_are_saved_too(
         spec.save(path)
     fresh()
     with speccompile.load(path, model) as spec:
-        monkeypatch.setattr(Pipeline, "order", lambda *args: pytest.fail("passes ran again"))
+        monkeypatch.setattr(Pipeline, "check", lambda *args: pytest.fail("passes ran again"))
         assert spec.engine.submit(random_prompt(8), **wish).result().token_ids == expected
 
 

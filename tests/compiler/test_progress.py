@@ -57,7 +57,7 @@ def test_parts_of_a_wrap_that_fails_are_reported_as_ended(monkeypatch: pytest.Mo
     def fails(*_: Any) -> None:
         raise CaptureError("not this one")
 
-    monkeypatch.setattr("speccompile.compiler.build.check_capture", fails)
+    monkeypatch.setattr("speccompile.compiler.attempts.check_capture", fails)
     reports = Reports()
     with pytest.raises(CaptureError, match="not this one"):
         wrapped(progress=reports)

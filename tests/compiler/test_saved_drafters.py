@@ -61,8 +61,8 @@ def test_a_package_comes_back_with_its_drafter(
     with speccompile.wrap(target, **OPTIONS, **written(kind, target, tmp_path / "drafter")) as spec:
         assert text_of(spec) == greedy(target, prompt, 16)
         spec.save(path)
-    order = Pipeline.order
-    monkeypatch.setattr(Pipeline, "order", lambda self, *args: ran.append(self.tier) or order(self, *args))
+    check = Pipeline.check
+    monkeypatch.setattr(Pipeline, "check", lambda self, *args: ran.append(self.tier) or check(self, *args))
     for module in (stages_module, draft_model):
         monkeypatch.setattr(module, "capture", lambda *args: pytest.fail("captured again"))
     monkeypatch.setattr(draft_head, "exported", lambda *args: pytest.fail("captured again"))

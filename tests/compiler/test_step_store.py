@@ -34,13 +34,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What passes were run over, in order."""
     names: list[str] = []
-    order = Pipeline.order
+    check = Pipeline.check
 
     def noted(self: Pipeline, *args: Any) -> Any:
         names.append(self.tier)
-        return order(self, *args)
+        return check(self, *args)
 
-    monkeypatch.setattr(Pipeline, "order", noted)
+    monkeypatch.setattr(Pipeline, "check", noted)
     return names
 
 

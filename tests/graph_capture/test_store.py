@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
-from speccompile.compiler import build as build_module
+from speccompile.compiler import attempts
 from speccompile.compiler import frontend as stages_module
 from speccompile.errors import CaptureMismatch, UnsupportedModel
 from speccompile.graph.printing import to_python
@@ -268,7 +268,7 @@ def test_a_capture_that_was_not_checked_is_not_stored(
     def interrupted(*args: object) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build_module, "check_capture", interrupted)
+    monkeypatch.setattr(attempts, "check_capture", interrupted)
     with pytest.raises(KeyboardInterrupt):
         wrap(model)
     assert not list(own_cache.rglob("*.json"))

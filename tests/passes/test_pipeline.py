@@ -1,4 +1,4 @@
-"""The pipeline: order by facts, what it says when that fails, and the stages it keeps."""
+"""The pipeline: order checked by facts, what it reports when that fails, and the stages it keeps."""
 
 from __future__ import annotations
 
@@ -73,33 +73,58 @@ def names(passes: list[Pass]) -> list[str]:
 # --- order ---------------------------------------------------------------------------------------
 
 
-def test_producers_come_before_consumers() -> None:
-    passes = (made("last", "b"), made("middle", "a", "b"), made("first", "start", "a"))
-    assert names(Pipeline(passes, facts()).order({"start"})) == ["first", "middle", "last"]
+def test_passes_run_in_the_order_of_their_list() -> None:
+    passes = (made("first", "start", "a"), made("apart"), made("middle", "a", "b"), made("last", "b"))
+    _, stages = Pipeline(passes, facts()).run(small_graph())
+    assert list(stages) == ["first", "apart", "middle", "last"]
 
 
-def test_ties_keep_the_order_of_declaration() -> None:
-    passes = (made("z"), made("needs", "a"), made("m"), made("makes", "", "a"), made("b"))
-    assert names(Pipeline(passes, facts()).order(())) == ["z", "m", "makes", "needs", "b"]
+def test_a_pass_before_its_producer_is_refused_with_both_names() -> None:
+    pipeline = Pipeline((made("reads", "a"), made("makes", "start", "a"), made("farm")), facts())
+    with pytest.raises(PassOrderError) as caught:
+        pipeline.run(small_graph())
+    assert caught.value.fields == {"consumer": "reads", "fact": "a", "producer": "makes"}
 
 
-def test_who_needs_a_fact_comes_before_who_ends_it() -> None:
-    passes = (made("ends", "a", "", "a"), made("reads", "a"), made("makes", "", "a"))
-    assert names(Pipeline(passes, facts()).order(())) == ["makes", "reads", "ends"]
+def test_a_pass_after_one_that_ends_its_fact_is_refused() -> None:
+    with pytest.raises(MissingFact) as caught:
+        Pipeline((made("makes", "", "a"), made("ends", "a", "", "a"), made("reads", "a")), facts()).run(small_graph())
+    assert (caught.value.fields["consumer"], caught.value.fields["fact"]) == ("pass 'reads'", "a")
+
+
+def test_nothing_runs_where_the_order_is_wrong() -> None:
+    ran = []
+
+    class Notes(Pass):
+        name, looks_for = "notes", "nothing"
+
+        def run(self, graph: StepGraph) -> Changes:
+            ran.append(self.name)
+            return Changes(1)
+
+    with pytest.raises(MissingFact):
+        Pipeline((Notes(), made("reads", "nowhere")), facts()).run(small_graph())
+    assert not ran
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=3), max_size=7), st.randoms())
-def test_any_order_of_declaration_is_put_right(needs: list[list[int]], shuffler: random.Random) -> None:
-    # Pass i needs facts of some earlier ones, so there is an order; the declaration is shuffled.
+def test_an_order_is_accepted_if_all_facts_hold_in_it(needs: list[list[int]], shuffler: random.Random) -> None:
     passes = [
         made(f"p{i}", " ".join(f"f{j}" for j in wanted if j < i), f"f{i} shared") for i, wanted in enumerate(needs)
     ]
+    Pipeline(tuple(passes), facts()).check(())
     shuffler.shuffle(passes)
-    order = Pipeline(tuple(passes), facts()).order(())
-    assert sorted(names(order)) == sorted(names(passes))
-    for place, item in enumerate(order):
-        assert item.requires <= set().union(*(other.provides for other in order[:place]))
+    held: set[str] = set()
+    right = True
+    for item in passes:
+        right &= item.requires <= held
+        held |= item.provides
+    if right:
+        Pipeline(tuple(passes), facts()).check(())
+    else:
+        with pytest.raises(PassOrderError):
+            Pipeline(tuple(passes), facts()).check(())
 
 
 def test_a_missing_fact_is_named_with_who_needs_it() -> None:
@@ -122,13 +147,6 @@ def test_a_goal_that_a_later_pass_ends_is_missing() -> None:
     passes = (made("makes", "", "a"), made("ends", "a", "", "a"))
     with raises(MissingFact, consumer="a step graph", fact="a"):
         Pipeline(passes, facts("a")).run(small_graph())
-
-
-def test_a_circle_is_refused_with_its_passes() -> None:
-    passes = (made("egg", "hen", "egg"), made("hen", "egg", "hen"), made("farm"))
-    with pytest.raises(PassOrderError, match=r"egg -> hen|hen -> egg") as caught:
-        Pipeline(passes, facts()).order(())
-    assert "farm" not in str(caught.value)
 
 
 def test_without_removes_one_pass_by_name() -> None:
@@ -269,11 +287,12 @@ def test_a_tier_needs_the_outlined_model(spec: Speculator) -> None:
         spec.pipeline(2).run(spec.stages["capture"].graph)
 
 
-def test_declaration_order_does_not_matter(spec: Speculator) -> None:
+def test_the_lists_of_this_package_are_in_running_order(spec: Speculator) -> None:
     outlined = spec.stages["outline"].graph
     pipeline = spec.pipeline(2)
-    turned = Pipeline(pipeline.passes[::-1], pipeline.goals, pipeline.tier)
-    assert set(turned.run(outlined)[1]) == set(pipeline.run(outlined)[1])
+    pipeline.check(outlined.facts)
+    with pytest.raises((PassOrderError, MissingFact)):
+        Pipeline(pipeline.passes[::-1], pipeline.goals, pipeline.tier).check(outlined.facts)
 
 
 def test_stages_of_a_tier_begin_with_those_of_the_model(spec: Speculator) -> None:

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 import speccompile
-import speccompile.compiler.build
+import speccompile.compiler.attempts
 from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier, UserError
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo, parse_policy
 from speccompile.tools.policy_lab import Recorder, read_trace
@@ -31,7 +31,7 @@ def nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def capture(*arguments: Any, **options: Any) -> None:
         raise AssertionError("it was captured")
 
-    monkeypatch.setattr(speccompile.compiler.build, "build_stages", capture)
+    monkeypatch.setattr(speccompile.compiler.attempts, "build_stages", capture)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
-from speccompile.compiler.pipelines import MIXED_TOKENS
+from speccompile.compiler.config import MIXED_TOKENS
 from speccompile.compiler.plan import make_plan
 from speccompile.passes.step.mixed import mixed_rows, with_prompt
 from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT_WITH_DRAFTS, STEPS, PrefillBudget

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speccompile.compiler.pipelines import PREFILL_WIDTHS, prefill_widths
+from speccompile.compiler.layout import PREFILL_WIDTHS, prefill_widths
 from speccompile.runtime.prefill import FIXED_TOKENS, LONGEST_WAIT, STEPS, PrefillBudget, chunk_widths, next_width
 
 WIDTHS = (8, 32, 128, 512)

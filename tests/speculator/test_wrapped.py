@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, errors
-from speccompile.compiler.pipelines import prefill_widths
+from speccompile.compiler.layout import prefill_widths
 from speccompile.errors import (
     Closed,
     EmptyPrompt,

@@ -76,9 +76,12 @@ class Medusa(Mode):
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [ReadDrafts(draft_len)]
 
+    def mark_passes(self) -> list[Pass]:
+        return [MarkTaps((Tap(-1, post_norm=True),))]
+
     def commit_passes(self) -> list[Pass]:
         assert self.heads is not None
-        return [MarkTaps((Tap(-1, post_norm=True),)), LowerTaps(), ProposeByHeads(self.heads)]
+        return [LowerTaps(), ProposeByHeads(self.heads)]
 
     def explain(self) -> str:
         return "linear heads over the hidden state behind the final norm"

@@ -86,8 +86,11 @@ class Mtp(MtpMode):
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
         return [DraftByModules(draft_len, draws=True, probabilities=probabilities, chain=self.chain)]
 
+    def mark_passes(self) -> list[Pass]:
+        return [MarkTaps(self.taps)]
+
     def commit_passes(self) -> list[Pass]:
-        return [MarkTaps(self.taps), LowerTaps(), KeepModulesWarm(self.chain)]
+        return [LowerTaps(), KeepModulesWarm(self.chain)]
 
     def explain(self) -> str:
         if not isinstance(self.draft, MtpHead):

@@ -35,8 +35,11 @@ class RecurrentHead(HeadMode):
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
         return [DraftByHead(draft_len, draws=True, probabilities=probabilities)]
 
+    def mark_passes(self) -> list[Pass]:
+        return [MarkTaps(self.taps)]
+
     def commit_passes(self) -> list[Pass]:
-        return [MarkTaps(self.taps), LowerTaps(), KeepHeadWarm()]
+        return [LowerTaps(), KeepHeadWarm()]
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_a_failed_wrap_gives_the_weights_back(untouched: PreTrainedModel, monkey
         def refused(*_: Any) -> float:
             raise CaptureMismatch(model="it", difference=1.0, allowed=0.1, where="here")
 
-        patch.setattr("speccompile.compiler.build.check_capture", refused)
+        patch.setattr("speccompile.compiler.attempts.check_capture", refused)
         with pytest.raises(CaptureMismatch):
             consumed(untouched)
 
@@ -92,11 +92,11 @@ def test_a_failure_behind_the_build_gives_the_weights_back(
 
 def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first route is refused by the check; the second one is captured, and consumes again."""
-    from speccompile.compiler import build
+    from speccompile.compiler import attempts
 
     # Other tests are to find no capture by that route.
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
-    check, calls = build.check_capture, []
+    check, calls = attempts.check_capture, []
 
     def once(*arguments: Any) -> float:
         calls.append(1)
@@ -107,7 +107,7 @@ def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPa
     model = tiny_llama()
     wanted = greedy(model, new=20)
     consumed(tiny_llama(), consume=False, tiers=(0,))
-    monkeypatch.setattr(build, "check_capture", once)
+    monkeypatch.setattr(attempts, "check_capture", once)
     refs = watched(model)
     # A stored capture, a new one, and one by the model's own attention.
     spec = consumed(model, tiers=(0,))

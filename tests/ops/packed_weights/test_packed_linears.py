@@ -100,7 +100,7 @@ def test_bits_are_kept_without_being_asked_for() -> None:
 
 
 def test_what_is_not_asked_for_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speccompile.compiler.build.prove_deterministic", lambda *_: pytest.fail("proved"))
+    monkeypatch.setattr("speccompile.compiler.attempts.prove_deterministic", lambda *_: pytest.fail("proved"))
     assert "deterministic  no" in wrapped(tiny_llama(), deterministic=False).explain()
 
 

@@ -1,0 +1,5 @@
+"""Backends: what lowers a step graph to a callable. A backend of your own derives from one of these classes."""
+
+from speccompile.lowering.backends import Backend, Eager, Inductor, register_backend
+
+__all__ = ["Backend", "Eager", "Inductor", "register_backend"]

@@ -1,0 +1,224 @@
+"""How a model is built: one attempt after the other, until one passes its checks.
+
+An attempt is a choice of routes by which the model may be captured, of whether a stored capture may serve, and of the
+kernels that steps run on. :func:`next_attempt` lists what is tried after which failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.determinism import corners, everywhere, prove_deterministic
+from speccompile.compiler.frontend import BuiltStages, build_stages, reach_of
+from speccompile.compiler.seconds import Seconds
+from speccompile.errors import (
+    CaptureError,
+    CaptureMismatch,
+    ConsumeUnavailable,
+    DeterministicUnavailable,
+    LoweringError,
+    PassError,
+    SpecCompileError,
+    UnsupportedModel,
+)
+from speccompile.graph.step_graph import Route, StepGraph
+from speccompile.graph_capture.attention import ROUTES
+from speccompile.graph_capture.check import Probe, check_capture
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.graph_capture.rotary import settle_rotary
+from speccompile.graph_capture.store import CaptureStore
+from speccompile.lowering.backends import Eager
+from speccompile.lowering.kernels import STOCK, Kernels
+from speccompile.ops.cpu.consume import ConsumedWeights
+from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
+from speccompile.utils.progress import task
+from speccompile.utils.storage import Storage
+
+OTHER_ATTENTION = "its attention is not what the attention op computes: the capture check saw a difference"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One way to build.
+
+    Args:
+        stored: a stored capture may serve.
+        routes: by which the model may be captured; the first one that fits it is taken.
+        consumed: takes the weights that are packed; None leaves the model's own in place.
+        mismatch: why the capture by the route before these failed its check.
+    """
+
+    config: BuildConfig
+    stored: bool = True
+    routes: Sequence[Route] = ROUTES
+    consumed: ConsumedWeights | None = None
+    mismatch: CaptureMismatch | None = None
+
+
+@dataclass(frozen=True)
+class CheckedStages:
+    """Stages that passed the capture check, and the largest difference that it saw."""
+
+    stages: BuiltStages
+    difference: float
+
+
+class KernelsUnavailable(LoweringError):
+    """The C++ ops, which are compiled beside the capture, could not be built. ``kernels`` are what there is instead."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels.reason)
+        self.kernels = kernels
+
+
+def first_that_passes(
+    model: PreTrainedModel, info: ModelInfo, attempt: Attempt, storage: Storage, seconds: Seconds
+) -> CheckedStages:
+    """What ``attempt`` builds, or the first one after it that passes all checks.
+
+    Raises:
+        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
+    """
+    settle_rotary(model)
+    # Made here, while the model still is what its key tells.
+    store = CaptureStore(model, info, storage)
+    while True:
+        built = None
+        try:
+            with seconds.of("capture and passes"):
+                built = build_stages(
+                    model,
+                    info,
+                    attempt.config,
+                    stored=attempt.stored,
+                    routes=attempt.routes,
+                    storage=storage,
+                    consumed=attempt.consumed,
+                )
+            lowered, difference = _check(model, info, attempt.config, built, seconds)
+            _store(built, attempt, store, storage)
+            _prove(built, lowered, seconds)
+            return CheckedStages(built, difference)
+        except (SpecCompileError, RuntimeError) as error:
+            attempt = next_attempt(attempt, error, built, has_stored=store.load() is not None)
+
+
+def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, *, has_stored: bool) -> Attempt:
+    """What to try after ``attempt`` failed with ``error``.
+
+    Args:
+        built: its stages, None where they could not be made.
+        has_stored: the store holds a capture of the model.
+
+    Raises:
+        Exception: ``error``, or what tells the user more, where nothing is left to try.
+    """
+    config = attempt.config
+    if isinstance(error, KernelsUnavailable):
+        return replace(attempt, config=replace(config, kernels=error.kernels))
+    if isinstance(error, DeterministicUnavailable):
+        assert built is not None
+        # Some op between ours does not keep the order of sums. Torch's own do where all tiers run one shape.
+        if built.config.one_shape or config.weights != "same":
+            raise error
+        if attempt.consumed is not None:
+            reason = "deterministic=True needs torch's own linears for this model, which read unpacked weights"
+            raise ConsumeUnavailable(reason=reason, advice=" or deterministic=None") from error
+        return replace(attempt, stored=True, config=replace(config, kernels=STOCK))
+    if attempt.mismatch is not None and isinstance(error, UnsupportedModel | CaptureError):
+        raise attempt.mismatch from None
+    if built is None:
+        # A stored capture may not bear the sizes of this wrap.
+        if (
+            attempt.stored
+            and isinstance(error, PassError | RuntimeError)
+            and (has_stored or config.network is not None)
+        ):
+            return replace(attempt, stored=False)
+        raise error
+    if isinstance(error, CaptureMismatch):
+        if built.from_store:
+            return replace(attempt, stored=False)
+        if others := attempt.routes[attempt.routes.index(built.observed.route) + 1 :]:
+            return replace(attempt, stored=False, routes=others, mismatch=error)
+    raise error
+
+
+def _check(
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, built: BuiltStages, seconds: Seconds
+) -> tuple[Callable[..., Any], float]:
+    """Lower the outlined model, and hold it and the drafter against the modules that they were captured from."""
+    outlined = built.model.last.graph
+    with seconds.of("compile"):
+        try:
+            lowered = config.backend.lower(outlined, "the captured model")
+        except LoweringError:
+            # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
+            _settle(config)
+            raise
+        _settle(config)
+
+    def reference(graph: StepGraph) -> Callable[..., Any]:
+        return Eager("reference").lower(graph, "the captured model")
+
+    reach = reach_of(built.observed, built.arena)
+    with (
+        task("check the captured graph against the model"),
+        seconds.of("capture check"),
+        inputs_unrounded(built.packs),
+    ):
+        probe = built.probe or Probe.of(model, info, built.arena, reach)
+        difference = check_capture(model, info, outlined, built.arena, lowered, reference, reach, probe)
+    check_kernels(built.packs)
+    if built.drafter is not None:
+        with seconds.of("capture check"):
+            built.drafter.check(config, built.arena)
+    return lowered, difference
+
+
+def _settle(config: BuildConfig) -> None:
+    kernels = config.kernels.settled()
+    if kernels.native != config.kernels.native:
+        raise KernelsUnavailable(kernels)
+
+
+def _store(built: BuiltStages, attempt: Attempt, store: CaptureStore, storage: Storage) -> None:
+    """Keep the captures that passed the check and are not stored yet."""
+    if attempt.mismatch is not None:
+        built.observed = replace(built.observed, reason=OTHER_ATTENTION)
+    if not built.from_store:
+        store.save(built.model["capture"].graph, built.observed)
+    # The target's capture may have been read, and the drafter's made.
+    drafter = built.drafter
+    if drafter is not None and not drafter.from_store:
+        drafter.network.keep(drafter.captured, storage)
+
+
+def _prove(built: BuiltStages, lowered: Callable[..., Any], seconds: Seconds) -> None:
+    """Prove that a context's bits do not depend on the tier, where they are to or can be the same.
+
+    Raises:
+        DeterministicUnavailable: they do, and ``deterministic=True`` was asked for.
+    """
+    config = built.config
+    if not config.keeps_bits:
+        return
+    places = everywhere if config.one_shape else corners
+    try:
+        with task("prove that results do not depend on the tier"), seconds.of("determinism proof"):
+            prove_deterministic(
+                built.model.last.graph,
+                built.model["choose_linear"].graph,
+                lowered,
+                built.arena,
+                places(config.max_batch, config.max_width),
+            )
+    except DeterministicUnavailable:
+        if config.deterministic:
+            raise
+        built.config = replace(config, deterministic=False)

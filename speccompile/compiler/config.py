@@ -1,0 +1,128 @@
+"""What a wrap is to build, as data: the options, checked, and what follows from them alone."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from speccompile.acceptance import Exact, Rule
+from speccompile.graph.keys import Kind
+from speccompile.graph.step_graph import Route
+from speccompile.hidden_states.options import SavedRows
+from speccompile.lowering.backends import Backend
+from speccompile.lowering.kernels import STOCK, Kernels
+from speccompile.modes.auto import Choice
+from speccompile.modes.base import Mode
+from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.ops.cpu.packing import WeightForm
+from speccompile.passes.base import Pass
+from speccompile.sampling.user import UserProcessor
+
+# Prompt tokens that a mixed step reads along, about. On a CPU they cost little beside the weights, which are read
+# anyway; of twice as many, after a long context, attention alone would take as long as the step.
+MIXED_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What ``wrap`` was asked for, checked, and by which means it can be had.
+
+    ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
+    ``network`` is the mode's own, ``saved`` what is kept of each position to be saved, and ``choice`` is by which
+    ``mode="auto"`` came to the mode. ``max_len_reason`` is empty where the caller gave ``max_len``. ``passes`` are the
+    user's own.
+    """
+
+    mode: Mode
+    tiers: tuple[int, ...]
+    max_batch: int
+    max_len: int
+    backend: Backend
+    deterministic: bool | None
+    kernels: Kernels = STOCK
+    weights: WeightForm = "same"
+    route: Route | None = None
+    rule: Rule = field(default_factory=Exact)
+    logits_processors: tuple[UserProcessor, ...] = ()
+    scores: bool = False
+    network: DraftNetwork | None = None
+    saved: SavedRows | None = None
+    choice: Choice | None = None
+    max_len_reason: str = ""
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What requests run that ask for nothing: the user's own processors hold for them too."""
+        return "sampled" if self.logits_processors else "greedy"
+
+    @property
+    def row_fixed(self) -> bool:
+        """All kernels keep a row's order of sums, whatever is computed beside it."""
+        return self.kernels.native and self.route == "attention"
+
+    @property
+    def one_shape(self) -> bool:
+        """All tiers run one shape, which makes up for kernels that do not."""
+        return self.deterministic is True and not self.row_fixed
+
+    @property
+    def reads_dead_places(self) -> bool:
+        """Attention reads places of a slot that its text has not reached, too, and hides them."""
+        routes = [self.route, *([] if self.network is None else [self.network.route])]
+        return self.one_shape or "eager" in routes
+
+    @property
+    def keeps_bits(self) -> bool:
+        """A context's logits are the same in every bit, wherever they are computed."""
+        return self.one_shape or (self.row_fixed and self.deterministic is not False)
+
+    @property
+    def max_draft_len(self) -> int:
+        return max(self.tiers)
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Row counts of the executables: a step runs the smallest that holds its live rows."""
+        return (self.max_batch,) if self.one_shape else row_counts(self.max_batch)
+
+    def width(self, draft_len: int) -> int:
+        """Verify width T of a tier."""
+        return (self.max_draft_len if self.one_shape else draft_len) + 1
+
+    @property
+    def stores_probabilities(self) -> bool:
+        """A split drafter hands over what its drafts were drawn from."""
+        return self.mode.split and self.mode.draft_probs and self.rule.uses_draft_probs
+
+    @property
+    def cuts_drafts(self) -> bool:
+        """Proposals wait in state for the next step, so that what a guide does not allow can be left out."""
+        return "proposed" in self.mode.goals and self.max_draft_len > 0 and not self.rule.fills_drafts
+
+    @property
+    def mixes(self) -> bool:
+        """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone, and
+        it makes no difference to the text which step reads the prompt's last token."""
+        mixable = self.route == "attention" and not self.one_shape and self.rule.text_invariant
+        # The executables of a split drafter read no prompt along.
+        return mixable and not self.mode.split
+
+    @property
+    def mixed_row_counts(self) -> tuple[int, ...]:
+        """Row counts of mixed steps, in which one slot belongs to the prompt."""
+        live = range(1, self.max_batch)
+        return tuple(sorted({min(rows for rows in self.row_counts if rows >= wanted) for wanted in live}))
+
+    def prompt_rows(self, draft_len: int) -> int:
+        """Rows of a mixed step's target that read a prompt, as wide as the others."""
+        return max(1, MIXED_TOKENS // self.width(draft_len))
+
+    @property
+    def max_width(self) -> int:
+        return self.max_draft_len + 1
+
+
+def row_counts(max_batch: int) -> tuple[int, ...]:
+    """Powers of two below ``max_batch``, and that."""
+    return (*itertools.takewhile(lambda rows: rows < max_batch, (2**power for power in itertools.count())), max_batch)

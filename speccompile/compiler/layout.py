@@ -1,0 +1,68 @@
+"""The state of a wrap: every tensor that its steps keep, with its size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from speccompile.compiler.config import BuildConfig
+from speccompile.graph.state import (
+    K,
+    KVShape,
+    Layout,
+    N,
+    StateSpec,
+    V,
+    core_state,
+    kv_state,
+    recorded_state,
+    resolve_layout,
+)
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.base import proposal_state
+from speccompile.modes.network.draft_network import with_drafter
+from speccompile.modes.network.split import PROBABILITIES
+from speccompile.sampling import sampling_state
+
+PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
+
+
+def prefill_widths(max_len: int) -> tuple[int, ...]:
+    """Chunk widths worth having for prompts shorter than ``max_len``."""
+    return tuple(width for width in PREFILL_WIDTHS if width == PREFILL_WIDTHS[0] or width <= max_len)
+
+
+def split_state(config: BuildConfig) -> list[StateSpec]:
+    """What a split drafter leaves for the target's executable."""
+    if not config.mode.split:
+        return []
+    probabilities = [StateSpec(PROBABILITIES, (N, K, V), torch.float32)]
+    return [*proposal_state(), *probabilities * config.stores_probabilities]
+
+
+def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
+    """All state but the target's KV and what a drafter's network keeps."""
+    return [
+        *core_state(vocab_size),
+        *sampling_state(),
+        *recorded_state(vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores),
+        *config.mode.state(),
+        *split_state(config),
+        *config.rule.state(),
+        *(spec for item in config.passes for spec in item.state_specs()),
+        *([] if config.saved is None else config.saved.state()),
+    ]
+
+
+def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
+    """All state tensors of the wrap, with their sizes."""
+    layout = resolve_layout(
+        [*state_specs(config, info.vocab_size), *kv_state(kv)],
+        max_batch=config.max_batch,
+        max_len=config.max_len,
+        max_draft_len=config.max_draft_len,
+        max_width=config.max_width,
+        vocab_size=info.vocab_size,
+    )
+    return layout if config.network is None else with_drafter(layout, config.network)

@@ -1,0 +1,22 @@
+"""Seconds of each part of a build."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+
+class Seconds:
+    """By name of the work, added up."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.by_name[name] = self.by_name.get(name, 0.0) + time.perf_counter() - started

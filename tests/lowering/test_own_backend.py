@@ -1,0 +1,84 @@
+"""A backend of the user's own: one class, made known from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import speccompile
+from speccompile.backends import Eager
+from speccompile.errors import InvalidOption, UnknownBackend
+from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering import backends
+from support.tiny import tiny_llama
+
+OPTIONS: dict[str, Any] = {"tiers": (0, 2), "max_len": 48}
+
+
+@dataclass(frozen=True)
+class Counting(Eager):
+    """Counts the runs of each executable."""
+
+    runs: ClassVar[dict[str, int]] = {}
+
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        step = super().load(source, graph, title)
+
+        def counted(*tensors: torch.Tensor) -> Any:
+            self.runs[title] = self.runs.get(title, 0) + 1
+            return step(*tensors)
+
+        return counted
+
+
+class Elsewhere(Eager):
+    devices = ("tpu",)
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    yield
+    backends._own.clear()
+
+
+def test_a_registered_backend_lowers_all_steps() -> None:
+    speccompile.register_backend("counting", Counting)
+    model, prompt = tiny_llama(), torch.tensor([[1, 2, 3, 4, 5]])
+    with speccompile.wrap(model, "ngram", backend="counting", **OPTIONS) as spec:
+        text = spec.generate(prompt, max_new_tokens=12)
+        assert torch.equal(text, model.generate(prompt, max_new_tokens=12, do_sample=False))
+        assert "backend 'counting'" in repr(spec)
+        steps = sum(count for title, count in Counting.runs.items() if title.startswith(("tier", "mixed")))
+        assert steps >= spec.stats.steps > 0
+
+
+def test_a_backend_for_other_devices_is_refused() -> None:
+    speccompile.register_backend("elsewhere", Elsewhere)
+    with pytest.raises(InvalidOption) as refused:
+        speccompile.wrap(tiny_llama(), backend="elsewhere", **OPTIONS)
+    assert refused.value.fields["name"] == "backend" and "tpu" in refused.value.fields["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("eager", Counting), ("auto", Counting), ("", Counting), (3, Counting), ("own", Counting("x")), ("own", dict)],
+)
+def test_a_wrong_name_or_class_is_refused(name: Any, backend: Any) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        speccompile.register_backend(name, backend)
+    assert refused.value.fields["where"] == "register_backend"
+
+
+def test_a_name_is_taken_until_it_is_replaced() -> None:
+    speccompile.register_backend("own", Counting)
+    with pytest.raises(InvalidOption):
+        speccompile.register_backend("own", Elsewhere)
+    speccompile.register_backend("own", Elsewhere, replace=True)
+    assert backends.backends()["own"] is Elsewhere
+    with pytest.raises(UnknownBackend) as unknown:
+        speccompile.wrap(tiny_llama(), backend="other", **OPTIONS)
+    assert "own" in unknown.value.fields["available"]

@@ -1,0 +1,198 @@
+"""Passes of the user's own: placed by anchor, verified, printed and stored as those of this package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile.errors import CannotSave, InvalidOption, PassFailed, VerifierError
+from speccompile.graph.state import N, S
+from speccompile.passes import Changes, Pass, StateSpec, StepGraph, facts
+from speccompile.speculator.speculator import Speculator
+from support.tiny import tiny_llama
+
+OPTIONS: dict[str, Any] = {"tiers": (0, 2), "max_len": 48, "backend": "eager"}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_pass.py"
+
+
+def example_pass() -> Pass:
+    spec = importlib.util.spec_from_file_location("custom_pass", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["custom_pass"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Pass = module.RecordEntropy()
+    return found
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def spec(model: LlamaForCausalLM) -> Speculator:
+    return speccompile.wrap(model, "ngram", passes=[example_pass()], max_batch=2, **OPTIONS)
+
+
+def own(**fields: Any) -> Pass:
+    """A pass that counts steps in ``seen``, but for what ``fields`` say."""
+
+    def run(self: Pass, graph: StepGraph) -> Changes:
+        graph.insert(lambda seen, slots: seen.index_add_(0, slots, torch.ones_like(slots)), *nodes(graph))
+        return Changes(1)
+
+    given = {"name": "count", "looks_for": "rows", "after": "bind_rows", "run": run} | fields
+    given.setdefault("state_specs", lambda self: [StateSpec("seen", (N,), torch.int64)])
+    cls: type[Pass] = type("Own", (Pass,), given)
+    return cls()
+
+
+def nodes(graph: StepGraph) -> tuple[Any, Any]:
+    return graph.state("seen"), graph.values["slots"]
+
+
+def test_the_example_records_the_entropy_of_every_judged_place(spec: Speculator, model: LlamaForCausalLM) -> None:
+    prompt = torch.randint(model.config.vocab_size, (1, 7), generator=torch.Generator().manual_seed(0))
+    text = spec.generate(prompt, max_new_tokens=20)
+    assert torch.equal(text, model.generate(prompt, max_new_tokens=20, do_sample=False))
+    expected = torch.special.entr(model(text).logits.softmax(-1)).sum(-1)[0]
+    got = spec.arena["entropy"]
+    # The token at place p is judged by the logits at p - 1; the first new one is the prompt's chunk's.
+    rows = [got[slot, 8:27] for slot in range(2)]
+    assert any(torch.allclose(row, expected[7:26], atol=1e-5) for row in rows)
+
+
+def test_its_stage_is_printed_and_runs(spec: Speculator) -> None:
+    stage = spec.stages["record_entropy"]
+    names = list(spec.stages)
+    assert names.index("record_entropy") == names.index("verify_inputs") + 1
+    assert "entropy" in stage.diff and "special_entr" in stage.python
+    stage.call(*stage.make_inputs())
+
+
+def test_it_is_stored_by_its_code_and_its_fields(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path / "cache")
+    file = tmp_path / "own_pass.py"
+    source = EXAMPLE.read_text().replace("class RecordEntropy(Pass):", "ran = []\n\n\nclass RecordEntropy(Pass):")
+    source = source.replace("        return Changes(1)", "        ran.append(self.name)\n        return Changes(1)")
+
+    def runs(text: str, **fields: Any) -> int:
+        """How often the pass ran in a wrap."""
+        file.write_text(text)
+        found = importlib.util.spec_from_file_location("own_pass", file)
+        assert found is not None and found.loader is not None
+        module = sys.modules["own_pass"] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        item = module.RecordEntropy()
+        vars(item).update(fields)
+        speccompile.wrap(model, "ngram", passes=[item], **OPTIONS).close()
+        return len(module.ran)
+
+    everything = runs(source)
+    assert everything > 0 and runs(source) == 0
+    assert runs(source.replace(".float()", ".double()")) == everything
+    assert runs(source, unused=1) == everything
+
+
+def test_passes_with_one_anchor_keep_their_order(model: LlamaForCausalLM) -> None:
+    passes = [
+        own(name=name, state_specs=lambda self: [], run=lambda self, graph: Changes(1)) for name in ("first", "second")
+    ]
+    passes.append(own(name="third", after=(), before="commit", state_specs=lambda s: [], run=lambda s, g: Changes(1)))
+    with speccompile.wrap(model, "none", passes=passes, **{**OPTIONS, "tiers": (0,)}) as spec:
+        names = list(spec.stages)
+    at = names.index("bind_rows")
+    assert names[at + 1 : at + 3] == ["first", "second"] and names[names.index("commit") - 1] == "third"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"after": "no_such_pass"}, "'no_such_pass', which is not among the passes"),
+    ({"after": ()}, "set one of after and before"),
+    ({"before": "commit"}, "set one of after and before"),
+    ({"name": "commit"}, "a pass of this package has the name 'commit'"),
+    ({"state_specs": lambda self: [StateSpec("tokens", (N, S), torch.int64)]}, "has the name 'tokens'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), WRONG)
+def test_a_wrong_place_or_name_is_refused_before_the_build(
+    model: LlamaForCausalLM, fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        speccompile.wrap(model, passes=[own(**fields)], **OPTIONS)
+    assert refused.value.fields["name"] == "passes" and reason in refused.value.fields["reason"]
+
+
+@pytest.mark.parametrize("given", [own(), 3, ["bind_rows"], [own(), own()]])
+def test_what_is_no_list_of_passes_is_refused(model: LlamaForCausalLM, given: Any) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        speccompile.wrap(model, passes=given, **OPTIONS)
+    assert refused.value.fields["name"] == "passes"
+
+
+def writes_length(self: Pass, graph: StepGraph) -> Changes:
+    graph.insert(lambda length: length.view(-1).add_(1), graph.state("length"))
+    return Changes(1)
+
+
+def writes_weight(self: Pass, graph: StepGraph) -> Changes:
+    weight = next(node for node in graph.placeholders if graph.ports[node.name].role == "weight")
+    graph.insert(lambda weight: weight.mul_(2), weight)
+    return Changes(1)
+
+
+def reads_stale(self: Pass, graph: StepGraph) -> Changes:
+    seen = graph.state("seen")
+    before = graph.insert(lambda seen: seen[:1], seen)
+    graph.insert(lambda seen: seen.add_(1), seen)
+    graph.insert(lambda seen, before: seen.add_(before.sum()), seen, before)
+    return Changes(1)
+
+
+def raises(self: Pass, graph: StepGraph) -> Changes:
+    raise ArithmeticError("no entropy today")
+
+
+def knows_no_state(self: Pass, graph: StepGraph) -> Changes:
+    graph.state("unheard_of")
+    return Changes(1)
+
+
+FAULTS: list[tuple[Any, type[Exception], str]] = [
+    (writes_length, VerifierError, "it writes the state tensor 'length', which it does not declare"),
+    (writes_weight, VerifierError, "which is weight"),
+    (reads_stale, VerifierError, "a view of state 'seen' that was taken before"),
+    (raises, PassFailed, "ArithmeticError: no entropy today"),
+    (knows_no_state, PassFailed, "no state tensor 'unheard_of'"),
+    (lambda self, graph: None, PassFailed, "has to return Changes"),
+]
+
+
+@pytest.mark.parametrize(("run", "error", "reason"), FAULTS)
+def test_a_fault_names_the_pass(model: LlamaForCausalLM, run: Any, error: type[Exception], reason: str) -> None:
+    with pytest.raises(error) as caught:
+        speccompile.wrap(model, passes=[own(run=run)], **OPTIONS)
+    assert reason in str(caught.value) and "'count'" in str(caught.value)
+
+
+def test_state_that_is_named_in_writes_may_be_written(model: LlamaForCausalLM) -> None:
+    def run(self: Pass, graph: StepGraph) -> Changes:
+        graph.insert(lambda accepted: accepted.mul_(1), graph.state("accepted"))
+        return Changes(1)
+
+    item = own(run=run, writes=facts("accepted"), state_specs=lambda self: [])
+    speccompile.wrap(model, passes=[item], **OPTIONS).close()
+
+
+def test_a_package_holds_no_code_of_the_users(spec: Speculator, tmp_path: Path) -> None:
+    with pytest.raises(CannotSave):
+        spec.save(tmp_path / "x.spec")
