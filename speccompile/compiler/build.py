@@ -38,6 +38,7 @@ class Build:
     Args:
         config: what was asked for, as it could be had.
         weights: the model's own, by path; consumed ones as they are now.
+        constants: what its steps read besides, of modules and hooks.
         model: stages of the model alone, which all executables start from.
         executables: those of ``BuildConfig.kind``.
         make: makes those of another kind.
@@ -52,6 +53,7 @@ class Build:
     observed: Observation
     arena: Arena
     weights: Mapping[str, torch.Tensor]
+    constants: Sequence[torch.Tensor]
     packs: WeightPacks
     model: Stages
     executables: Executables
@@ -107,6 +109,7 @@ def build(
         stages.observed,
         arena,
         stages.model["capture"].graph.weights | (consumed.tensors() if consumed else {}),
+        stages.model["capture"].graph.constants,
         stages.packs,
         stages.model,
         executables,

@@ -35,8 +35,9 @@ class Port:
 
     ``path`` is a weight's name in the model. ``low <= value < high`` bounds an integer tensor; ``distinct`` says
     that no value occurs twice. ``path`` is None for a constant that the code of the model or of a logits processor
-    holds; ``own`` says that the value is a copy. ``value`` is the weight itself, or the arena's tensor once a tier is
-    bound; None where a pass has consumed the weight (:meth:`release`).
+    holds; ``held`` names the attribute of a module that holds it. ``own`` says that the value is a copy. ``value`` is
+    the weight itself, or the arena's tensor once a tier is bound; None where a pass has consumed the weight
+    (:meth:`release`).
     """
 
     name: str
@@ -49,6 +50,7 @@ class Port:
     distinct: bool = False
     path: str | None = None
     own: bool = False
+    held: str | None = None
     value: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
@@ -152,6 +154,12 @@ class StepGraph:
         """The model's own tensors that it reads, by path."""
         ports = self.ports.values()
         return {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
+
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        """The tensors that it reads and that are neither parameters nor buffers of the model."""
+        ports = [port for port in self.ports.values() if port.role == "weight" and port.path is None]
+        return [port.value for port in ports if port.value is not None]
 
     @property
     def output(self) -> fx.Node:

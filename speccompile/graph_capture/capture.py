@@ -21,6 +21,7 @@ from speccompile.graph_capture.cache import SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.guards import altering
+from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
 from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, takes
@@ -236,6 +237,7 @@ def name_ports(
         changing: paths of tensors that the module itself rewrites.
     """
     tensors = named_tensors(module)
+    held = {tensor.data_ptr(): name for name, tensor in held_by_modules(module).items()}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     ports: dict[str, Port] = {}
     for node in graph.find_nodes(op="placeholder"):
@@ -244,8 +246,8 @@ def name_ports(
             path = str(spec.target).removeprefix("model.")
             port = weight_port(path, tensors[path], info.device, own=path in changing)
         elif spec.kind is InputKind.CONSTANT_TENSOR:
-            value = program.constants[str(spec.target)].to(info.device)
-            port = Port(node.name, "weight", tuple(value.shape), value.dtype, info.device, value=value)
+            constant = program.constants[str(spec.target)]
+            port = constant_port(node.name, constant, info.device, held=held.get(constant.data_ptr()))
         elif spec.kind is InputKind.USER_INPUT and node.name in inputs:
             port = inputs[node.name]
         elif spec.kind is InputKind.USER_INPUT:
@@ -268,3 +270,9 @@ def weight_port(path: str, tensor: torch.Tensor, device: torch.device, *, own: b
     return Port(
         path.replace(".", "_"), "weight", tuple(value.shape), value.dtype, device, path=path, own=own, value=value
     )
+
+
+def constant_port(name: str, value: torch.Tensor, device: torch.device, *, held: str | None = None) -> Port:
+    """The port of a tensor that is neither parameter nor buffer: its own storage, if it is on ``device``."""
+    value = value.detach().to(device)
+    return Port(name, "weight", tuple(value.shape), value.dtype, device, held=held, value=value)

@@ -21,7 +21,6 @@ from transformers.utils import output_capturing
 
 from speccompile.errors import ModelChanged, shown
 from speccompile.graph_capture.rotary import changing_modules
-from speccompile.utils.torch_private import pytree
 
 #: Fields of a config that no forward computes with. transformers' ``generate`` sets the last one itself.
 NO_FORWARD_READS = frozenset(
@@ -67,6 +66,10 @@ _GLOBAL_HOOKS = {
 }
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _UNWATCHED = object()
+_KEEP_APART = (
+    "steps do not call hooks; a value that only counts or records calls belongs into a separate object that the hook "
+    "holds: attributes of that are not compared"
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ class ModelGuard:
     """What ``model`` is when this is made: module tree, hooks, and all plain values and functions that its modules,
     configs and hooks hold. An adapter is modules, and what is active is a plain value of its layers.
 
-    Tensors are not watched here: see :class:`speccompile.runtime.target.Target`.
+    Tensors are not watched here: see :class:`speccompile.runtime.target.Target` and
+    :class:`speccompile.graph_capture.held_tensors.HeldTensors`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -120,11 +124,11 @@ class ModelGuard:
             return False
         return same and [kind.forward for kind in self._kinds] == self._forwards
 
-    def hook_tensors(self) -> list[torch.Tensor]:
-        """Tensors that hooks held when this was made: KV depends on their values, as on those of weights."""
-        every = (self._global_hooks, *(facts.hooks for facts in self._modules.values()))
-        held = [value for hooks in every for given in hooks.values() for hook in given for value in hook.state.values()]
-        return [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, torch.Tensor)]
+    def hooks(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """Those that ran when this was made, each with its name."""
+        for hooks in (self._global_hooks, *(facts.hooks for facts in self._modules.values())):
+            for hook in itertools.chain.from_iterable(hooks.values()):
+                yield _name(hook.run), hook.run
 
     def check(self) -> None:
         """Look at everything.
@@ -357,7 +361,7 @@ def _hook_difference(owner: str, before: Hooks, now: Hooks) -> str | None:
             return f"the {name}s of {owner} run in another order"
         for was, hook in zip(hooks, now[name], strict=True):
             if found := _setting_difference(_name(was.run), was.settings, hook.settings, hook.state):
-                return f"{found}, in a {name} of {owner}"
+                return f"{found}, in a {name} of {owner} ({_KEEP_APART})"
     return None
 
 

@@ -14,7 +14,8 @@ from torch import fx, nn
 from speccompile.errors import CaptureError
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, Port, StepGraph
-from speccompile.graph_capture.capture import input_ports, weight_port
+from speccompile.graph_capture.capture import constant_port, input_ports, weight_port
+from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.model_info import named_tensors
 from speccompile.utils.torch_private import OpOverload
 
@@ -46,12 +47,12 @@ def to_json(graph: StepGraph) -> dict[str, Any]:
 
 def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: torch.device) -> StepGraph:
     """The graph that :func:`to_json` described, over the weights of ``model``."""
-    tensors = named_tensors(model)
+    tensors, held = named_tensors(model), held_by_modules(model)
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     ports = {}
     for entry in data["ports"]:
-        port = _read_port(entry, tensors, layout, device, data["sizes"])
+        port = _read_port(entry, tensors, held, layout, device, data["sizes"])
         ports[port.name] = port
         nodes[port.name] = graph.placeholder(port.name)
         nodes[port.name]._rename(port.name)  # fx writes capital letters small
@@ -93,6 +94,7 @@ def _port(port: Port) -> dict[str, Any]:
         file = io.BytesIO()
         torch.save(port.value, file)
         entry["constant"] = base64.b64encode(file.getvalue()).decode()
+        entry["held"] = port.held
     elif port.role == "input":
         entry |= {"shape": port.shape, "dtype": _encode(port.dtype)}
     return entry
@@ -101,6 +103,7 @@ def _port(port: Port) -> dict[str, Any]:
 def _read_port(
     entry: dict[str, Any],
     tensors: dict[str, torch.Tensor],
+    held: dict[str, torch.Tensor],
     layout: Layout,
     device: torch.device,
     sizes: dict[str, int],
@@ -115,7 +118,11 @@ def _read_port(
     if entry["path"] is None:
         file = io.BytesIO(base64.b64decode(entry["constant"]))
         value = torch.load(file, map_location=device, weights_only=True)
-        return Port(name, "weight", tuple(value.shape), value.dtype, device, value=value)
+        now = held.get(entry["held"])
+        if now is not None and (now.shape, now.dtype) == (value.shape, value.dtype):
+            # The model's own, so that steps follow changes in place. The capture check judges its values.
+            value = now
+        return constant_port(name, value, device, held=entry["held"])
     return weight_port(entry["path"], tensors[entry["path"]], device, own=entry["own"])
 
 

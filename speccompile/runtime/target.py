@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from speccompile.acceptance import Rule
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, PlaceholderToken, WeightsReplaced
 from speccompile.graph_capture.guards import ModelGuard
+from speccompile.graph_capture.held_tensors import HeldTensors
 from speccompile.graph_capture.model_info import tensor_places
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
@@ -38,6 +39,7 @@ class Target:
 
     Args:
         weights: by the path of the model's own parameter or buffer.
+        constants: other tensors that the executables read; modules and hooks of the model may hold them.
         packs: copies of some of them, that the executables read in their place.
         vocab_size: V.
         rule: how drafts are accepted.
@@ -50,6 +52,7 @@ class Target:
         self,
         model: PreTrainedModel,
         weights: Mapping[str, torch.Tensor],
+        constants: Sequence[torch.Tensor],
         packs: WeightPacks,
         vocab_size: int,
         rule: Rule,
@@ -66,7 +69,8 @@ class Target:
         self._vocab_size = vocab_size
         places = tensor_places(model)
         self._weights = [(path, *places[path], weight.data_ptr()) for path, weight in weights.items()]
-        self._watched = [*weights.values(), *drafter, *self._guard.hook_tensors()]
+        self._held = HeldTensors(model, [*weights.values(), *constants], self._guard.hooks())
+        self._watched = [*weights.values(), *constants, *drafter]
         samples = [_sample(weight.detach()) for weight in self._watched if _has_plain_storage(weight.detach())]
         self.packs = packs
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
@@ -97,6 +101,7 @@ class Target:
             weight = holder.get(name)
             if weight is None or weight.data_ptr() != address:
                 raise WeightsReplaced(path=path)
+        self._held.check()
         self.state_of_weights()
 
     def state_of_weights(self) -> tuple[object, ...]:

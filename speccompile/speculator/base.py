@@ -67,6 +67,7 @@ class SpeculatorBase:
         target = Target(
             model,
             build.weights,
+            build.constants,
             build.packs,
             build.info.vocab_size,
             config.rule,
