@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
@@ -17,6 +18,7 @@ from speccompile.modes.mtp.network import MtpNetwork
 from speccompile.modes.ngram import NGram
 from support.auto_choices import CHECKPOINTS, checkpoint, choose
 from support.errors import raises
+from support.families import model_of
 from support.published_mtp import keys_of, write
 from support.tiny import greedy, random_prompt, tiny_llama
 
@@ -74,3 +76,49 @@ def test_modules_that_cannot_be_built_are_passed_over(
         assert spec.generate(ids, torch.ones_like(ids), max_new_tokens=8)[0, 9:].tolist() == greedy(model, prompt, 8)
     with pytest.raises(CaptureMismatch):
         wrap(model, "auto", draft=head, **SMALL)
+
+
+#: By case: the family, where its checkpoint has the module, and why that is passed over; None if the module drafts.
+FAMILIES: dict[str, tuple[str, str, str | None]] = {
+    "behind the target's layers": ("hy_v3", "model.layers.2.", None),
+    "with a norm of the last layer's own": (
+        "mimo_v2_flash",
+        "model.mtp.layers.0.",
+        "not known: layers.0.block.eh_p",
+    ),
+    "of layers without a norm in front": ("exaone4", "mtp.layers.0.", "has no attribute 'input_layernorm'"),
+}
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_modules_of_a_family_draft_or_are_passed_over(case: str, tmp_path: Path) -> None:
+    name, place, reason = FAMILIES[case]
+    model = model_of(name)
+    model.save_pretrained(tmp_path / "plain")
+    last = f"model.layers.{model.config.num_hidden_layers - 1}."
+    with safe_open(tmp_path / "plain" / "model.safetensors", "pt") as file:
+        block = {key.removeprefix(last): file.get_tensor(key) for key in file.keys() if key.startswith(last)}  # noqa: SIM118
+    size = model.config.hidden_size
+    parts = {"enorm": (size,), "hnorm": (size,), "eh_proj": (size, 2 * size)}
+    last_norm = "shared_head.norm" if reason is None else "final_layernorm"
+    extra = {f"{key}.weight": torch.ones(shape) / size for key, shape in {**parts, last_norm: (size,)}.items()}
+    write(tmp_path, model, {f"{place}{key}": value for key, value in (block | extra).items()})
+    model.config.name_or_path = str(tmp_path)
+    with wrap(model, "auto", **SMALL) as spec:
+        assert (type(spec.mode) is NGram) == (reason is not None)
+        assert ("the model's checkpoint has an MTP module" if reason is None else reason) in why(spec)
+        prompt = random_prompt(9, vocab=100)
+        assert spec.generate(torch.tensor([prompt]), max_new_tokens=8)[0, 9:].tolist() == greedy(model, prompt, 8)
+
+
+def test_a_module_of_a_layer_type_that_the_target_lacks_is_passed_over(tmp_path: Path) -> None:
+    """The target's rotary table has no frequencies for it; transformers' own ``use_mtp`` fails alike."""
+    model = model_of("mellum", layer_types=["full_attention", "full_attention"])
+    model.config.num_mtp_layers = 1
+    model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["sliding_attention"], ["sparse"]
+    write(tmp_path, model, keys_of(MtpHead.random(model), "qwen", 2))
+    model = type(model).from_pretrained(tmp_path).eval()
+    with pytest.raises(KeyError, match="sliding_attention"):
+        model.generate(torch.tensor([random_prompt(9, vocab=100)]), max_new_tokens=4, do_sample=False, use_mtp=True)
+    with wrap(model, "auto", **SMALL) as spec:
+        assert type(spec.mode) is NGram and "a module does not run: KeyError: 'sliding_attention'" in why(spec)
