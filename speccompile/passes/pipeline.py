@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import networkx as nx
+
 from speccompile.errors import (
     MissingFact,
     NothingMatched,
@@ -53,6 +55,23 @@ class Pipeline:
             held = (held - item.invalidates) | item.provides
         for fact in sorted(self.goals - held):
             raise _missing(self.tier, fact, held)
+
+    def dependencies(self) -> nx.MultiDiGraph:
+        """Which pass needs which: names as nodes, in running order, and for each fact that a pass requires an edge from
+        the last pass before it that provides it, with the attribute ``fact``. Goals are edges to the tier's name.
+        What the graph has from the start has no edge."""
+        graph = nx.MultiDiGraph()
+        graph.add_nodes_from([*(item.name for item in self.passes), self.tier])
+        producers: dict[str, str] = {}
+        for item in self.passes:
+            needed = sorted(item.requires & producers.keys())
+            graph.add_edges_from((producers[fact], item.name, {"fact": fact}) for fact in needed)
+            for fact in item.invalidates:
+                producers.pop(fact, None)
+            producers |= dict.fromkeys(item.provides, item.name)
+        wanted = sorted(self.goals & producers.keys())
+        graph.add_edges_from((producers[fact], self.tier, {"fact": fact}) for fact in wanted)
+        return graph
 
     def run(self, graph: StepGraph, first: Stage | None = None) -> tuple[StepGraph, Stages]:
         """Run all passes on a copy of ``graph``; ``first`` is the stage that it comes from."""

@@ -149,6 +149,19 @@ def test_a_goal_that_a_later_pass_ends_is_missing() -> None:
         Pipeline(passes, facts("a")).run(small_graph())
 
 
+def test_dependencies_name_producer_consumer_and_fact() -> None:
+    passes = (made("makes", "start", "a b"), made("ends", "a", "c", "b"), made("again", "", "b"), made("reads", "b c"))
+    graph = Pipeline(passes, facts("c"), "a tier").dependencies()
+    edges = [(before, after, fact) for before, after, fact in graph.edges(data="fact")]
+    assert list(graph) == ["makes", "ends", "again", "reads", "a tier"]
+    assert sorted(edges) == [
+        ("again", "reads", "b"),
+        ("ends", "a tier", "c"),
+        ("ends", "reads", "c"),
+        ("makes", "ends", "a"),
+    ]
+
+
 def test_without_removes_one_pass_by_name() -> None:
     pipeline = Pipeline((made("a"), made("b")), facts("x"), "a tier")
     assert names(list(pipeline.without("a").passes)) == ["b"]
