@@ -99,7 +99,7 @@ def test_spaces_are_allowed_around_numbers() -> None:
         ("fixed:1.0", "'1.0' is no whole number"),
         ("fixed:seven", "'seven' is no whole number"),
         ("fixed:7,3", "'7,3' is no whole number"),
-        pytest.param("fixed:" + "7" * 5000, f"'{'7' * 80}' is no whole number", id="thousands of digits"),
+        pytest.param("fixed:" + "7" * 5000, "777... is no whole number", id="thousands of digits"),
         ("fixed:\N{SUPERSCRIPT TWO}", "no whole number"),
         ("adaptive:3", "no policy 'adaptive'"),
         ("schedule", "no whole number"),
