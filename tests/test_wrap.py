@@ -29,6 +29,7 @@ from speccompile.errors import (
     InvalidTiers,
     ModelInTraining,
     ModelOnSeveralDevices,
+    OptionOfAnotherMode,
     SpecCompileError,
     UnknownAcceptance,
     UnknownBackend,
@@ -73,7 +74,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
     ("arguments", "kind", "says"),
     [
         ({"mode": "medusa"}, UnknownMode, ["'medusa'", "ngram", "register_mode"]),
-        ({"exit_layer": 1}, UnknownOption, ["exit_layer", "max_ngram, min_ngram"]),
+        ({"exit_layer": 1}, OptionOfAnotherMode, ["exit_layer", "max_ngram, min_ngram", "early_exit"]),
         ({"max_tokens": 1, "batch": 2}, UnknownOption, ["batch, max_tokens", "max_ngram"]),
         ({"max_ngram": 0}, InvalidOption, ["max_ngram=0", "int >= 1"]),
         ({"mode": "early_exit", "exit_layer": 3}, InvalidOption, ["exit_layer=3", "1 .. 2"]),

@@ -257,7 +257,7 @@ def test_an_error_of_somebody_elses_is_broken_and_says_where(monkeypatch: pytest
     monkeypatch.setattr("speccompile.compiler.plan.inspect_model", raises(KeyError("head_dim")))
     row = surveyed()
     assert (row.verdict, row.error) == ("broken", "KeyError")
-    assert row.reason.startswith("KeyError: 'head_dim' (speccompile/plan.py:")
+    assert row.reason.startswith("KeyError: 'head_dim' (speccompile/compiler/plan.py:")
 
 
 def test_a_refusal_after_wrap_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
