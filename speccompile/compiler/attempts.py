@@ -85,7 +85,7 @@ def first_that_passes(
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
     """
     settle_rotary(model)
-    # Made here, while the model still is what its key tells.
+    # Its key describes the model as it is now: an attempt may consume weights.
     store = CaptureStore(model, info, storage)
     while True:
         built = None
@@ -116,7 +116,7 @@ def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, 
         has_stored: the store holds a capture of the model.
 
     Raises:
-        Exception: ``error``, or what tells the user more, where nothing is left to try.
+        Exception: nothing is left to try. It is ``error``, or an earlier or clearer one.
     """
     config = attempt.config
     if isinstance(error, KernelsUnavailable):

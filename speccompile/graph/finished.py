@@ -19,7 +19,7 @@ class FinishedStep:
         rows, width: B and T.
         stages: those of the model and of this pipeline.
         name: what it is stored under, None if it is not.
-        drafter: what a split drafter runs in front of it.
+        drafter: the step of a split drafter, which runs before this one.
     """
 
     source: str = field(repr=False)

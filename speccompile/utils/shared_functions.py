@@ -125,6 +125,7 @@ def _fingerprint(value: Any, alive: list[Any]) -> Any:
         # As for enum members, loggers and compiled patterns.
         immutable = copy.deepcopy(value) is value
     except Exception:
+        # Its own code failed. The value counts as one that may change, and is refused.
         immutable = False
     if not immutable:
         raise _Opaque
