@@ -17,9 +17,11 @@ if TYPE_CHECKING:
         passes,
         policies,
         pretrained,
+        sampling,
     )
     from speccompile.lowering.backends import register_backend
     from speccompile.modes import register as register_mode
+    from speccompile.sampling import register_processor
     from speccompile.speculator.speculator import Speculator
     from speccompile.wrapping import load, wrap
 
@@ -41,6 +43,8 @@ __all__ = [
     "pretrained",
     "register_backend",
     "register_mode",
+    "register_processor",
+    "sampling",
     "wrap",
 ]
 
@@ -57,6 +61,7 @@ _SUBMODULES = frozenset(
         "passes",
         "policies",
         "pretrained",
+        "sampling",
     },
 )
 _MEMBERS = {
@@ -64,6 +69,7 @@ _MEMBERS = {
     "load": ("speccompile.wrapping", "load"),
     "register_backend": ("speccompile.lowering.backends", "register_backend"),
     "register_mode": ("speccompile.modes", "register"),
+    "register_processor": ("speccompile.sampling", "register_processor"),
     "wrap": ("speccompile.wrapping", "wrap"),
 }
 

@@ -23,7 +23,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import proposal_state
 from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.split import PROBABILITIES
-from speccompile.sampling import sampling_state
+from speccompile.sampling.pipeline import sampling_state
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 

@@ -15,7 +15,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.lowering.inductor import ARTIFACTS
 from speccompile.ops.cpu.consume import is_consumed
 from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule, ScheduleUpTo
+from speccompile.sampling.pipeline import registered_processors
 from speccompile.utils.machine import machine
 from speccompile.utils.sources import sources
 from speccompile.utils.storage import CacheFolder, digest
@@ -80,11 +81,14 @@ def check_savable(path: Path, model: PreTrainedModel, options: Mapping[str, Any]
     partial.unlink()
 
 
-def make_manifest(model: PreTrainedModel, options: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+def make_manifest(
+    model: PreTrainedModel, options: Mapping[str, Any], state: Collection[str], files: Mapping[str, bytes]
+) -> dict[str, Any]:
     """Everything that a package has to fit, and what it holds.
 
     Args:
         options: what ``wrap`` was given, by argument: plain values, as :func:`check_savable` takes them.
+        state: names of the state tensors.
     """
     return {
         "format": FORMAT,
@@ -92,6 +96,7 @@ def make_manifest(model: PreTrainedModel, options: Mapping[str, Any], files: Map
         "model": _model(model),
         "machine": machine(model.device) if any(name.startswith(f"{ARTIFACTS}/") for name in files) else {},
         "options": {name: _plain(name, value) for name, value in options.items()},
+        "processors": [item.name for item in registered_processors(state)],
         "files": {name: digest(data) for name, data in files.items()},
     }
 
@@ -194,6 +199,9 @@ def check_fits(package: Package, path: Path, model: PreTrainedModel) -> None:
     code = "the model's code and modules (a digest)"
     compare({code: theirs["capture"]}, {code: ours["capture"]}, "Load the model that was wrapped")
     compare({"device": theirs["device"]}, {"device": ours["device"]}, "Move the model there with model.to(...)")
+    known = [item.name for item in registered_processors()]
+    advice = "Register the same ones with speccompile.sampling.register_processor"
+    compare({"registered processors": manifest["processors"]}, {"registered processors": known}, advice)
     if manifest["machine"]:
         compare(manifest["machine"], machine(model.device), f"{SAVE_AGAIN}, or set it as it was")
 

@@ -20,6 +20,8 @@ from speccompile.graph.printing import to_python
 from speccompile.graph.stage import Stages
 from speccompile.graph.step_graph import Port, StepGraph
 from speccompile.passes.pipeline import Pipeline
+from speccompile.passes.step.sample import state_of
+from speccompile.sampling.pipeline import all_processors
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.sources import sources
 from speccompile.utils.stable_key import NoStableKey, own_code_key, stable_key
@@ -105,7 +107,9 @@ class StepMaker:
     def _start(self) -> str:
         """Digest of the code, and of all that passes may see of the outlined model and the drafter."""
         drafter = [] if self._outlined.drafter is None else _seen(self._outlined.drafter)
-        parts = [sources(), torch.__version__, transformers.__version__, *_seen(self._outlined), *drafter]
+        processors = [(item.name, state_of(item), item.whole) for item in all_processors(self._outlined.layout.tensors)]
+        versions = [sources(), torch.__version__, transformers.__version__]
+        parts = [*versions, repr(processors), *_seen(self._outlined), *drafter]
         return digest("\n".join(parts))
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from speccompile.acceptance import Rule
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, PlaceholderToken, WeightsReplaced
+from speccompile.graph.state import Layout
 from speccompile.graph_capture.guards import ModelGuard
 from speccompile.graph_capture.held_tensors import HeldTensors
 from speccompile.graph_capture.model_info import tensor_places
@@ -18,6 +19,7 @@ from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
 from speccompile.runtime.inputs import read_count, token_list
 from speccompile.sampling.host import CALLED_ON_HOST
+from speccompile.sampling.pipeline import registered_processors
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.user import UserProcessor
 
@@ -41,7 +43,7 @@ class Target:
         weights: by the path of the model's own parameter or buffer.
         constants: other tensors that the executables read; modules and hooks of the model may hold them.
         packs: copies of some of them, that the executables read in their place.
-        vocab_size: V.
+        layout: of the arena, with V and the names of state tensors.
         rule: how drafts are accepted.
         processors: the user's own, in every step.
         drafter: weights of the mode's own network, which may be the target's; packs and KV follow them, too.
@@ -54,7 +56,7 @@ class Target:
         weights: Mapping[str, torch.Tensor],
         constants: Sequence[torch.Tensor],
         packs: WeightPacks,
-        vocab_size: int,
+        layout: Layout,
         rule: Rule,
         processors: Sequence[UserProcessor] = (),
         drafter: Iterable[torch.Tensor] = (),
@@ -66,7 +68,7 @@ class Target:
         self.processors = processors
         self._rule = rule
         self._calls_host = calls_host
-        self._vocab_size = vocab_size
+        self._layout = layout
         places = tensor_places(model)
         self._weights = [(path, *places[path], weight.data_ptr()) for path, weight in weights.items()]
         self._held = HeldTensors(model, [*weights.values(), *constants], self._guard.hooks())
@@ -128,10 +130,10 @@ class Target:
         """
         if given is None:
             ids = token_list((settings or self.settings).config.eos_token_id)
-            return [token for token in ids if 0 <= token < self._vocab_size]
+            return [token for token in ids if 0 <= token < self._layout.vocab_size]
         ids = token_list(given)
-        if wrong := [token for token in ids if not 0 <= token < self._vocab_size]:
-            reason = f"{wrong[0]} is no token id (0 .. {self._vocab_size - 1}); use [] for none"
+        if wrong := [token for token in ids if not 0 <= token < self._layout.vocab_size]:
+            reason = f"{wrong[0]} is no token id (0 .. {self._layout.vocab_size - 1}); use [] for none"
             raise InvalidInput(name="eos_token_id", reason=reason)
         return ids
 
@@ -171,13 +173,18 @@ class Target:
             seed=seed,
             config=settings.config,
             eos=eos,
-            vocab_size=self._vocab_size,
+            vocab_size=self._layout.vocab_size,
             source=settings.source,
         )
         if self._rule.greedy_only and sampling is not None and sampling.values.get("temperature"):
             reason = f"the acceptance rule {self._rule.name!r} is for greedy decoding; use False, or wrap with another"
             raise InvalidOption(where=where, name="do_sample", value=True, reason=reason)
         values = {} if sampling is None else sampling.values
+        for processor in registered_processors():
+            given = [option.name for option in processor.options if option.name in values]
+            if given and processor.state[0].name not in self._layout.tensors:
+                reason = f"its processor {processor.name!r} was registered after wrap; call spec.rebuild()"
+                raise InvalidOption(where=where, name=given[0], value=values[given[0]], reason=reason)
         guided = [name for name in GUIDED if name in values]
         if self._rule.breaks_guides and guided:
             reason = f"the acceptance rule {self._rule.name!r} accepts tokens that it forbids; wrap with another"

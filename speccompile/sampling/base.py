@@ -47,8 +47,9 @@ class Option:
 class Processor(ABC):
     """One step of the pipeline between the target's logits and the chosen token.
 
-    A subclass in a file of its own, listed in :data:`speccompile.sampling.PROCESSORS`, is all that a new one takes: its
-    state becomes part of the arena and its op a node of every sampled step.
+    A new one is a subclass in its own file: of this package, listed in :mod:`speccompile.sampling.pipeline`; outside,
+    passed to :func:`speccompile.sampling.register_processor`. Its state is part of the arena and its op a node of every
+    sampled step.
     """
 
     name: ClassVar[str]
@@ -74,7 +75,8 @@ class Processor(ABC):
 
         Args:
             scores: float32 ``[B, T, V]``; those of place i choose the token behind ``context[:, : length + i]``.
-            context: int64 ``[B, S]``: each row's text, and its drafts behind that.
+            context: int64 ``[B, S]``: each row's sequence, then its drafts, -1 where the row has fewer drafts than the
+                tier.
             length: int64 ``[B]``, committed tokens.
             state: of the rows, ``[B, ...]``, in the order of ``state`` and ``reads``.
         """

@@ -13,15 +13,12 @@ from transformers import GenerationConfig
 from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.ops.noise import SEEDS
-from speccompile.sampling import OPTIONS, PROCESSORS
 from speccompile.sampling.allowed import AllowedTokensFunction
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
+from speccompile.sampling.pipeline import OPTIONS, PENALTIES, all_processors, in_order
 from speccompile.sampling.replaced import replace_built_in
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.row_copies import own_copy
-
-#: Options that are applied in front of the request's own processors.
-_IN_FRONT = list(OPTIONS)[: list(OPTIONS).index("logits_processor")]
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Sampling:
     def place(self, arena: Arena, slot: int, prompt_length: int) -> None:
         """Write into the state of ``slot``, which holds nothing of a former owner."""
         arena.write("seed", slot, self.seed)
-        for processor in PROCESSORS:
+        for processor in all_processors(arena.layout.tensors):
             values = {
                 option.name: self.values[option.name] for option in processor.options if option.name in self.values
             }
@@ -137,7 +134,9 @@ def read_sampling(
         values["logits_processor"] = (
             tuple(given_processors) if isinstance(given_processors, list | tuple) else (given_processors,)
         )
-        values = replace_built_in(where, values, _IN_FRONT)
+        values = replace_built_in(
+            where, values, [option.name for item in in_order(PENALTIES) for option in item.options]
+        )
     if "guide" in values:
         if not eos:
             reason = "a text that follows a guide ends with an EOS token, and this request has none: pass eos_token_id"

@@ -69,7 +69,7 @@ class SpeculatorBase:
             build.weights,
             build.constants,
             build.packs,
-            build.info.vocab_size,
+            build.arena.layout,
             config.rule,
             config.logits_processors,
             () if build.drafter is None else build.drafter.weights.values(),

@@ -334,7 +334,7 @@ class Speculator(ModelInterface):
             self._config.backend,
             [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()],
         )
-        write_package(path, make_manifest(target.model, given, files), files)
+        write_package(path, make_manifest(target.model, given, engine.arena.layout.tensors, files), files)
 
 
 # Pipelines log an error for a class that transformers does not know to be a causal LM.

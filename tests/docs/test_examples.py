@@ -49,6 +49,18 @@ def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.real
+def test_custom_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXAMPLES / "custom_pass.py"
+    assert len(source.read_text().splitlines()) < 40
+    runpy.run_path(str(source), run_name="__main__")
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 23, "one for each new token but the first, which is chosen when the prompt has been read"
+    entropies = [float(line.split()[0]) for line in lines]
+    assert all(0 <= value < 11 for value in entropies), "in nats, of 49152 tokens"
+    assert len(set(entropies)) > 10
+
+
+@pytest.mark.real
 def test_serving(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "serving.py"), run_name="__main__")
     lines = capsys.readouterr().out.strip().splitlines()

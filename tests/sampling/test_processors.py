@@ -16,7 +16,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import core_state, resolve_layout
 from speccompile.passes.step.sample import processed, put_tokens, state_of
-from speccompile.sampling import OPTIONS, PROCESSORS, sampling_state
+from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.top_p import LOOKS, TopP
 from speccompile.sampling.typical_p import row_sums

@@ -12,8 +12,8 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import DRAFTS, TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, drafts_of
-from speccompile.sampling import HOST_PROCESSORS, PENALTIES, PROCESSORS, WARPERS, WATERMARK
 from speccompile.sampling.base import Processor
+from speccompile.sampling.pipeline import HOST_PROCESSORS, PENALTIES, WARPERS, WATERMARK, all_processors, in_order
 from speccompile.sampling.user import UserProcessor, apply_processors
 
 
@@ -28,13 +28,13 @@ class ProcessLogits(Pass):
     provides: ClassVar[Facts] = facts("scores")
 
     def run(self, graph: StepGraph) -> Changes:
-        state = [graph.state(name) for name in ("tokens", "length")]
-        context, row_length = graph.insert(text_and_drafts, *state, graph.values["slots"], graph.values["drafts"])
+        text = [graph.state(name) for name in ("tokens", "length")]
+        context, row_length = graph.insert(text_and_drafts, *text, graph.values["slots"], graph.values["drafts"])
         scores = process(graph, graph.values["logits"], context, row_length, graph.output, calls_host=True)
         graph.name_value("scores", scores)
-        order: tuple[Processor | UserProcessor, ...] = (
-            *PENALTIES, *graph.logits_processors, *HOST_PROCESSORS, *WARPERS, *WATERMARK
-        )  # fmt: skip
+        of_wrap, later = graph.logits_processors, (*HOST_PROCESSORS, *WARPERS, *WATERMARK)
+        state = graph.layout.tensors
+        order: list[Processor | UserProcessor] = [*in_order(PENALTIES, state), *of_wrap, *in_order(later, state)]
         return Changes(len(order), ", ".join(processor.name for processor in order))
 
 
@@ -96,7 +96,8 @@ def process(
         drafted: how many of the ``row_length`` tokens are drafts.
         calls_host: these are the target's scores: processors on the host are called, once for each token.
     """
-    names = tuple(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
+    processors = all_processors(graph.layout.tensors)
+    names = tuple(dict.fromkeys(name for processor in processors for name in state_of(processor)))
     user = graph.logits_processors
     tensors = [graph.state(name) for name in names]
     for index, processor in enumerate(user):
@@ -126,11 +127,11 @@ def processed(
     """``tensors`` are the state called ``names``, and behind it what the user's processors hold."""
     whole, held = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
     scores = logits.to(torch.float32, copy=True)
-    gathered = {name for processor in PROCESSORS if not processor.whole for name in state_of(processor)}
+    gathered = {name for processor in all_processors(names) if not processor.whole for name in state_of(processor)}
     rows = {name: whole[name][slots] for name in names if name in gathered}
 
     def run(processors: tuple[Processor, ...]) -> None:
-        for processor in processors:
+        for processor in in_order(processors, names):
             own = state_of(processor)
             state = [slots, *(whole[name] for name in own)] if processor.whole else [rows[name] for name in own]
             processor.op(scores, context, row_length, drafted, state)

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from speccompile.graph.state import B, E, K, N, S, StateSpec, V, core_state
 from speccompile.ops.noise import add_gumbel
 from speccompile.passes.step.sample import state_of
-from speccompile.sampling import PROCESSORS, sampling_state
 from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import Processor
+from speccompile.sampling.pipeline import PROCESSORS, sampling_state
 
 ROWS, WIDTH, DRAFTS = 3, 4, 3
 SIZES = {N: 6, S: 40, K: DRAFTS, B: ROWS, E: 8, V: 5000}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops import choose, noise
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.sampling import PROCESSORS
 from speccompile.sampling.keep_greatest import KeepGreatest
+from speccompile.sampling.pipeline import PROCESSORS
 
 ops = torch.ops.speccompile
 INF = float("inf")

@@ -1,0 +1,166 @@
+"""A processor registered from outside: options, state and op in every step, with drafts, and no file of the package."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, LogitsProcessor
+
+import speccompile
+from speccompile import Speculator, sampling
+from speccompile.errors import ForeignPackage, InvalidOption, UnknownOption
+from speccompile.sampling import N, Option, Processor, StateSpec, pipeline, whole
+from support.errors import raises
+from support.tiny import tiny_llama
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_processor.py"
+SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_len": 64, "max_batch": 2, "backend": "eager", "policy": "fixed:3"}
+PROMPT = [5, 17, 5, 17, 5, 17, 5]
+
+
+class MaxCount(LogitsProcessor):
+    """The same as the example, for transformers."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for row, ids in zip(scores, input_ids, strict=True):
+            row[ids.bincount(minlength=len(row)) >= self.limit] = -float("inf")
+        return scores
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=32)
+
+
+@pytest.fixture(scope="module")
+def before(model: LlamaForCausalLM) -> Iterator[Speculator]:
+    """Wrapped before the example's processor is registered."""
+    with speccompile.wrap(model, "ngram", **SIZES) as spec:
+        yield spec
+
+
+@pytest.fixture(scope="module")
+def registered(before: Speculator) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_registered", {})
+        patch.setattr(pipeline, "OPTIONS", options := dict(pipeline.OPTIONS))
+        for module in ("speccompile.sampling.request", "speccompile.runtime.inputs", "speccompile.runtime.arguments"):
+            patch.setattr(f"{module}.OPTIONS", options)
+        patch.setattr("speccompile.runtime.generate.OPTIONS", options)
+        runpy.run_path(str(EXAMPLE))
+        yield
+
+
+@pytest.fixture(scope="module")
+def spec(model: LlamaForCausalLM, registered: None) -> Iterator[Speculator]:
+    with speccompile.wrap(model, "ngram", **SIZES) as spec:
+        yield spec
+
+
+@pytest.mark.parametrize("limit", [3, 4, 6])
+def test_the_text_is_that_of_transformers_with_such_a_processor_and_drafts_are_accepted(
+    spec: Speculator, model: LlamaForCausalLM, limit: int
+) -> None:
+    ids = torch.tensor([PROMPT])
+    rules = {"max_new_tokens": 40, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    expected = model.generate(ids, logits_processor=[MaxCount(limit)], **rules)
+    spec.stats.reset()
+    assert torch.equal(spec.generate(ids, max_new_tokens=40, max_count=limit), expected)
+    assert spec.stats.accepted_tokens > 0
+    assert not torch.equal(spec.generate(ids, max_new_tokens=40), expected), "the processor had nothing to forbid"
+
+
+def test_sampled_text_does_not_depend_on_the_tier(spec: Speculator) -> None:
+    texts = []
+    for tier in (0, 1, 3):
+        spec.set_tier(tier)
+        request = spec.engine.submit(PROMPT, max_new_tokens=30, do_sample=True, seed=3, max_count=4)
+        texts.append(request.result().token_ids)
+    spec.set_tier(3)
+    assert texts[0] == texts[1] == texts[2]
+    assert max(torch.tensor(PROMPT + texts[0]).bincount().tolist()) <= 4
+
+
+def test_its_option_is_checked_and_told_among_the_known_ones(spec: Speculator) -> None:
+    with raises(InvalidOption, where="submit", name="max_count", value=0):
+        spec.engine.submit(PROMPT, max_count=0)
+    with pytest.raises(UnknownOption) as unknown:
+        spec.engine.submit(PROMPT, max_counts=3)
+    assert "max_count" in unknown.value.fields["known"]
+
+
+def test_stages_show_its_op_in_its_place(spec: Speculator) -> None:
+    source = spec.pipeline(3, kind="sampled").run(spec.stages["outline"].graph)[1].last.python
+    assert source.index("frequency_penalty_") < source.index("max_count_") < source.index("bad_words_")
+
+
+def test_a_model_wrapped_before_takes_the_option_after_a_rebuild(before: Speculator, registered: None) -> None:
+    with raises(InvalidOption, where="submit", name="max_count"):
+        before.engine.submit(PROMPT, max_count=3)
+    assert before.generate(torch.tensor([PROMPT]), max_new_tokens=4).shape[1] == len(PROMPT) + 4
+    before.rebuild()
+    assert before.engine.submit(PROMPT, max_count=3, max_new_tokens=4).result().token_ids
+
+
+def test_a_package_is_loaded_with_the_same_processors_only(
+    spec: Speculator, model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec.save(tmp_path / "package")
+    with speccompile.load(tmp_path / "package", model) as loaded:
+        texts = [one.engine.submit(PROMPT, max_count=3, max_new_tokens=9).result().token_ids for one in (loaded, spec)]
+        assert texts[0] == texts[1]
+    monkeypatch.setattr(pipeline, "_registered", {})
+    with raises(ForeignPackage, what="registered processors", theirs=["max_count"], ours=[]):
+        speccompile.load(tmp_path / "package", model)
+
+
+class Stateless(Processor):
+    name, options, state = "stateless", (), ()
+
+    def place(self, values: Any, prompt_length: int) -> dict[str, Any]:
+        return {}
+
+    def apply(self, *tensors: torch.Tensor) -> None:
+        pass
+
+
+class SameName(Stateless):
+    name, state = "top_k", (StateSpec("mine", (N,), torch.int64),)
+
+
+class SameOption(SameName):
+    name, options = "mine", (Option("top_k", whole(0)),)
+
+
+class SameState(SameName):
+    name, state = "mine", (StateSpec("top_k", (N,), torch.int64),)
+
+
+class Fine(SameName):
+    name = "mine"
+
+
+@pytest.mark.parametrize(
+    ("processor", "after", "field"),
+    [
+        (Stateless(), "top_k", "processor"),
+        (SameName(), "top_k", "processor"),
+        (SameOption(), "top_k", "processor"),
+        (SameState(), "top_k", "processor"),
+        (Stateless, "top_k", "processor"),
+        (Fine(), "logits_processor", "after"),
+        (Fine(), "nowhere", "after"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(processor: Any, after: str, field: str) -> None:
+    with raises(InvalidOption, where="register_processor", name=field):
+        sampling.register_processor(processor, after=after)
+    assert processor not in pipeline.registered_processors()
