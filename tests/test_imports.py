@@ -33,7 +33,8 @@ ALLOWED = {
     "speculator": "graph ops sampling passes hidden_states policies modes lowering runtime compiler",
     "wrapping": "ops sampling passes graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
     "__init__": (
-        "backends passes lowering guides acceptance hidden_states policies sampling pretrained modes heads speculator wrapping"
+        "backends passes sampling lowering guides acceptance hidden_states policies pretrained modes heads speculator "
+        "wrapping"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
     "cli": "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator tools",
