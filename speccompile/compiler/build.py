@@ -27,6 +27,7 @@ from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.outcomes import pack
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.devices import traits_of
 from speccompile.utils.storage import CacheFolder, Collected, Storage
 from speccompile.utils.workers import release_workers
 
@@ -100,7 +101,7 @@ def build(
         pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
         if captures is not None:
             pack_arena = captures.function(pack_arena)
-    if info.device.type == "cpu":
+    if traits_of(info.device).host_memory:
         # Another thread may run the steps.
         release_workers()
     return Build(

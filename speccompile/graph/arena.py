@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from speccompile.graph.state import Layout
+from speccompile.utils.devices import traits_of
 
 #: (executable, tensor, address, shape, strides)
 Fingerprint = tuple[tuple[str, str, int, tuple[int, ...], tuple[int, ...]], ...]
@@ -59,7 +60,7 @@ class Arena(Mapping[str, torch.Tensor]):
             place.fill_(value)
             return
         staged = torch.as_tensor(value, dtype=place.dtype)
-        if self.device.type == "cuda" and staged.device.type == "cpu":
+        if traits_of(self.device).asynchronous and traits_of(staged.device).host_memory:
             staged = staged.pin_memory()
         place = place[: len(staged)] if staged.ndim else place
         place.copy_(staged, non_blocking=True)

@@ -18,6 +18,7 @@ from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
 from speccompile.lowering.inductor import CompiledBodies
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
+from speccompile.utils.devices import traits_of
 from speccompile.utils.instruction_sets import instruction_sets
 from speccompile.utils.storage import CacheFolder, Storage
 from speccompile.utils.warn import warn_caller
@@ -117,7 +118,7 @@ class Inductor:
         return replace(self, bodies=CompiledBodies(storage))
 
     def prepare(self, device: torch.device) -> None:
-        if device.type == "cpu":
+        if traits_of(device).cpp_ops:
             instruction_sets()
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
@@ -195,9 +196,10 @@ def choose_backend(name: str, device: torch.device) -> Backend:
         NeedsCuda, InvalidOption: there is, and it cannot run on ``device``.
     """
     if name == "auto":
-        if device.type == "cuda":
+        traits = traits_of(device)
+        if traits.default_backend == CudaGraph.name:
             return CudaGraph("a step is one launch")
-        if device.type == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
+        if traits.host_memory and shutil.which("g++") is None and shutil.which("clang++") is None:
             warn_caller(
                 "no C++ compiler (g++ or clang++) was found, so steps run op by op (backend 'eager'): several times "
                 "slower than compiled, and their results may depend on the tier. Install one (Debian: apt-get install "

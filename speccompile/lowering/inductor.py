@@ -28,6 +28,7 @@ from speccompile.lowering.object_code import machine_code
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.cpu.shims import shims
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.devices import traits_of
 from speccompile.utils.machine import machine
 from speccompile.utils.progress import task
 from speccompile.utils.sources import sources
@@ -101,13 +102,13 @@ class CompiledBodies:
         name = artifact_name(body, device)
         if name not in self._loaded:
             data = self.storage.read(name)
-            if device.type == "cpu":
+            if traits_of(device).cpp_ops:
                 # What Inductor writes is linked with the C++ ops.
                 load_cpu_ops()
             artifact = self._make(name, body, device) if data is None else _read(name, data)
             compiled, source = compiled_function(artifact)
             # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.
-            call = _direct(compiled, body.name) if device.type == "cpu" else _function(artifact)
+            call = _direct(compiled, body.name) if traits_of(device).host_memory else _function(artifact)
             self._loaded[name] = _Loaded(artifact, call, source)
         return self._loaded[name]
 
@@ -209,7 +210,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
         # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every
         # layer of every step takes longer than some kernels.
         options: dict[str, Any] = {"size_asserts": False}
-        if device.type == "cpu":
+        if traits_of(device).cpp_ops:
             # Python between the kernels takes longer than some of them, too.
             options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
             # Inductor's caches tell settings apart, but not the vectors that code was written for: what ran with others

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from speccompile.errors import Degraded
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.ops.cpu.library import cpu_ops, lacking, load_cpu_ops, vector_name
+from speccompile.utils.devices import traits_of
 from speccompile.utils.progress import task
 from speccompile.utils.warn import warn_caller
 
@@ -51,9 +52,10 @@ ON_CUDA = Kernels(
 
 def choose_kernels(info: ModelInfo) -> Kernels:
     """Ours where they can be had: they read each weight once, and keep a row's order of sums."""
-    if info.device.type == "cuda":
+    traits = traits_of(info.device)
+    if traits.triton_ops:
         return ON_CUDA
-    if info.device.type != "cpu":
+    if not traits.cpp_ops:
         return STOCK
     missing = lacking()
     if missing:

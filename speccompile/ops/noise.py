@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from speccompile.utils.devices import traits_of
+
 #: Streams. The target and a drafter that draws share ``TOKENS``, keyed by position: that is the rule ``exact``. Every
 #: other coin has a stream of its own.
 TOKENS = 0
@@ -120,7 +122,7 @@ def add_gumbel(
         temperature: float32 ``[B]``; seed: int64 ``[B]``; positions, start: as :func:`keys` has them.
     """
     draws = temperature > 0
-    if scores.device.type == "cpu":
+    if traits_of(scores.device).host_memory:
         if not draws.any():
             return
         impossible = scores.isneginf()

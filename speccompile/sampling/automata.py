@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from speccompile.guides.guide import DEAD
+from speccompile.utils.devices import traits_of
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 
@@ -42,7 +43,7 @@ class Automata:
 
 def no_row_is_guided(guide_state: torch.Tensor, slots: torch.Tensor) -> bool:
     """Asked on the CPU alone, where looking costs nothing."""
-    return guide_state.device.type == "cpu" and not bool((guide_state[slots] >= 0).any())
+    return traits_of(guide_state.device).host_memory and not bool((guide_state[slots] >= 0).any())
 
 
 def advance(

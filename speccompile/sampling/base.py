@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph.state import StateSpec
+from speccompile.utils.devices import traits_of
 from speccompile.utils.torch_private import OpOverload
 
 #: Numbers that divide or multiply scores: beyond these, float32 scores could overflow.
@@ -94,7 +95,7 @@ class Processor(ABC):
         Args:
             drafted: how many of the ``length`` tokens are drafts: 0, but for a drafter's own forwards.
         """
-        if scores.device.type != "cpu" or self.active(*state):
+        if not traits_of(scores.device).host_memory or self.active(*state):
             self.apply(scores, context, length, *state)
 
     def active(self, *state: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from transformers.generation import BaseWatermarkingConfig
 from speccompile.errors import InvalidInput, InvalidOption, error_line
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, Processor
+from speccompile.utils.devices import traits_of
 from speccompile.utils.workers import out_of_pool
 
 #: ``processor(input_ids [1, P + new] int64, scores [1, V] float32) -> scores [1, V]``.
@@ -111,7 +112,7 @@ class _OnHost(Processor):
         state: Sequence[torch.Tensor],
     ) -> None:
         # A CUDA graph cannot call the host; requests that would need it are refused there.
-        if scores.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
+        if traits_of(scores.device).host_memory or not torch.cuda.is_current_stream_capturing():
             self.apply(scores, context, length, *state)
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:

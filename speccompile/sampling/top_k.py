@@ -10,6 +10,7 @@ import torch
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, whole
 from speccompile.sampling.keep_greatest import KeepGreatest, Scans
+from speccompile.utils.devices import traits_of
 
 
 class TopK(KeepGreatest):
@@ -24,8 +25,8 @@ class TopK(KeepGreatest):
 
     def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
         count = state[0].clamp(max=scores.shape[-1])
-        # Only a CPU may be asked for a number in the middle of a step.
-        most = int(count.max()) if scores.device.type == "cpu" else scores.shape[-1]
+        # Only host memory may be asked for a number in the middle of a step.
+        most = int(count.max()) if traits_of(scores.device).host_memory else scores.shape[-1]
         values = scans.greatest(scores, most)
         index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
         return torch.where(count[:, None, None] > 0, values.gather(-1, index), float("-inf"))

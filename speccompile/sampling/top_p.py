@@ -12,6 +12,7 @@ from speccompile.graph.state import N, StateSpec
 from speccompile.ops.tolerances import ROUNDING
 from speccompile.sampling.base import Option, number
 from speccompile.sampling.keep_greatest import KeepGreatest, Scans
+from speccompile.utils.devices import traits_of
 
 # The nucleus is looked for among so many tokens, one look after the other: 256 of 50,000 are found six times as fast as
 # 1,024, and a hundred times as fast as all are sorted.
@@ -33,8 +34,8 @@ class TopP(KeepGreatest):
         top_p = state[0][:, None, None]
         most = scans.share(scores)
         vocab = scores.shape[-1]
-        # Only a CPU may be asked in the middle of a step whether it has seen enough.
-        for look in (*LOOKS, vocab) if scores.device.type == "cpu" else (vocab,):
+        # Only host memory may be asked in the middle of a step whether it has seen enough.
+        for look in (*LOOKS, vocab) if traits_of(scores.device).host_memory else (vocab,):
             values = scans.greatest(scores, min(look, vocab))
             mass = (values - values[..., :1]).exp() * most
             # A token stays if the tokens before it do not reach p.

@@ -9,6 +9,7 @@ from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
 from speccompile.sampling.host import CALLED_ON_HOST
+from speccompile.utils.devices import traits_of
 
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
@@ -126,6 +127,6 @@ def _kernels(build: Build) -> str:
     if build.observed.route == "attention":
         form = "packed" if build.packs.form == "same" else "rounded to int8 in groups of 64 and packed"
         packed = f"{len(build.packs)} weights {form}, {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
-        by = "split over the cache" if build.info.device.type == "cuda" else "by SDPA, row by row"
+        by = "split over the cache" if traits_of(build.info.device).triton_ops else "by SDPA, row by row"
         return packed or f"attention {by} over live keys"
     return f"the model's own attention, over a copy of each row's whole cache ({build.observed.reason})"
