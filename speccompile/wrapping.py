@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from speccompile.acceptance import Rule
 from speccompile.compiler.build import build
-from speccompile.compiler.package import check_fits, given_options, read_package
+from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
+from speccompile.compiler.package import check_fits, read_package, read_wrap_options
 from speccompile.compiler.plan import Plan, make_plan, warn_of_positions
-from speccompile.errors import InvalidOption
 from speccompile.graph_capture.adapters import inner_model
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.records import about
@@ -24,7 +24,6 @@ from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.consume import consuming
 from speccompile.ops.cpu.packing import WeightForm
 from speccompile.passes.base import Pass
-from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.sampling.user import Processor
 from speccompile.speculator.speculator import Speculator
@@ -46,7 +45,7 @@ def wrap(
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     weights: WeightForm = "same",
-    max_waiting: int = EngineOptions.max_waiting,
+    max_waiting: int = 1024,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
     sampling: bool = False,
@@ -65,57 +64,60 @@ def wrap(
             its layers (LoRA and its like). It is left as it was, unless ``consume``. Weights may change in place later.
             Hooks, modules, active adapters and settings may not: the next request raises ``ModelChanged`` then, until
             :meth:`Speculator.rebuild` is called.
-        mode: how to draft; see ``speccompile.modes.available()``. None is ``none``. Of several (``["suffix",
+        mode: How to draft. A name of ``speccompile.modes.available()``; None is ``none``. Of several (``["suffix",
             "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
             ``auto`` chooses by what is given (``head=``, ``draft=``) and by what the model's checkpoint has;
             ``explain()`` says why. Where it is left out, it is ``auto`` with ``head=`` or ``draft=``, else ``ngram``.
-        tiers: draft lengths to build, 0 among them. None is (0, 1, 3, 7), or as far as the drafter goes.
-        max_batch: slots: most requests that run at a time; further ones wait. Steps run over the smallest of 1, 2, 4,
-            ... rows that holds those alive.
-        max_len: most tokens of a sequence, prompt included. None is 2048, or as many positions as the model has where
-            these are fewer; ``explain()`` reports which.
-        backend: ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``.
-        policy: ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live rows on, that K), ``"schedule:<=4=7,<=8=3"``
-            (up to so many live rows, that K, and none above the last: TensorRT-LLM's ``draft_len_schedule``),
-            ``"cost"`` (what drafts are worth over what the very tiers take, which are timed for it in front of the
-            first step), ``"ema"`` (SGLang's), ``"gate"`` (none while too few are accepted), these with options
-            (``"ema:alpha=0.3,candidates=0/3/7"``), an object of :mod:`speccompile.policies`, or one with
-            ``choose(live_rows) -> K``. None is ``"cost"``, and the largest tier under acceptance rules by which drawn
-            text depends on the draft length.
-        acceptance: ``exact``: the text does not depend on the drafts. ``rejection``: when tokens are drawn, only their
-            distribution does not; ``block`` likewise, and it accepts more, of modes that draft with probabilities
-            (``early_exit``). ``typical`` and ``relaxed`` are lossy. A name, or an object of
-            :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``, unless the variable
-            TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
-        deterministic: True makes logits independent, in every bit, of tier and neighbours. None does so where it costs
-            nothing: on a CPU, by kernels of ours that keep a row's order of sums. Without them all tiers run the widest
-            tier's shape.
-        weights: ``int8`` rounds the weights of linears and, as it goes, what they are multiplied with, in groups of 64.
-            That is another model: it is faster, and its text differs. ``spec.check`` compares with that model.
-        max_waiting: most requests of ``spec.engine`` that wait for a slot.
-        prefill_budget: most prompt tokens that ``spec.engine`` reads between two decode steps. None reads them along
+        tiers: Draft lengths to build, 0 among them. None is (0, 1, 3, 7), or as far as the drafter goes.
+        max_batch: Number of slots: most requests that run at a time. Further ones wait. Steps run over the smallest of
+            1, 2, 4, ... rows that holds those alive.
+        max_len: Most tokens of a sequence, prompt included; by default 2048, or the model's positions if fewer.
+            ``explain()`` reports which.
+        backend: What compiles the steps. ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``; or the name of
+            a backend that was registered.
+        policy: What chooses the draft length of each step. ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live
+            rows on, that K), ``"schedule:<=4=7,<=8=3"`` (up to so many live rows, that K, and none above the last:
+            TensorRT-LLM's ``draft_len_schedule``), ``"cost"`` (what drafts are worth over what the very tiers take,
+            which are timed for it before the first step), ``"ema"`` (SGLang's), ``"gate"`` (none while too few are
+            accepted), these with options (``"ema:alpha=0.3,candidates=0/3/7"``), an object of
+            :mod:`speccompile.policies`, or one with ``choose(live_rows) -> K``. None is ``"cost"``, and the largest
+            tier under acceptance rules by which drawn text depends on the draft length.
+        acceptance: The rule that accepts or rejects draft tokens. ``exact``: the text does not depend on the drafts.
+            ``rejection``: when tokens are drawn, only their distribution does not; ``block`` likewise, and it accepts
+            more, of modes that draft with probabilities (``early_exit``). ``typical`` and ``relaxed`` are lossy. A
+            name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``,
+            unless the variable TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
+        deterministic: Whether logits are independent, in every bit, of the tier and of the other rows. None does so
+            where it costs nothing: on a CPU, by kernels of ours that keep a row's order of sums. With True and without
+            them all tiers run the widest tier's shape.
+        weights: The form of the weights of linears. ``int8`` rounds them and, as it goes, what they are multiplied
+            with, in groups of 64. That is another model: it is faster, and its text differs. ``spec.check`` compares
+            with that model.
+        max_waiting: Most requests of `spec.engine` that wait for a slot.
+        prefill_budget: Most prompt tokens that `spec.engine` processes between two decode steps. None reads them along
             with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
-        prefix_reuse: whether a prompt that begins like another text in the arena takes that one's KV.
+        prefix_reuse: Whether a prompt that begins like another sequence in the arena reuses the KV of that one.
             Where tiers run one shape for ``deterministic=True``, none does.
-        sampling: build what draws tokens at once, as ``spec.prepare(sampling=True)`` does. Otherwise the first request
-            that samples, or that wants any other processor, waits for it some seconds.
-        logits_processor: a ``LogitsProcessor`` of your own, or a list of them, called as transformers calls them:
-            ``processor(input_ids [B, P] int64, scores [B, V] float32) -> scores``. They hold for every request, behind
-            the penalties and in front of temperature and what follows it. Each is traced into the steps and compared
-            with itself over many texts: what looks at values in Python, keeps memory, or depends on lengths or other
-            rows is refused.
-        scores: make room for what ``output_logits`` and ``output_scores`` ask for: N * T * V * 8 bytes, N being
+        sampling: Whether the executables that draw tokens are built at once. ``spec.prepare(sampling=True)`` does so
+            later. Otherwise the first request that samples, or that wants any other processor, waits for it some
+            seconds.
+        logits_processor: Your own `LogitsProcessor`, or a list of them, for every request. They are called as
+            transformers calls them: ``processor(input_ids [B, P] int64, scores [B, V] float32) -> scores``, after the
+            penalties and before temperature and what follows it. Each is traced into the steps and compared with
+            itself over many texts: what looks at values in Python, keeps memory, or depends on lengths or other rows is
+            refused.
+        scores: Whether the arena has room for `output_logits` and `output_scores`. That is N * T * V * 8 bytes, N being
             ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
             slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
-        consume: keep one copy of the weights: those that are packed take the place of the model's own, one by one, so
-            that there never are two. The model can still do what it could, but slowly, since it unpacks a weight
-            whenever it reads it; its weights cannot be changed, and it cannot be wrapped again. A wrap that fails
-            gives them back. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
-        save_hidden_states: save the target's hidden states of every text: a folder, or a
+        consume: Whether to keep one copy of the weights. Those that are packed take the place of the model's own, one
+            by one, so that there never are two. The model can still do what it could, but slowly, since it unpacks a
+            weight whenever it reads it; its weights cannot be changed, and it cannot be wrapped again. A wrap that
+            fails gives them back. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
+        save_hidden_states: The folder for the target's hidden states of every sequence. Or a
             :class:`~speccompile.hidden_states.SaveHiddenStates` with more to say. They are kept for all slots until
             their texts end (N * S * M values for each layer), and then written, each position once, never that of a
             rejected draft. ``mode="save_hidden_states"`` is the plain decoder with that.
-        passes: passes of your own, objects of classes derived from :class:`speccompile.passes.Pass`. Each is put into
+        passes: Your own passes. Objects of classes derived from :class:`speccompile.passes.Pass`; each is put into
             every pipeline that has its anchor (``after`` or ``before``), verified, printed and stored as ours are.
         progress: called with ``(description, begins)`` when a part of the build begins (True) and when it has ended
             (False), also for executables that a request builds later. The logger ``speccompile`` reports the same
@@ -128,8 +130,8 @@ def wrap(
         CaptureMismatch: the captured graph does not compute what the model computes.
     """
     if mode is NOT_GIVEN:
-        mode = "ngram" if mode_options.keys().isdisjoint(Auto.options) else Auto.name
-    options: dict[str, Any] = dict(
+        mode = DEFAULT_MODE if mode_options.keys().isdisjoint(Auto.options) else Auto.name
+    options = WrapOptions(
         mode=mode,
         tiers=tiers,
         max_batch=max_batch,
@@ -148,7 +150,7 @@ def wrap(
         consume=consume,
         save_hidden_states=save_hidden_states,
         passes=passes,
-        **mode_options,
+        mode_options=mode_options,
     )
     with listening(progress), one_build():
         return _wrap(inner_model(model), options)
@@ -175,20 +177,18 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
     check_fits(package, path, model)
     install_machine_code(package.files)
     with listening(progress), one_build():
-        return _wrap(model, given_options(package.manifest), PackageStorage(package.files))
+        return _wrap(model, read_wrap_options(package.manifest), PackageStorage(package.files))
 
 
-def _wrap(model: PreTrainedModel, options: dict[str, Any], storage: Storage | None = None) -> Speculator:
-    """Build a speculator. ``options`` are the arguments of :func:`wrap`."""
-
+def _wrap(model: PreTrainedModel, options: WrapOptions, storage: Storage | None = None) -> Speculator:
     def attempt(failed: Failed) -> Speculator:
         started = time.perf_counter()
-        return _built(model, _planned(model, options, failed), options, storage, started)
+        return _built(model, _planned(model, options, failed), storage, started)
 
     return first_that_works(attempt)
 
 
-def _wrap_anew(model: PreTrainedModel, options: Mapping[str, Any], spec: Speculator) -> None:
+def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -> None:
     """Build ``spec`` again. The build lock is free while the old engine closes: that waits for a step, and the step may
     wait for a build."""
 
@@ -200,7 +200,7 @@ def _wrap_anew(model: PreTrainedModel, options: Mapping[str, Any], spec: Specula
             with one_build():
                 # Another thread may have rebuilt it before the lock was free.
                 if spec.closed:
-                    _built(model, plan, options, None, started, spec)
+                    _built(model, plan, None, started, spec)
                     return
 
     try:
@@ -213,41 +213,32 @@ def _wrap_anew(model: PreTrainedModel, options: Mapping[str, Any], spec: Specula
 
 
 @one_build()
-def _planned(model: PreTrainedModel, options: Mapping[str, Any], failed: Failed) -> Plan:
-    """Check ``options``, without the choices of ``auto`` that failed.
+def _planned(model: PreTrainedModel, options: WrapOptions, failed: Failed) -> Plan:
+    """The plan, without the choices of ``auto`` that failed.
 
     Raises:
         ChoiceFailed: what ``auto`` chooses now cannot be built.
     """
-    if not isinstance(sampling := options["sampling"], bool):
-        raise InvalidOption(where="wrap", name="sampling", value=sampling, reason="use True or False")
-    return make_plan(
-        model, passed_over=failed, **{name: given for name, given in options.items() if name != "sampling"}
-    )
+    return make_plan(model, options, passed_over=failed)
 
 
 def _built(
-    model: PreTrainedModel,
-    plan: Plan,
-    options: Mapping[str, Any],
-    storage: Storage | None,
-    started: float,
-    into: Speculator | None = None,
+    model: PreTrainedModel, plan: Plan, storage: Storage | None, started: float, into: Speculator | None = None
 ) -> Speculator:
     """A new speculator, or ``into``, which is closed, with a new build.
 
     Raises:
         ChoiceFailed: what ``auto`` chose cannot be built.
     """
-    # In front of the build: what is wrong with the folder is told at once.
+    # Before the build: what is wrong with the folder is told at once.
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
     try:
         CacheFolder().drop_unread()
-        with consuming(model, plan.consume) as consumed:
+        with consuming(model, plan.options.consume) as consumed:
             with replacing(plan.config.choice):
                 built = build(model, plan.info, plan.config, storage, consumed)
             warn_of_positions(model, plan.info, plan.config.max_len)
-            parts = (model, built, plan.policy, plan.engine, options, writer)
+            parts = (model, built, plan.policy, plan.options, writer)
             if into is None:
                 spec = Speculator(*parts, _wrap_anew)
             else:

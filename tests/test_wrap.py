@@ -21,7 +21,6 @@ from transformers import (
 )
 
 import speccompile
-from speccompile.compiler.plan import make_plan
 from speccompile.errors import (
     LONGEST_VALUE,
     InvalidOption,
@@ -40,6 +39,7 @@ from speccompile.errors import (
     UnsupportedModel,
     shown,
 )
+from support.plans import planned
 from support.refused_wraps import VOCAB, label, refused, wrap
 from support.tiny import tiny_llama
 
@@ -211,7 +211,7 @@ def test_the_default_policy_is_cost(built: list[bool], model: LlamaForCausalLM, 
 def test_max_len_is_by_default_what_the_model_has_positions_for(positions: int, max_len: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan = make_plan(tiny_llama(vocab=VOCAB, max_positions=positions), "ngram", backend="eager")
+        plan = planned(tiny_llama(vocab=VOCAB, max_positions=positions), "ngram", backend="eager")
     assert plan.config.max_len == max_len
 
 
@@ -226,7 +226,7 @@ def test_gpt2_is_wrapped_without_arguments_and_explain_names_its_positions() -> 
 
 def test_a_draft_without_a_mode_chooses_auto(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[Any] = []
-    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options: modes.append(options["mode"]))
+    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options: modes.append(options.mode))
     speccompile.wrap(model, draft=model)
     speccompile.wrap(model, head="a-folder")
     speccompile.wrap(model)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
 from speccompile.errors import UnknownBackend, UnknownMode, UnknownOption
 from speccompile.utils.model_names import MODEL_HELP
 
@@ -31,6 +32,9 @@ _MODES = {
 }
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
 _ENTRY_POINTS = "speccompile.modes"
+
+#: As ``--tiers`` has them.
+TIERS = ",".join(map(str, DEFAULT_TIERS))
 
 
 def modes() -> list[str]:
@@ -62,13 +66,20 @@ def check_backend(name: str) -> None:
         raise UnknownBackend(name=name, available=", ".join(_BACKENDS))
 
 
+def wrap_option(name: str, more: str = "") -> Any:
+    """The option of ``wrap`` on the command line; ``more`` is what its sentence does not say."""
+    return typer.Option(help=" ".join([WrapOptions.sentence(name), *[more] * bool(more)]), min=WrapOptions.least(name))
+
+
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
-Mode = Annotated[str, typer.Option(help=f"How to draft: {', '.join(modes())}.")]
-Tiers = Annotated[str, typer.Option(help="Draft lengths to build, 0 among them.")]
-Backend = Annotated[str, typer.Option(help=f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
-MaxLen = Annotated[
-    int | None,
-    typer.Option(min=2, help="Most tokens of a sequence; 2048, or as many positions as the model has, if left out."),
+Mode = Annotated[str, wrap_option("mode", f"One of {', '.join(modes())}.")]
+Tiers = Annotated[str, wrap_option("tiers")]
+SomeTiers = Annotated[str | None, wrap_option("tiers", f"{TIERS}, or as far as the drafter goes, if left out.")]
+Backend = Annotated[str, wrap_option("backend", f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
+MaxLen = Annotated[int | None, wrap_option("max_len")]
+MaxBatch = Annotated[int, wrap_option("max_batch")]
+Policy = Annotated[
+    str | None, wrap_option("policy", "fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
 ]
 Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the mode, name=value; may repeat.")]

@@ -3,7 +3,6 @@ take seconds, and help and errors need neither."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,20 +10,25 @@ import typer
 
 import speccompile
 from speccompile.cli.arguments import (
+    TIERS,
     Backend,
+    MaxBatch,
     MaxLen,
     Mode,
     Model,
     ModelOption,
     Options,
+    Policy,
+    SomeTiers,
     Tiers,
     check_backend,
     check_mode,
     check_options,
+    wrap_option,
 )
 from speccompile.cli.session import one_line_errors, parse_layers, parse_options, parse_tiers
+from speccompile.compiler.options import DEFAULT_MAX_LEN, DEFAULT_MODE, DEFAULT_TIERS, WrapOptions
 from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, UnknownTier
-from speccompile.policies import parse_policy, read_policy
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
 from speccompile.utils.hub import check_reachable
@@ -61,25 +65,25 @@ def demo(
         typer.Option(exists=True, dir_okay=False, help="Prompts of your own: Spec-Bench's or HumanEval's JSON lines."),
     ] = None,
     model: ModelOption = "smollm2",
-    mode: Mode = "ngram",
-    tiers: Tiers = "0,1,3,7",
-    backend: Backend = "auto",
+    mode: Mode = DEFAULT_MODE,
+    tiers: Tiers = TIERS,
+    backend: Backend = WrapOptions.backend,
 ) -> None:
     """Compare speculative decoding at each tier with transformers' generate: speed, and that the text is the same."""
     with one_line_errors():
-        draft_lens = parse_tiers(tiers)
-        _check(model, mode, backend)
+        options = WrapOptions(mode=mode, tiers=parse_tiers(tiers), backend=backend, prefix_reuse=False)
+        _check(model, options)
         check_tokenizer(model)
     from speccompile.cli import demo
 
-    demo.run(model, mode, draft_lens, backend, prompts=prompts, new_tokens=new_tokens)
+    demo.run(model, options, prompts=prompts, new_tokens=new_tokens)
 
 
 @app.command("generate")
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
-    mode: Mode = "ngram",
+    mode: Mode = DEFAULT_MODE,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 128,
     do_sample: Annotated[
         bool | None,
@@ -99,13 +103,9 @@ def generate(
     ] = None,
     top_k: Annotated[int | None, typer.Option(min=0, help="Keep so many of the likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same text.")] = None,
-    tiers: Annotated[
-        str | None, typer.Option(help="Draft lengths; 0,1,3,7, or as far as the drafter goes, if left out.")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
-    ] = None,
-    backend: Backend = "auto",
+    tiers: SomeTiers = None,
+    policy: Policy = None,
+    backend: Backend = WrapOptions.backend,
     max_len: MaxLen = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default where there is one.")
@@ -116,12 +116,16 @@ def generate(
     drawing = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     sampling = {name: value for name, value in drawing.items() if value is not None}
     with one_line_errors():
-        options = parse_options(option or [])
-        draft_lens = None if tiers is None else parse_tiers(tiers)
-        _check(model, mode, backend, options)
+        options = WrapOptions(
+            mode=mode,
+            tiers=None if tiers is None else parse_tiers(tiers),
+            policy=policy,
+            backend=backend,
+            max_len=max_len,
+            mode_options=parse_options(option or []),
+        )
+        _check(model, options)
         check_tokenizer(model)
-        if policy is not None:
-            read_policy(policy) if draft_lens is None else parse_policy(policy, draft_lens)
         if not prompt:
             raise EmptyPrompt(row=0)
         if temperature == 0 or top_p == 0:
@@ -137,50 +141,45 @@ def generate(
     decoding: dict[str, Any] = {"max_new_tokens": max_new_tokens, **sampling}
     if do_sample is not None or sampling:
         decoding["do_sample"] = True if sampling else do_sample
-    generate.run(
-        model,
-        prompt,
-        {"mode": mode, "tiers": draft_lens, "policy": policy, "backend": backend, "max_len": max_len},
-        options,
-        decoding,
-        chat=chat,
-    )
+    generate.run(model, prompt, options, decoding, chat=chat)
 
 
 @app.command("inspect")
 def inspect(
     model: Model,
-    mode: Mode = "ngram",
-    tiers: Tiers = "0,1,3,7",
+    mode: Mode = DEFAULT_MODE,
+    tiers: Tiers = TIERS,
     tier: Annotated[
         int | None, typer.Option(help="The tier to look at, by draft length; the largest if left out.")
     ] = None,
     max_len: MaxLen = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Most rows.")] = 1,
+    max_batch: MaxBatch = WrapOptions.max_batch,
     stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
     build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
-    backend: Backend = "auto",
+    backend: Backend = WrapOptions.backend,
     option: Options = None,
 ) -> None:
     """Show what a model becomes: stages, ops and kernels, tiers, buffers."""
     with one_line_errors():
-        options = parse_options(option or [])
-        draft_lens = parse_tiers(tiers)
-        if tier is not None and tier not in draft_lens:
-            raise UnknownTier(tier=tier, built=", ".join(str(draft_len) for draft_len in draft_lens))
-        _check(model, mode, backend, options)
+        options = WrapOptions(
+            mode=mode,
+            tiers=parse_tiers(tiers),
+            max_batch=max_batch,
+            max_len=max_len,
+            backend=backend,
+            sampling=sampled,
+            mode_options=parse_options(option or []),
+        )
+        if tier is not None and tier not in options.draft_lens:
+            raise UnknownTier(tier=tier, built=", ".join(map(str, options.draft_lens)))
+        _check(model, options)
     from speccompile.cli import inspect
 
     inspect.run(
         model,
-        mode,
-        draft_lens,
-        {"max_batch": max_batch} | ({} if max_len is None else {"max_len": max_len}),
-        backend,
         options,
-        kind="sampled" if sampled else "greedy",
-        draft_len=max(draft_lens) if tier is None else tier,
+        draft_len=max(options.draft_lens) if tier is None else tier,
         stage=stage,
         build=build,
     )
@@ -258,16 +257,16 @@ def save_hidden_states(
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Above 1, also save what the model generates after each text.")
     ] = 1,
-    mode: Annotated[str, typer.Option(help="How to draft what the model writes.")] = "none",
+    mode: Mode = "none",
     interval: Annotated[int, typer.Option(min=1, help="Records of a file.")] = 20,
     prefix: Annotated[str, typer.Option(help="What files are called; one for each process.")] = "data",
-    max_len: Annotated[int, typer.Option(min=2, help="Most tokens; of longer texts the beginning is saved.")] = 2048,
-    max_batch: Annotated[int, typer.Option(min=1, help="Most texts at a time.")] = 4,
+    max_len: Annotated[int, wrap_option("max_len", "Of longer texts the beginning is saved.")] = DEFAULT_MAX_LEN,
+    max_batch: MaxBatch = 4,
     specforge: Annotated[
         Path | None,
         typer.Option(help="Folder without feature files: also export all records for SpecForge's EAGLE-3 training."),
     ] = None,
-    backend: Backend = "auto",
+    backend: Backend = WrapOptions.backend,
 ) -> None:
     """Save the hidden states of texts. Killed, it goes on where it stopped when it is started again."""
     with one_line_errors():
@@ -275,7 +274,9 @@ def save_hidden_states(
             reason = f"of {max_len} tokens (--max-len) it leaves none to a text"
             raise InvalidInput(name="--max-new-tokens", reason=reason)
         chosen = None if layers is None else parse_layers(layers)
-        _check(model, mode, backend)
+        tiers = (0,) if max_new_tokens == 1 else DEFAULT_TIERS
+        options = WrapOptions(mode=mode, tiers=tiers, max_batch=max_batch, max_len=max_len, backend=backend)
+        _check(model, options)
         check_tokenizer(model)
     from speccompile.cli import save_hidden_states
 
@@ -283,19 +284,18 @@ def save_hidden_states(
         model,
         data,
         (output, interval, prefix, chosen),
+        options,
         max_new_tokens=max_new_tokens,
-        mode=mode,
-        backend=backend,
         specforge=specforge,
-        sizes={"max_len": max_len, "max_batch": max_batch},
     )
 
 
-def _check(model: str, mode: str, backend: str, options: Collection[str] = ()) -> None:
+def _check(model: str, options: WrapOptions) -> None:
     """Raises: PretrainedError, UnknownMode, UnknownOption, UnknownBackend."""
+    mode = str(options.mode)
     check_mode(mode)
-    check_options(mode, options)
-    check_backend(backend)
+    check_options(mode, options.mode_options.keys())
+    check_backend(options.backend)
     check_model_name(model)
     if is_hub_id(model):
         check_reachable(model)

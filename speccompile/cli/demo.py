@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,19 +30,18 @@ from speccompile.cli.models import encode, load, max_len_for
 from speccompile.cli.progress import count_runs
 from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
 from speccompile.cli.session import session
+from speccompile.compiler.options import WrapOptions
 
 
-def run(
-    model: str, mode: str, draft_lens: tuple[int, ...], backend: str, *, prompts: Path | None, new_tokens: int
-) -> None:
+def run(model: str, options: WrapOptions, *, prompts: Path | None, new_tokens: int) -> None:
     """See ``speccompile demo --help``; ``prompts`` None is the built-in ones."""
     with session():
-        modes.create(mode, {})
+        modes.create(options.mode, {})
         chosen = read_prompts(prompts) if prompts else list(BUILT_IN)
         target, tokenizer = load(model)
         ids = [encode(tokenizer, prompt.text, prompt.chat).to(target.device) for prompt in chosen]
-        max_len = max_len_for(ids, new_tokens)
-        with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, prefix_reuse=False) as spec:
+        options = replace(options, max_len=max_len_for(ids, new_tokens))
+        with wrap(target, **options.arguments()) as spec:
             parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spec.build_seconds.items())
             typer.echo(f"built in {sum(spec.build_seconds.values()):.1f} s ({parts})\n")
             typer.echo(f"> {chosen[0].text}\n")
@@ -49,7 +49,7 @@ def run(
             spec.generate(ids[0], torch.ones_like(ids[0]), max_new_tokens=new_tokens, streamer=streamer)
             runs = _measure(spec, transformers_variant(target), ids, new_tokens)
         _show_table(runs, chosen)
-        largest = tier_name(max(draft_lens))
+        largest = tier_name(max(options.draft_lens))
         typer.echo(f"acceptance length {Summary(runs[largest]).acceptance_length:.2f} with {largest}")
         found = [
             (name, difference)

@@ -13,13 +13,13 @@ from transformers import TextStreamer
 from speccompile import modes, wrap
 from speccompile.cli.models import encode, load
 from speccompile.cli.session import session
+from speccompile.compiler.options import WrapOptions
 
 
 def run(
     model: str,
     prompt: str,
-    wrapping: Mapping[str, Any],
-    mode_options: Mapping[str, Any],
+    options: WrapOptions,
     decoding: Mapping[str, Any],
     *,
     chat: bool | None,
@@ -27,16 +27,15 @@ def run(
     """See ``speccompile generate --help``.
 
     Args:
-        wrapping: arguments of ``wrap``, ``mode`` among them; ``mode_options``: those of the mode.
         decoding: arguments of ``Speculator.generate``, such as ``max_new_tokens`` and ``temperature``.
         chat: as :func:`speccompile.cli.models.encode` accepts it.
     """
     with session():
         # Before the model is loaded, since that takes a while.
-        modes.create(wrapping["mode"], dict(mode_options))
+        modes.create(options.mode, dict(options.mode_options))
         target, tokenizer = load(model)
         ids = encode(tokenizer, prompt, chat).to(target.device)
-        with wrap(target, **wrapping, **mode_options) as spec:
+        with wrap(target, **options.arguments()) as spec:
             streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             started = time.perf_counter()
             result = spec.generate(

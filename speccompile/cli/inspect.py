@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedModel
@@ -15,6 +14,7 @@ from speccompile.cli.models import load_model
 from speccompile.cli.session import session
 from speccompile.cli.tables import buffers_table, kernels_table, stages_table, tiers_table, weights_line
 from speccompile.compiler.frontend import build_stages
+from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.plan import make_plan
 from speccompile.graph.keys import Kind
 from speccompile.graph.stage import Stages
@@ -39,49 +39,31 @@ class View:
     code: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(
-    model: str,
-    mode: str,
-    draft_lens: tuple[int, ...],
-    sizes: dict[str, int],
-    backend: str,
-    options: dict[str, Any],
-    *,
-    kind: Kind,
-    draft_len: int,
-    stage: str | None,
-    build: bool,
-) -> None:
+def run(model: str, options: WrapOptions, *, draft_len: int, stage: str | None, build: bool) -> None:
     """See ``speccompile inspect --help``.
 
     Args:
-        sizes: ``max_batch``, and ``max_len`` if it is given; ``options``: those of the mode.
+        options: with ``sampling``, the executables that sample are shown.
         draft_len: the tier to show; ``stage``: the one to print instead.
         build: whether to lower what the passes return.
     """
     with session():
-        modes.create(mode, options)
+        modes.create(options.mode, dict(options.mode_options))
         target = load_model(model)
-        if build and stage is None:
-            view = _built(target, mode, draft_lens, sizes, backend, options, kind)
-        else:
-            view = _captured(target, mode, draft_lens, sizes, backend, options, kind)
+        view = _built(target, options) if build and stage is None else _captured(target, options)
         if stage is not None:
-            sys.stdout.write(view.tiers[draft_len, sizes["max_batch"]][stage].python)
+            sys.stdout.write(view.tiers[draft_len, options.max_batch][stage].python)
         else:
-            _show(view, draft_len, sizes["max_batch"])
+            _show(view, draft_len, options.max_batch)
 
 
-def _built(
-    model: PreTrainedModel,
-    mode: str,
-    tiers: tuple[int, ...],
-    sizes: dict[str, int],
-    backend: str,
-    options: dict[str, Any],
-    kind: Kind,
-) -> View:
-    with wrap(model, mode, tiers=tiers, backend=backend, sampling=kind == "sampled", **sizes, **options) as spec:  # type: ignore[arg-type]
+def _kind(options: WrapOptions) -> Kind:
+    return "sampled" if options.sampling else "greedy"
+
+
+def _built(model: PreTrainedModel, options: WrapOptions) -> View:
+    kind = _kind(options)
+    with wrap(model, **options.arguments()) as spec:
         tiers_of_kind = {name[:2]: built for name, built in spec.engine.tiers.items() if name[2] == kind}
         drafters = {name: built.drafter.stages for name, built in tiers_of_kind.items() if built.drafter is not None}
         code = spec.backend.compiled_code(spec.stages["outline"].graph)
@@ -99,17 +81,9 @@ def _built(
         )
 
 
-def _captured(
-    model: PreTrainedModel,
-    mode: str,
-    tiers: tuple[int, ...],
-    sizes: dict[str, int],
-    backend: str,
-    options: dict[str, Any],
-    kind: Kind,
-) -> View:
-    asked: dict[str, Any] = dict(tiers=tiers, backend=backend, **sizes, **options)
-    plan = first_that_works(lambda failed: make_plan(model, mode, passed_over=failed, **asked))
+def _captured(model: PreTrainedModel, options: WrapOptions) -> View:
+    kind = _kind(options)
+    plan = first_that_works(lambda failed: make_plan(model, options, passed_over=failed))
     # What is printed can be run.
     config = replace(plan.config, kernels=plan.config.kernels.settled())
     stages = build_stages(model, plan.info, config, kind=kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -10,6 +11,7 @@ from speccompile import modes, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.cli.texts import read_texts
+from speccompile.compiler.options import WrapOptions
 from speccompile.hidden_states import SavedHiddenStates, SaveHiddenStates, export_specforge
 
 
@@ -17,28 +19,26 @@ def run(
     model: str,
     data: Path,
     records: tuple[Path, int, str, tuple[int, ...] | None],
+    options: WrapOptions,
     *,
     max_new_tokens: int,
-    mode: str,
-    backend: str,
     specforge: Path | None,
-    sizes: dict[str, int],
 ) -> None:
     """See ``speccompile save-hidden-states --help``.
 
     Args:
         records: arguments of :class:`~speccompile.hidden_states.SaveHiddenStates`.
         specforge: folder for SpecForge's feature files, or None.
-        sizes: ``max_len`` and ``max_batch``.
+        options: with ``max_len``.
     """
     with session():
+        assert options.max_len is not None
         saves = SaveHiddenStates(*records)
         # Before the model is loaded, since that takes a while.
-        modes.create(mode, {})
+        modes.create(options.mode, {})
         target, tokenizer = load(model)
-        texts = read_texts(data, tokenizer, sizes["max_len"] - max_new_tokens)
-        tiers = (0,) if max_new_tokens == 1 else (0, 1, 3, 7)
-        with wrap(target, mode, tiers=tiers, backend=backend, save_hidden_states=saves, **sizes) as spec:  # type: ignore[arg-type]
+        texts = read_texts(data, tokenizer, options.max_len - max_new_tokens)
+        with wrap(target, **replace(options, save_hidden_states=saves).arguments()) as spec:
             before = len(spec.hidden_states.written)
             spec.save_hidden_states(
                 [text.ids for text in texts],

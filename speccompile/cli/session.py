@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from speccompile.compiler.options import read_tiers
 from speccompile.errors import InvalidOption, InvalidTiers, SpecCompileError
 
 EXIT_USER_ERROR = 2
@@ -69,19 +70,16 @@ def _one_line(message: object) -> str:
 
 
 def parse_tiers(text: str) -> tuple[int, ...]:
-    """``"0,1,3,7"`` as draft lengths; ``wrap`` checks them further.
+    """``"0,1,3,7"`` as draft lengths.
 
     Raises:
-        InvalidTiers: an item is no whole number, or 0 is missing.
+        InvalidTiers: an item is no whole number, or they are no tiers.
     """
     items = [item.strip() for item in text.split(",")]
     for item in items:
         if not item.isdecimal():
             raise InvalidTiers(tiers=text, reason=f"{item!r} is no draft length")
-    tiers = tuple(int(item) for item in items)
-    if 0 not in tiers:
-        raise InvalidTiers(tiers=text, reason="0 is missing")
-    return tiers
+    return read_tiers(int(item) for item in items)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

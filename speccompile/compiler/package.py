@@ -25,6 +25,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from speccompile.acceptance import RULES, Rule
+from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
 from speccompile.graph_capture.guards import own_code
 from speccompile.graph_capture.model_info import inspect_model, named_tensors
@@ -59,7 +60,7 @@ class Package:
 # --- writing -------------------------------------------------------------------------------------
 
 
-def check_savable(path: Path, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+def check_savable(path: Path, model: PreTrainedModel, options: WrapOptions) -> None:
     """All that can be said before anything is compiled for a package.
 
     Raises:
@@ -70,7 +71,7 @@ def check_savable(path: Path, model: PreTrainedModel, options: Mapping[str, Any]
         raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
     if code := own_code(model):
         raise CannotSave(name="the model", reason=f"it has {code}, which is code of your own")
-    for name, value in options.items():
+    for name, value in options.arguments().items():
         _plain(name, value)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a package is a file, and this is a folder", str(path))
@@ -82,12 +83,12 @@ def check_savable(path: Path, model: PreTrainedModel, options: Mapping[str, Any]
 
 
 def make_manifest(
-    model: PreTrainedModel, options: Mapping[str, Any], state: Collection[str], files: Mapping[str, bytes]
+    model: PreTrainedModel, options: WrapOptions, state: Collection[str], files: Mapping[str, bytes]
 ) -> dict[str, Any]:
     """Everything that a package has to fit, and what it holds.
 
     Args:
-        options: what ``wrap`` was given, by argument: plain values, as :func:`check_savable` takes them.
+        options: plain values, as :func:`check_savable` accepts them.
         state: names of the state tensors.
     """
     return {
@@ -95,7 +96,7 @@ def make_manifest(
         "versions": _versions(),
         "model": _model(model),
         "machine": machine(model.device) if any(name.startswith(f"{ARTIFACTS}/") for name in files) else {},
-        "options": {name: _plain(name, value) for name, value in options.items()},
+        "options": {name: _plain(name, value) for name, value in options.arguments().items()},
         "processors": [item.name for item in registered_processors(state)],
         "files": {name: digest(data) for name, data in files.items()},
     }
@@ -206,9 +207,9 @@ def check_fits(package: Package, path: Path, model: PreTrainedModel) -> None:
         compare(manifest["machine"], machine(model.device), f"{SAVE_AGAIN}, or set it as it was")
 
 
-def given_options(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``wrap``."""
-    return {name: _read_option(value) for name, value in manifest["options"].items()}
+def read_wrap_options(manifest: Mapping[str, Any]) -> WrapOptions:
+    """The options of the wrap that was saved."""
+    return WrapOptions.of({name: _read_option(value) for name, value in manifest["options"].items()})
 
 
 def _read_option(value: Any) -> Any:

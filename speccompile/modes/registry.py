@@ -81,9 +81,14 @@ def available() -> list[str]:
     return sorted(_modes.keys() | _installed().keys() | {Auto.name})
 
 
-def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode | Auto:
+def create(
+    name: str | Sequence[str] | None, options: dict[str, Any], *, others: Sequence[str] = ("the arguments of wrap",)
+) -> Mode | Auto:
     """The mode called ``name`` (any case; None is ``none``), with its options; of several names, their composition,
     each with those of the options that it takes. ``auto`` is no mode, but chooses one.
+
+    Args:
+        others: what the caller accepts besides, for messages.
 
     Raises:
         UnknownMode: there is none of that name.
@@ -94,14 +99,16 @@ def create(name: str | Sequence[str] | None, options: dict[str, Any]) -> Mode | 
         reason = "it is a model, and a mode is a name; to draft with a model use wrap(target, draft=model)"
         raise InvalidOption(where="wrap", name="mode", value=name, reason=reason)
     if isinstance(name, list | tuple):
-        return _compose(name, options)
+        return _compose(name, options, others)
     if isinstance(name, str) and name.lower() == Auto.name:
-        _check_known("wrap(mode='auto')", options, Auto.options)
+        _check_known("wrap(mode='auto')", options, others, Auto.options)
         return Auto(**options)
-    return _type(name, options)(**options)
+    mode = _type(name)
+    _check_known(f"wrap(mode={_key(name)!r})", options, others, mode.options())
+    return mode(**options)
 
 
-def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
+def _compose(names: Sequence[str], options: dict[str, Any], others: Sequence[str]) -> Composed:
     def refuse(reason: str) -> NoReturn:
         raise InvalidOption(where="wrap", name="mode", value=list(names), reason=reason)
 
@@ -109,12 +116,12 @@ def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
         refuse("two drafters or more are composed; give one as text")
     if any(str(name).lower() == Auto.name for name in names):
         refuse(f"{Auto.name!r} is no drafter but chooses one; give it alone, as text")
-    types = [_type(name, {}) for name in names]
+    types = [_type(name) for name in names]
     if len(set(types)) < len(types):
         refuse("a drafter occurs twice")
     own = {item.name for item in fields(Composed)} - {"drafters"}
     known = own.union(*(mode.options() for mode in types))
-    _check_known(f"wrap(mode={list(names)})", options, sorted(known))
+    _check_known(f"wrap(mode={list(names)})", options, others, sorted(known))
     drafters: list[ReadyMode] = []
     for name, mode in zip(names, types, strict=True):
         if not issubclass(mode, ReadyMode):
@@ -123,21 +130,23 @@ def _compose(names: Sequence[str], options: dict[str, Any]) -> Composed:
     return Composed(tuple(drafters), **{option: value for option, value in options.items() if option in own})
 
 
-def _type(name: Any, options: dict[str, Any]) -> type[Mode]:
-    key = "none" if name is None else str(name).lower()
+def _key(name: Any) -> str:
+    return "none" if name is None else str(name).lower()
+
+
+def _type(name: Any) -> type[Mode]:
+    key = _key(name)
     if key not in _modes and key in _installed():
         # Only the one that is asked for is loaded: another package's fault is no reason to fail.
         register(key, _installed()[key].load())
     if key not in _modes:
         raise UnknownMode(name=name, available=", ".join(available()))
-    mode = _modes[key]
-    _check_known(f"wrap(mode={key!r})", options, mode.options())
-    return mode
+    return _modes[key]
 
 
-def _check_known(where: str, options: dict[str, Any], known: Sequence[str]) -> None:
+def _check_known(where: str, options: dict[str, Any], others: Sequence[str], known: Sequence[str]) -> None:
     if unknown := sorted(options.keys() - set(known)):
-        said = {"where": where, "names": ", ".join(unknown), "known": ", ".join(["the arguments of wrap", *known])}
+        said = {"where": where, "names": ", ".join(unknown), "known": ", ".join([*others, *known])}
         if modes := ". ".join(filter(None, map(_modes_with, unknown))):
             raise OptionOfAnotherMode(**said, modes=modes)
         raise UnknownOption(**said)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 from transformers import PreTrainedModel
 
 from speccompile.compiler.build import Build
+from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.pipelines import prefill_pipeline, tier_pipeline
 from speccompile.errors import CannotCopy, Closed, InvalidOption, Rebuilt
 from speccompile.graph.arena import Arena
@@ -23,7 +24,6 @@ from speccompile.modes.base import Mode
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.metrics import prometheus_text
-from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.policy_controller import AnyPolicy, check_tier
 from speccompile.runtime.saver import Saver
@@ -45,21 +45,19 @@ class SpeculatorBase:
         model: PreTrainedModel,
         build: Build,
         policy: AnyPolicy,
-        options: EngineOptions,
-        given: Mapping[str, Any],
+        options: WrapOptions,
         writer: RecordWriter | None,
-        again: Callable[[PreTrainedModel, Mapping[str, Any], Any], object],
+        again: Callable[[PreTrainedModel, WrapOptions, Any], object],
     ) -> None:
         self._again = again
-        self.take(model, build, policy, options, given, writer)
+        self.take(model, build, policy, options, writer)
 
     def take(
         self,
         model: PreTrainedModel,
         build: Build,
         policy: AnyPolicy,
-        options: EngineOptions,
-        given: Mapping[str, Any],
+        options: WrapOptions,
         writer: RecordWriter | None,
     ) -> None:
         """Decode with ``build`` from now on."""
@@ -84,7 +82,7 @@ class SpeculatorBase:
             policy=policy,
             outcomes=Outcomes.of(build.arena, build.pack),
             ready=config.mode.ready and not config.rule.fills_drafts,
-            options=options,
+            options=options.engine,
             one_shape=config.one_shape,
             parks=build.captures is not None,
             reads_dead_places=config.reads_dead_places,
@@ -92,10 +90,10 @@ class SpeculatorBase:
             host_draft=config.mode.host_draft if config.max_draft_len else None,
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
         )
-        if given["sampling"]:
+        if options.sampling:
             # No other thread has the engine yet, so no step runs meanwhile.
             engine.prepare("sampled")
-        self._config, self._given, self._model_name = config, given, build.info.name
+        self._config, self._given, self._model_name = config, options, build.info.name
         self._build: Build | None = build
         self._target: Target | None = target
         self._engine: Engine | None = engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -17,7 +18,6 @@ from speccompile.compiler.build import saved_files
 from speccompile.compiler.package import check_savable, make_manifest, write_package
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.graph.keys import Kind
-from speccompile.modes.auto import Auto
 from speccompile.runtime.arguments import read_mask_or_config
 from speccompile.runtime.check import CheckReport, Reference, check_texts
 from speccompile.runtime.collect import save_texts
@@ -322,10 +322,10 @@ class Speculator(ModelInterface):
         engine, target = self._open()
         assert self._build is not None
         # What "auto" took: steps and bodies are made for that one.
-        given = {**self._given, "backend": self._config.backend.name}
+        given = replace(self._given, backend=self._config.backend.name)
         if (choice := self._config.choice) is not None:
-            kept = {name: value for name, value in given.items() if name not in Auto.options}
-            given = {**kept, "mode": choice.name, **choice.options}
+            # The options of "auto" are those by which it chose.
+            given = replace(given, mode=choice.name, mode_options=choice.options)
         path = Path(path)
         check_savable(path, target.model, given)
         files = saved_files(

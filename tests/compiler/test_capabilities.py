@@ -12,13 +12,13 @@ from transformers import LlamaForCausalLM
 from speccompile import wrap
 from speccompile.acceptance import RULES
 from speccompile.compiler.capabilities import backend_refusal, rule_refusal, table
-from speccompile.compiler.plan import make_plan
 from speccompile.errors import InvalidOption
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
 from support.drafters import random_drafter
+from support.plans import planned
 from support.tiny import tiny_llama
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
@@ -63,11 +63,11 @@ def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
         asked: dict[str, Any] = {"tiers": (0, 2), "acceptance": acceptance, "backend": "eager", **given}
         if reason:
             with pytest.raises(InvalidOption) as error:
-                make_plan(model, mode.name, **asked)
+                planned(model, mode.name, **asked)
             assert reason in str(error.value)
         else:
             for policy in POLICIES:
-                make_plan(model, mode.name, policy=policy, **asked)
+                planned(model, mode.name, policy=policy, **asked)
 
 
 # A head is captured at each wrap, which takes most of the time: those that differ in who runs them share the rules.

@@ -14,7 +14,6 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import modes, wrap
 from speccompile.compiler.package import read_package
-from speccompile.compiler.plan import make_plan
 from speccompile.errors import DuplicateMode, InvalidHead, InvalidOption, OptionOfAnotherMode
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes.auto import Auto, Choice
@@ -22,6 +21,7 @@ from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.ngram import NGram
 from support.auto_choices import CHECKPOINTS, checkpoint, choose
 from support.errors import raises
+from support.plans import planned
 from support.tiny import greedy, random_prompt, tiny_llama
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_draft(model: LlamaForCausalLM) -> None:
     with raises(InvalidOption, name="draft", reason=re.compile("give a model, a head")):
         choose(model, draft=7)
     with raises(OptionOfAnotherMode, where="wrap(mode='auto')", names="max_ngram", known=re.compile("head, draft")):
-        make_plan(model, "auto", max_ngram=3, backend="eager")
+        planned(model, "auto", max_ngram=3, backend="eager")
 
 
 # --- what the checkpoint has ---------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_by_slots(model: LlamaForCausalLM, slots: int, native: bool, name: str, 
 
 def test_rules_are_asked_of_what_was_chosen(model: LlamaForCausalLM) -> None:
     with raises(InvalidOption, name="acceptance", reason=re.compile("the drafter of mode 'ngram'")):
-        make_plan(model, "auto", acceptance="block", backend="eager")
+        planned(model, "auto", acceptance="block", backend="eager")
     head = Eagle3Head.random(model, taps=(0, 1, 1))
-    assert make_plan(model, "auto", head=head, acceptance="block", backend="eager").config.mode.draft_probs
+    assert planned(model, "auto", head=head, acceptance="block", backend="eager").config.mode.draft_probs
 
 
 # --- in a wrap -----------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.compiler.config import MIXED_TOKENS
-from speccompile.compiler.plan import make_plan
 from speccompile.passes.step.mixed import mixed_rows, with_prompt
 from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT_WITH_DRAFTS, STEPS, PrefillBudget
 from support.engines import always_mixes, breaking, greedy
+from support.plans import planned
 from support.tiny import admitted, cancel_all, random_prompt
 
 MAX_LEN = 192
@@ -172,7 +172,7 @@ def test_a_wider_step_has_fewer_rows_of_the_prompt(spec: Speculator) -> None:
 
 def test_row_counts_leave_a_slot_to_the_prompt(model: LlamaForCausalLM) -> None:
     for max_batch, expected in ((1, ()), (2, (1,)), (3, (1, 2)), (4, (1, 2, 4)), (5, (1, 2, 4)), (6, (1, 2, 4, 6))):
-        config = make_plan(model, "none", max_batch=max_batch, max_len=MAX_LEN, backend="eager").config
+        config = planned(model, "none", max_batch=max_batch, max_len=MAX_LEN, backend="eager").config
         assert config.mixed_row_counts == expected
 
 

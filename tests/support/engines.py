@@ -18,15 +18,15 @@ from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
 from speccompile.compiler.build import build
-from speccompile.compiler.plan import make_plan
+from speccompile.compiler.options import WrapOptions
 from speccompile.errors import RequestFailed
 from speccompile.lowering.tier import Tier
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.options import EngineOptions
 from speccompile.runtime.policy_controller import Policy
 from speccompile.runtime.prefill import STEPS
 from speccompile.runtime.request import Request
 from support import tiny
+from support.plans import planned
 from support.recorder import Recorder
 
 VOCAB = 128
@@ -98,7 +98,7 @@ class Bench:
         sizes: dict[str, Any] = {"max_batch": MAX_BATCH, "max_len": MAX_LEN, "tiers": (0, 3)}
         sizes["policy"] = f"fixed:{max((sizes | options)['tiers'])}"
         self.model = model
-        self.plan = make_plan(model, mode, backend="eager", **sizes | options)
+        self.plan = planned(model, mode, backend="eager", **sizes | options)
         self.build = build(model, self.plan.info, self.plan.config)
         # Made once, like the rest: what the first watched request makes belongs to the fingerprint.
         self.build.make_mixed(self.plan.config.kind)
@@ -108,9 +108,7 @@ class Bench:
         """``options`` are those of the engine."""
         assert all(engine.idle for engine in self.made), "two would share the arena"
         policy = self.plan.policy if policy is None else policy
-        spec = Speculator(
-            self.model, self.build, policy, EngineOptions(**options), {"sampling": False}, None, lambda *_: None
-        )
+        spec = Speculator(self.model, self.build, policy, WrapOptions(**options), None, lambda *_: None)
         self.made.append(spec.engine)
         return spec
 

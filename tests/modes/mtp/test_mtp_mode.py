@@ -12,7 +12,6 @@ from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
-from speccompile.compiler.plan import make_plan
 from speccompile.errors import InvalidHead, InvalidOption, InvalidTiers, UnknownTier
 from speccompile.heads import MtpHead, MtpVariant
 from support.dice import Dice
@@ -22,6 +21,7 @@ from support.errors import raises
 from support.head_texts import assert_greedy_texts
 from support.mtp_reference import SeedWorker, draft_by_chain, left_by_target, read_by_first
 from support.mtp_specs import MODULES, mtp
+from support.plans import planned
 from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 
 #: A mode and its options.
@@ -276,12 +276,12 @@ def test_fused_and_split_draft_the_same(specs: Callable[[str], Speculator]) -> N
 
 
 def test_tiers_that_are_left_out_go_as_far_as_there_are_modules(model: LlamaForCausalLM, head: MtpHead) -> None:
-    assert make_plan(model, "mtp", draft=head, backend="eager").config.tiers == (0, 1, 3)
-    plan = make_plan(model, "mtp", draft=head.first(), backend="eager", policy="fixed:1")
+    assert planned(model, "mtp", draft=head, backend="eager").config.tiers == (0, 1, 3)
+    plan = planned(model, "mtp", draft=head.first(), backend="eager", policy="fixed:1")
     assert plan.config.tiers == (0, 1)
-    assert make_plan(model, "mtp_eagle", draft=head, backend="eager").config.tiers == (0, 1, 3, 7)
+    assert planned(model, "mtp_eagle", draft=head, backend="eager").config.tiers == (0, 1, 3, 7)
     with raises(UnknownTier, tier=7):
-        make_plan(model, "mtp", draft=head, backend="eager", policy="fixed:7")
+        planned(model, "mtp", draft=head, backend="eager", policy="fixed:7")
 
 
 def test_what_is_refused(model: LlamaForCausalLM, head: MtpHead) -> None:

@@ -1,0 +1,156 @@
+"""The options of ``wrap``. Nothing here imports torch: the command line shows and checks them before that.
+
+``python -m speccompile.compiler.options`` prints the table of docs/guide.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from speccompile.errors import InvalidTiers, shown
+from speccompile.policies import parse_policy
+from speccompile.runtime.options import EngineOptions
+from speccompile.utils.numbers import python_numbers
+from speccompile.utils.options import OneOf, Options, WholeNumber, flag, flag_or_none, option
+
+if TYPE_CHECKING:
+    from speccompile.acceptance import Rule
+    from speccompile.hidden_states.options import SaveHiddenStates
+    from speccompile.ops.cpu.packing import WeightForm
+    from speccompile.passes.base import Pass
+    from speccompile.policies import AnyPolicy
+    from speccompile.sampling.user import Processor
+
+DEFAULT_MODE = "ngram"
+DEFAULT_TIERS = (0, 1, 3, 7)
+#: Most tokens of a sequence where the caller does not say, and the model has as many positions.
+DEFAULT_MAX_LEN = 2048
+
+
+def read_tiers(tiers: Any) -> tuple[int, ...]:
+    """Distinct draft lengths, 0 among them, in ascending order.
+
+    Raises:
+        InvalidTiers: ``tiers`` are something else.
+    """
+    try:
+        values = tuple(python_numbers(value) for value in tiers)
+    except TypeError:
+        raise InvalidTiers(tiers=tiers, reason="it is no sequence") from None
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} is no draft length")
+    if 0 not in values:
+        raise InvalidTiers(tiers=tiers, reason="0 is missing")
+    if len(set(values)) != len(values):
+        raise InvalidTiers(tiers=tiers, reason="a draft length occurs twice")
+    return tuple(sorted(values))
+
+
+def _tiers_or_none(where: str, name: str, tiers: Any) -> tuple[int, ...] | None:
+    return None if tiers is None else read_tiers(tiers)
+
+
+@dataclass(frozen=True)
+class WrapOptions(Options):
+    """What ``wrap`` is given besides the model and ``progress``, checked as far as that is possible without the model.
+    The docstring of :func:`speccompile.wrap` says more of each.
+
+    Raises:
+        InvalidOption, InvalidTiers, InvalidPolicy: a value is not valid.
+        UnknownTier: ``policy`` names a draft length that is not in ``tiers``.
+    """
+
+    where: ClassVar[str] = "wrap"
+
+    mode: str | Sequence[str] | None = field(default=DEFAULT_MODE, metadata=option("How to draft."))
+    tiers: Sequence[int] | None = field(
+        default=None, metadata=option("Draft lengths to build, 0 among them.", _tiers_or_none)
+    )
+    max_batch: int = field(
+        default=1, metadata=option("Number of slots: most requests that run at a time.", WholeNumber(1))
+    )
+    max_len: int | None = field(
+        default=None,
+        metadata=option(
+            f"Most tokens of a sequence, prompt included; by default {DEFAULT_MAX_LEN}, or the model's positions if "
+            "fewer.",
+            WholeNumber(2, or_none=True),
+        ),
+    )
+    backend: str = field(default="auto", metadata=option("What compiles the steps."))
+    policy: str | AnyPolicy | None = field(default=None, metadata=option("What chooses the draft length of each step."))
+    acceptance: str | Rule | None = field(
+        default=None, metadata=option("The rule that accepts or rejects draft tokens.")
+    )
+    deterministic: bool | None = field(
+        default=None,
+        metadata=option(
+            "Whether logits are independent, in every bit, of the tier and of the other rows.", flag_or_none
+        ),
+    )
+    weights: WeightForm = field(
+        default="same", metadata=option("The form of the weights of linears.", OneOf(("same", "int8")))
+    )
+    max_waiting: int = field(
+        default=EngineOptions.max_waiting,
+        metadata=option("Most requests of `spec.engine` that wait for a slot.", WholeNumber(0)),
+    )
+    prefill_budget: int | None = field(
+        default=EngineOptions.prefill_budget,
+        metadata=option(
+            "Most prompt tokens that `spec.engine` processes between two decode steps.", WholeNumber(1, or_none=True)
+        ),
+    )
+    prefix_reuse: bool = field(
+        default=EngineOptions.prefix_reuse,
+        metadata=option(
+            "Whether a prompt that begins like another sequence in the arena reuses the KV of that one.", flag
+        ),
+    )
+    sampling: bool = field(
+        default=False, metadata=option("Whether the executables that draw tokens are built at once.", flag)
+    )
+    logits_processor: Processor | Sequence[Processor] | None = field(
+        default=None, metadata=option("Your own `LogitsProcessor`, or a list of them, for every request.")
+    )
+    scores: bool = field(
+        default=False, metadata=option("Whether the arena has room for `output_logits` and `output_scores`.", flag)
+    )
+    consume: bool = field(default=False, metadata=option("Whether to keep one copy of the weights.", flag))
+    save_hidden_states: SaveHiddenStates | str | Path | None = field(
+        default=None, metadata=option("The folder for the target's hidden states of every sequence.")
+    )
+    passes: Sequence[Pass] = field(default=(), metadata=option("Your own passes."))
+    #: Options of the mode, by name. :func:`speccompile.modes.create` checks them.
+    mode_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy is not None:
+            parse_policy(self.policy, self.draft_lens)
+
+    @property
+    def draft_lens(self) -> tuple[int, ...]:
+        return DEFAULT_TIERS if self.tiers is None else tuple(self.tiers)
+
+    @property
+    def engine(self) -> EngineOptions:
+        return EngineOptions(self.max_waiting, self.prefill_budget, self.prefix_reuse)
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of ``wrap``, and what a package's manifest holds."""
+        return {name: getattr(self, name) for name in self.names()} | dict(self.mode_options)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> WrapOptions:
+        """The options of a call of ``wrap`` with these keyword arguments."""
+        own = {name: value for name, value in arguments.items() if name in cls.names()}
+        return cls(**own, mode_options={name: value for name, value in arguments.items() if name not in own})
+
+
+if __name__ == "__main__":
+    print(WrapOptions.table())

@@ -1,0 +1,121 @@
+"""Options of a call as a frozen dataclass, each with its default, its check and one sentence of documentation.
+
+The sentence is written here alone. It is the help of the command line and a row of the table in ``docs/guide.md``, and
+the option's paragraph in the docstring of the call begins with it; tests compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar
+
+from speccompile.errors import InvalidOption
+from speccompile.utils.numbers import python_numbers
+
+#: ``(where, name, value)`` to the value that is kept. Raises a UserError for one that is not valid.
+Read = Callable[[str, str, Any], Any]
+
+
+def option(sentence: str, read: Read | None = None) -> dict[str, Any]:
+    """Metadata of a field of an :class:`Options`.
+
+    Args:
+        sentence: what the option is, for people.
+        read: checks a value as far as that is possible without a model; None leaves that to the code that uses it.
+    """
+    return {"sentence": sentence, "read": read}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of the options of one call. A value is checked when it is constructed.
+
+    Raises:
+        UserError: a value is not valid.
+    """
+
+    #: The call, for messages.
+    where: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for item in self._own_fields():
+            if read := item.metadata["read"]:
+                object.__setattr__(self, item.name, read(self.where, item.name, getattr(self, item.name)))
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [item.name for item in cls._own_fields()]
+
+    @classmethod
+    def sentence(cls, name: str) -> str:
+        """What the option ``name`` is, for people."""
+        return str(cls._field(name).metadata["sentence"])
+
+    @classmethod
+    def least(cls, name: str) -> int | None:
+        """The least value of an int, None where there is none."""
+        read = cls._field(name).metadata["read"]
+        return read.least if isinstance(read, WholeNumber) else None
+
+    @classmethod
+    def table(cls) -> str:
+        """Markdown: a line for each option."""
+        lines = [f"| `{item.name}` | `{item.default!r}` | {item.metadata['sentence']} |" for item in cls._own_fields()]
+        return "\n".join(["| option | default | |", "|---|---|---|", *lines])
+
+    @classmethod
+    def _own_fields(cls) -> list[Field[Any]]:
+        return [item for item in fields(cls) if "sentence" in item.metadata]
+
+    @classmethod
+    def _field(cls, name: str) -> Field[Any]:
+        return next(item for item in cls._own_fields() if item.name == name)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WholeNumber:
+    """An int of at least ``least``; NumPy's are ints, too."""
+
+    least: int
+    or_none: bool = False
+
+    def __call__(self, where: str, name: str, value: Any) -> int | None:
+        """Raises InvalidOption."""
+        number = python_numbers(value)
+        if number is None and self.or_none:
+            return None
+        if not isinstance(number, int) or isinstance(number, bool) or number < self.least:
+            reason = f"it has to be an int of at least {self.least}"
+            raise InvalidOption(where=where, name=name, value=value, reason=reason)
+        return number
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these texts."""
+
+    choices: tuple[str, ...]
+
+    def __call__(self, where: str, name: str, value: Any) -> str:
+        """Raises InvalidOption."""
+        if not isinstance(value, str) or value not in self.choices:
+            raise InvalidOption(where=where, name=name, value=value, reason=f"choose from {', '.join(self.choices)}")
+        return value
+
+
+def flag(where: str, name: str, value: Any) -> bool:
+    """Raises InvalidOption."""
+    if not isinstance(value, bool):
+        raise InvalidOption(where=where, name=name, value=value, reason="use True or False")
+    return value
+
+
+def flag_or_none(where: str, name: str, value: Any) -> bool | None:
+    """Raises InvalidOption."""
+    if not (value is None or isinstance(value, bool)):
+        raise InvalidOption(where=where, name=name, value=value, reason="use True, False or None")
+    return value

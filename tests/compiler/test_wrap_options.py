@@ -1,0 +1,153 @@
+"""The options of ``wrap`` are written once: signature, docstring, dataclass, command line and docs agree."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile.cli import commands
+from speccompile.cli.arguments import TIERS
+from speccompile.compiler.options import DEFAULT_MODE, DEFAULT_TIERS, WrapOptions
+from speccompile.compiler.package import read_wrap_options
+from speccompile.errors import InvalidOption, InvalidTiers, UnknownOption, UnknownTier
+from speccompile.modes.ngram import NGram
+from speccompile.ops.cpu.packing import WeightForm
+from speccompile.utils.not_given import NOT_GIVEN
+from support.errors import raises
+from support.tiny import tiny_llama
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+#: Parameters of ``wrap`` that are no options.
+OTHERS = {"model", "progress", "mode_options"}
+#: The module; the package's attribute of that name is the function.
+WRAP = sys.modules[speccompile.wrap.__module__]
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+def paragraphs(function: Any) -> dict[str, str]:
+    """The paragraphs of a docstring's ``Args``, each in one line, by parameter."""
+    text = inspect.getdoc(function) or ""
+    section = text.split("Args:\n", 1)[1].split("\n\n", 1)[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
+    return {name: " ".join(paragraph.split()) for name, paragraph in found}
+
+
+def test_the_signature_of_wrap_has_the_names_types_and_defaults_of_the_options() -> None:
+    parameters = inspect.signature(speccompile.wrap).parameters
+    assert [name for name in parameters if name not in OTHERS] == WrapOptions.names()
+    for item in fields(WrapOptions):
+        if item.name in ("mode", "mode_options"):
+            continue
+        parameter = parameters[item.name]
+        assert (parameter.annotation, parameter.default) == (item.type, item.default)
+        assert parameter.kind is parameter.KEYWORD_ONLY
+    assert parameters["mode"].default is NOT_GIVEN
+
+
+def test_each_paragraph_of_the_docstring_begins_with_the_sentence_of_its_option() -> None:
+    said = paragraphs(speccompile.wrap)
+    assert said.keys() == inspect.signature(speccompile.wrap).parameters.keys()
+    different = [name for name in WrapOptions.names() if not said[name].startswith(WrapOptions.sentence(name))]
+    assert not different
+
+
+def test_the_guide_has_the_table_of_the_options() -> None:
+    inside = GUIDE.read_text().split("<!-- wrap options -->")[1].split("<!-- end of wrap options -->")[0]
+    assert inside.strip() == WrapOptions.table(), "put what python -m speccompile.compiler.options prints into it"
+
+
+def test_every_argument_of_wrap_becomes_its_option(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {
+        "mode": "suffix", "tiers": (0, 2), "max_batch": 3, "max_len": 40, "backend": "eager", "policy": "fixed:2",
+        "acceptance": "rejection", "deterministic": False, "weights": "int8", "max_waiting": 5, "prefill_budget": 6,
+        "prefix_reuse": False, "sampling": True, "logits_processor": len, "scores": True, "consume": True,
+        "save_hidden_states": "folder", "passes": (1,),
+    }  # fmt: skip
+    assert given.keys() == set(WrapOptions.names())
+    assert all(given[item.name] != item.default for item in fields(WrapOptions) if item.default is not MISSING)
+    seen: list[WrapOptions] = []
+    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options: seen.append(options))
+    speccompile.wrap(model, **given, max_depth=7)
+    assert seen == [WrapOptions(**given, mode_options={"max_depth": 7})]
+    assert seen[0].arguments() == {**given, "max_depth": 7}
+    assert WrapOptions.of(seen[0].arguments()) == seen[0]
+
+
+def test_a_manifest_holds_the_arguments() -> None:
+    options = WrapOptions(mode=("suffix", "ngram"), tiers=(0, 2), mode_options={"min_score": 0.5})
+    manifest = {"options": {name: list(x) if isinstance(x, tuple) else x for name, x in options.arguments().items()}}
+    assert read_wrap_options(manifest) == options
+
+
+def test_unknown_options_are_answered_with_the_names_of_all(model: LlamaForCausalLM) -> None:
+    known = ", ".join([*WrapOptions.names(), "progress", *NGram.options()])
+    with raises(UnknownOption, where="wrap(mode='ngram')", names="batch", known=known):
+        speccompile.wrap(model, batch=2)
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+COMMANDS = (commands.demo, commands.generate, commands.inspect, commands.save_hidden_states)
+
+
+def test_the_command_line_shows_the_sentences_and_bounds_of_the_options() -> None:
+    shown = set()
+    for command in COMMANDS:
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            if name in WrapOptions.names():
+                (info,) = hint.__metadata__
+                assert info.help.startswith(WrapOptions.sentence(name)) and info.min == WrapOptions.least(name)
+                shown.add(name)
+    assert shown == {"mode", "tiers", "max_batch", "max_len", "backend", "policy"}
+
+
+def test_the_command_line_has_the_defaults_of_the_options() -> None:
+    for command in (commands.demo, commands.generate, commands.inspect):
+        defaults = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
+        assert (defaults["mode"], defaults["backend"]) == (DEFAULT_MODE, WrapOptions.backend)
+        assert defaults["tiers"] in (None, TIERS)
+        assert defaults.get("max_len") is WrapOptions.max_len
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def test_forms_of_weights_are_those_of_the_kernels() -> None:
+    for form in get_args(WeightForm):
+        assert WrapOptions(weights=form).weights == form
+    with raises(InvalidOption, where="wrap", name="weights", value="int4", reason="choose from same, int8"):
+        WrapOptions(weights="int4")  # type: ignore[arg-type]
+
+
+def test_tiers_are_kept_in_ascending_order_and_read_once() -> None:
+    options = WrapOptions(tiers=iter((3, 0)))  # type: ignore[arg-type]
+    assert options.tiers == options.draft_lens == (0, 3)
+    assert WrapOptions().tiers is None and WrapOptions().draft_lens == DEFAULT_TIERS
+    with raises(InvalidTiers, tiers=(1, 3), reason="0 is missing"):
+        WrapOptions(tiers=(1, 3))
+
+
+def test_a_policy_must_name_tiers_that_are_built() -> None:
+    with raises(UnknownTier, tier=2, built="0, 3"):
+        WrapOptions(tiers=(0, 3), policy="fixed:2")
+    with raises(UnknownTier, tier=2, built="0, 1, 3, 7"):
+        WrapOptions(policy="fixed:2")
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    options = WrapOptions(max_batch=np.int64(2), tiers=np.array([0, 3]))  # type: ignore[arg-type]
+    assert (options.max_batch, options.tiers) == (2, (0, 3)) and type(options.max_batch) is int
