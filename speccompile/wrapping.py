@@ -93,22 +93,22 @@ def wrap(
         weights: The form of the weights of linears. ``int8`` rounds them and, as it goes, what they are multiplied
             with, in groups of 64. That is another model: it is faster, and its text differs. ``spec.check`` compares
             with that model.
-        max_waiting: Most requests of `spec.engine` that wait for a slot.
-        prefill_budget: Most prompt tokens that `spec.engine` processes between two decode steps. None reads them along
-            with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
+        max_waiting: Most requests of ``spec.engine`` that wait for a slot.
+        prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. None reads them
+            along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
         prefix_reuse: Whether a prompt that begins like another sequence in the arena reuses the KV of that one.
             Where tiers run one shape for ``deterministic=True``, none does.
         sampling: Whether the executables that draw tokens are built at once. ``spec.prepare(sampling=True)`` does so
             later. Otherwise the first request that samples, or that wants any other processor, waits for it some
             seconds.
-        logits_processor: Your own `LogitsProcessor`, or a list of them, for every request. They are called as
+        logits_processor: Your own ``LogitsProcessor``, or a list of them, for every request. They are called as
             transformers calls them: ``processor(input_ids [B, P] int64, scores [B, V] float32) -> scores``, after the
             penalties and before temperature and what follows it. Each is traced into the steps and compared with
             itself over many texts: what looks at values in Python, keeps memory, or depends on lengths or other rows is
             refused.
-        scores: Whether the arena has room for `output_logits` and `output_scores`. That is N * T * V * 8 bytes, N being
-            ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
-            slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
+        scores: Whether the arena has room for ``output_logits`` and ``output_scores``. That is N * T * V * 8 bytes, N
+            being ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are
+            not slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
         consume: Whether to keep one copy of the weights. Those that are packed take the place of the model's own, one
             by one, so that there never are two. The model can still do what it could, but slowly, since it unpacks a
             weight whenever it reads it; its weights cannot be changed, and it cannot be wrapped again. A wrap that

@@ -11,6 +11,7 @@ import typer
 from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
 from speccompile.errors import UnknownBackend, UnknownMode, UnknownOption
 from speccompile.utils.model_names import MODEL_HELP
+from speccompile.utils.options import Options
 
 # Modes with their options, and backends: `speccompile.modes` and `speccompile.lowering.backends` define them, and
 # import torch.
@@ -66,20 +67,30 @@ def check_backend(name: str) -> None:
         raise UnknownBackend(name=name, available=", ".join(_BACKENDS))
 
 
-def wrap_option(name: str, more: str = "") -> Any:
-    """The option of ``wrap`` on the command line; ``more`` is what its sentence does not say."""
-    return typer.Option(help=" ".join([WrapOptions.sentence(name), *[more] * bool(more)]), min=WrapOptions.least(name))
+def option_of(options: type[Options], name: str, *flags: str, more: str = "") -> Any:
+    """An option of a call on the command line.
+
+    Args:
+        flags: how it is spelled, if that does not follow from its name.
+        more: what its sentence does not say.
+    """
+    return typer.Option(*flags, help=f"{options.sentence(name)} {more}".rstrip(), min=options.least(name))
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
-Mode = Annotated[str, wrap_option("mode", f"One of {', '.join(modes())}.")]
-Tiers = Annotated[str, wrap_option("tiers")]
-SomeTiers = Annotated[str | None, wrap_option("tiers", f"{TIERS}, or as far as the drafter goes, if left out.")]
-Backend = Annotated[str, wrap_option("backend", f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
-MaxLen = Annotated[int | None, wrap_option("max_len")]
-MaxBatch = Annotated[int, wrap_option("max_batch")]
-Policy = Annotated[
-    str | None, wrap_option("policy", "fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out.")
+Mode = Annotated[str, option_of(WrapOptions, "mode", more=f"One of {', '.join(modes())}.")]
+Tiers = Annotated[str, option_of(WrapOptions, "tiers")]
+SomeTiers = Annotated[
+    str | None, option_of(WrapOptions, "tiers", more=f"{TIERS}, or as far as the drafter goes, if left out.")
 ]
-Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the mode, name=value; may repeat.")]
+Backend = Annotated[str, option_of(WrapOptions, "backend", more=f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
+MaxLen = Annotated[int | None, option_of(WrapOptions, "max_len")]
+MaxBatch = Annotated[int, option_of(WrapOptions, "max_batch")]
+Policy = Annotated[
+    str | None,
+    option_of(WrapOptions, "policy", more="fixed:K, schedule:ROWS=K,..., cost, ema or gate; cost if left out."),
+]
+ModeOptions = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the mode, name=value; may repeat.")
+]

@@ -17,18 +17,19 @@ from speccompile.cli.arguments import (
     Mode,
     Model,
     ModelOption,
-    Options,
+    ModeOptions,
     Policy,
     SomeTiers,
     Tiers,
     check_backend,
     check_mode,
     check_options,
-    wrap_option,
+    option_of,
 )
 from speccompile.cli.session import one_line_errors, parse_layers, parse_options, parse_tiers
 from speccompile.compiler.options import DEFAULT_MAX_LEN, DEFAULT_MODE, DEFAULT_TIERS, WrapOptions
 from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, UnknownTier
+from speccompile.runtime.request_options import GenerateOptions, SaveOptions
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
 from speccompile.utils.hub import check_reachable
@@ -84,13 +85,14 @@ def generate(
     model: Model,
     prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
     mode: Mode = DEFAULT_MODE,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 128,
+    max_new_tokens: Annotated[int, option_of(GenerateOptions, "max_new_tokens")] = 128,
     do_sample: Annotated[
         bool | None,
-        typer.Option(
+        option_of(
+            GenerateOptions,
+            "do_sample",
             "--do-sample/--greedy",
-            help="Draw tokens, or take the most likely one. If left out: draw when an option below is given, else as "
-            "the model's generation_config says.",
+            more="If left out: drawn when an option below is given, else as the model's generation_config says.",
         ),
     ] = None,
     temperature: Annotated[
@@ -102,7 +104,7 @@ def generate(
         typer.Option(min=0, max=1, help="Keep the likeliest tokens of this mass."),
     ] = None,
     top_k: Annotated[int | None, typer.Option(min=0, help="Keep so many of the likeliest tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same text.")] = None,
+    seed: Annotated[int | None, option_of(GenerateOptions, "seed", more="The same seed gives the same text.")] = None,
     tiers: SomeTiers = None,
     policy: Policy = None,
     backend: Backend = WrapOptions.backend,
@@ -110,7 +112,7 @@ def generate(
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default where there is one.")
     ] = None,
-    option: Options = None,
+    option: ModeOptions = None,
 ) -> None:
     """Decode one prompt speculatively and stream the text."""
     drawing = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
@@ -158,7 +160,7 @@ def inspect(
     sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
     build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
     backend: Backend = WrapOptions.backend,
-    option: Options = None,
+    option: ModeOptions = None,
 ) -> None:
     """Show what a model becomes: stages, ops and kernels, tiers, buffers."""
     with one_line_errors():
@@ -255,12 +257,15 @@ def save_hidden_states(
         str | None, typer.Option(help="Decoder layers, such as 1,14,26; those that EAGLE-3 reads if left out.")
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Above 1, also save what the model generates after each text.")
-    ] = 1,
+        int,
+        option_of(SaveOptions, "max_new_tokens", more="Above 1, generated tokens are saved too."),
+    ] = SaveOptions.max_new_tokens,
     mode: Mode = "none",
     interval: Annotated[int, typer.Option(min=1, help="Records of a file.")] = 20,
     prefix: Annotated[str, typer.Option(help="What files are called; one for each process.")] = "data",
-    max_len: Annotated[int, wrap_option("max_len", "Of longer texts the beginning is saved.")] = DEFAULT_MAX_LEN,
+    max_len: Annotated[
+        int, option_of(WrapOptions, "max_len", more="Of longer texts the beginning is saved.")
+    ] = DEFAULT_MAX_LEN,
     max_batch: MaxBatch = 4,
     specforge: Annotated[
         Path | None,

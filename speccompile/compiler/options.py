@@ -65,6 +65,7 @@ class WrapOptions(Options):
     """
 
     where: ClassVar[str] = "wrap"
+    inputs: ClassVar[tuple[str, ...]] = ("progress",)
 
     mode: str | Sequence[str] | None = field(default=DEFAULT_MODE, metadata=option("How to draft."))
     tiers: Sequence[int] | None = field(

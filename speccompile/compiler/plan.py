@@ -58,7 +58,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     draft_lens = options.draft_lens
     own_passes = check_passes(options.passes)
     rule = choose_rule(options.acceptance)
-    asked = modes.create(options.mode, dict(options.mode_options), others=[*options.names(), "progress"])
+    asked = modes.create(options.mode, dict(options.mode_options), others=options.parameters())
     policy = _choose_policy(options, draft_lens, rule)
     info = inspect_model(model)
     max_len, max_len_reason = _choose_max_len(model, options.max_len)

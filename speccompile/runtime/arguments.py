@@ -22,17 +22,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
+from speccompile.runtime.request_options import GenerateOptions
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
 
-#: Parameters and fields that ``generate`` reads itself. The last line is this project's own.
-HEEDED = (
-    *("inputs", "input_ids", "attention_mask", "generation_config", "stopping_criteria", "tokenizer", "streamer"),
-    *("max_new_tokens", "max_length", "eos_token_id", "pad_token_id", "bos_token_id", "stop_strings"),
-    *("num_return_sequences", "do_sample", "return_dict_in_generate"),
-    *("output_scores", "output_logits", "output_attentions", "output_hidden_states"),
-    *("num_draft_tokens", "seed", "record"),
-)
+#: Parameters and fields that ``generate`` reads itself.
+HEEDED = tuple(GenerateOptions.parameters())
 #: Fields that ``generate`` reads and :meth:`Engine.submit` cannot: a request is one sequence, and has no tokenizer.
 GENERATE_ALONE = ("num_return_sequences", "stop_strings")
 

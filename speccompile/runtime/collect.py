@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,8 +16,9 @@ from speccompile.errors import InvalidInput
 from speccompile.hidden_states.records import RecordOrder
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.inputs import check_options, read_count, read_prompt
+from speccompile.runtime.inputs import check_options, read_prompt
 from speccompile.runtime.request import Params, Request
+from speccompile.runtime.request_options import SaveOptions
 from speccompile.runtime.target import Target
 from speccompile.utils.storage import digest
 
@@ -28,23 +28,16 @@ def save_texts(
     target: Target,
     writer: RecordWriter,
     texts: Sequence[Sequence[int] | torch.Tensor],
-    *,
-    ids: Sequence[str | None] | None,
-    loss_masks: Sequence[Sequence[int]] | None,
-    max_new_tokens: int,
-    do_sample: bool | None,
-    seed: int | None,
-    progress: bool,
-    options: Mapping[str, Any],
+    options: SaveOptions,
 ) -> None:
     """:meth:`~speccompile.speculator.speculator.Speculator.save_hidden_states`."""
-    check_options("save_hidden_states", options, "texts, ids, loss_masks, max_new_tokens, do_sample, seed, progress")
-    max_new_tokens = read_count("save_hidden_states", "max_new_tokens", max_new_tokens)
+    check_options(options.where, options.sampling, ", ".join(options.parameters()))
     prompts = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(texts)]
-    names = _check(prompts, ids, loss_masks)
+    names = _check(prompts, options.ids, options.loss_masks)
     target.check()
     eos = target.eos(None)
-    sampling = target.sampling("save_hidden_states", options, do_sample=do_sample, seed=seed, eos=eos)
+    sampling = target.sampling(options.where, options.sampling, do_sample=options.do_sample, seed=options.seed, eos=eos)
+    max_new_tokens, loss_masks = options.max_new_tokens, options.loss_masks
     if loss_masks is None:
         loss_masks = [[int(max_new_tokens == 1)] * len(prompt) for prompt in prompts]
 
@@ -58,7 +51,7 @@ def save_texts(
 
     orders = [(index, RecordOrder(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
     room = engine.arena.layout.max_batch + engine.options.max_waiting
-    _collect(writer, orders, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=progress)
+    _collect(writer, orders, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=options.progress)
 
 
 def _check(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.errors import InvalidInput, OutputTruncated, QueueFull
@@ -17,10 +17,10 @@ from speccompile.runtime.inputs import read_count, read_num_draft_tokens, read_p
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.request import Params, Request
-from speccompile.runtime.score_records import RecordRequest, check_flag
+from speccompile.runtime.request_options import GenerateOptions
+from speccompile.runtime.score_records import RecordRequest
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
-from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.warn import warn_caller
 
@@ -30,33 +30,14 @@ def generate(
     target: Target,
     input_ids: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
-    *,
-    generation_config: GenerationConfig | None,
-    lengths_and_ends: dict[str, Any],
-    num_draft_tokens: int | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-    stopping_criteria: Any,
-    streamer: Streamer | None,
-    do_sample: bool | NotGiven | None,
-    seed: int | None,
-    outputs: dict[str, Any],
-    record: bool,
-    options: dict[str, Any],
+    options: GenerateOptions,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """:meth:`~speccompile.speculator.speculator.Speculator.generate`.
-
-    Args:
-        lengths_and_ends: fields of a GenerationConfig, by name.
-        outputs: what is to be returned, likewise.
-        options: every other keyword as given.
-    """
-    check_flag("generate", "record", record)
-    fields = {**lengths_and_ends, **outputs, "do_sample": do_sample}
-    given = {name: value for name, value in fields.items() if value is not NOT_GIVEN}
-    settings = read_settings(target.model, generation_config, {**given, **options})
+    """:meth:`~speccompile.speculator.speculator.Speculator.generate`."""
+    given = options.config_fields()
+    settings = read_settings(target.model, options.generation_config, {**given, **options.others})
     config = settings.config
-    wanted = read_outputs({name: given.get(name) for name in outputs}, settings, engine.arena)
-    num_draft_tokens = read_num_draft_tokens("generate", num_draft_tokens, engine.arena.layout)
+    wanted = read_outputs(given, settings, engine.arena)
+    num_draft_tokens = read_num_draft_tokens("generate", options.num_draft_tokens, engine.arena.layout)
     target.check(settings)
     eos = target.eos(given.get("eos_token_id"), settings)
     pad = _one_token("pad_token_id", config.pad_token_id)
@@ -66,17 +47,18 @@ def generate(
     copies = 1 if config.num_return_sequences is None else config.num_return_sequences
     copies = read_count(settings.source("num_return_sequences"), "num_return_sequences", copies)
     prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
-    check_streamer(streamer)
-    check_tokenizer(tokenizer)
-    if streamer is not None and len(prompts) > 1:
+    check_streamer(options.streamer)
+    check_tokenizer(options.tokenizer)
+    if options.streamer is not None and len(prompts) > 1:
         raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
-    given_criteria = stopping_criteria if isinstance(stopping_criteria, list | tuple) else [stopping_criteria]
+    stopping = options.stopping_criteria
+    given_criteria = stopping if isinstance(stopping, list | tuple) else [stopping]
     stop_strings = None if first_of(StopStringCriteria, given_criteria) else config.stop_strings
-    criteria = make_criteria(stop_strings, tokenizer, stopping_criteria, "stop_strings")
-    processors = {name: value for name, value in options.items() if name in OPTIONS}
+    criteria = make_criteria(stop_strings, options.tokenizer, stopping, "stop_strings")
+    processors = {name: value for name, value in options.others.items() if name in OPTIONS}
     processors |= _least_new_tokens(processors, settings, input_ids.shape[1])
     sampling = target.sampling(
-        "generate", processors, do_sample=given.get("do_sample"), seed=seed, eos=eos, settings=settings
+        "generate", processors, do_sample=given.get("do_sample"), seed=options.seed, eos=eos, settings=settings
     )
     new_tokens = target.new_tokens("generate", given.get("max_new_tokens"), input_ids.shape[1], settings)
     ends = replace_built_in_ends(given_criteria, Ends(new_tokens, tuple(eos)), sampling, input_ids.shape[1])
@@ -89,7 +71,15 @@ def generate(
         num_draft_tokens=num_draft_tokens,
     )
     input_ids = input_ids.repeat_interleave(copies, dim=0)
-    requests = decode(engine, prompts, params, shown=input_ids, streamer=streamer, criteria=criteria, record=record)
+    requests = decode(
+        engine,
+        prompts,
+        params,
+        shown=input_ids,
+        streamer=options.streamer,
+        criteria=criteria,
+        record=options.record,
+    )
     sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
     return sequences if wanted is None else as_output(sequences, requests)
 

@@ -19,6 +19,7 @@ from speccompile.errors import (
 from speccompile.graph.state import EOS_CAPACITY, Layout
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
+from speccompile.utils.options import WholeNumber
 
 
 def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
@@ -153,7 +154,4 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
 
 def read_count(where: str, name: str, value: Any) -> int:
     """Raises InvalidOption: it is no whole number of at least 1."""
-    count = python_numbers(value)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise InvalidOption(where=where, name=name, value=value, reason="it has to be an int of at least 1")
-    return count
+    return cast(int, WholeNumber(1)(where, name, value))

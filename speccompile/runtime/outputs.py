@@ -22,20 +22,17 @@ def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Rec
     """What is asked for beside the text; None is the text alone, as a tensor.
 
     Args:
-        given: ``return_dict_in_generate`` and :data:`OUTPUTS` as given by keyword; None is what ``settings`` has. Its
-            outputs count only where a dict is returned, as in transformers.
+        given: keywords, of which ``return_dict_in_generate`` and :data:`OUTPUTS` are read; None is what ``settings``
+            has. Its outputs count only where a dict is returned, as in transformers.
 
     Raises:
         InvalidOption: names the option and says what to do.
     """
     wanted, config = {}, settings.config
-    for name, value in given.items():
-        if not (value is None or isinstance(value, bool)):
-            raise InvalidOption(where="generate", name=name, value=value, reason="use True, False or None")
-    returns_dict = given["return_dict_in_generate"]
+    returns_dict = given.get("return_dict_in_generate")
     returns_dict = bool(config.return_dict_in_generate) if returns_dict is None else returns_dict
     for name in OUTPUTS:
-        value, where = given[name], "generate"
+        value, where = given.get(name), "generate"
         if value and not returns_dict:
             raise InvalidOption(where=where, name=name, value=value, reason="it needs return_dict_in_generate=True")
         if value is None and returns_dict:

@@ -25,11 +25,12 @@ from speccompile.runtime.generate import generate
 from speccompile.runtime.inputs import read_count, read_prompt
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.policy_controller import Fixed, check_tier
-from speccompile.runtime.score_records import check_flag
+from speccompile.runtime.request_options import GenerateOptions, SaveOptions
 from speccompile.runtime.target import EosTokens
 from speccompile.speculator.model_interface import ModelInterface
 from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.numbers import python_numbers
+from speccompile.utils.options import flag
 
 
 class Speculator(ModelInterface):
@@ -102,34 +103,38 @@ class Speculator(ModelInterface):
             mask_or_config: by position, the attention mask, or, as in transformers, a ``GenerationConfig``.
             attention_mask: ``[B, P]``, 0 at padding.
             inputs: transformers' name for ``input_ids``.
-            generation_config: a ``GenerationConfig``. As in transformers, keywords take precedence over it, and fields
-                that it leaves at None are those of the model's generation_config.
-            max_new_tokens: most new tokens of a row; None: ``max_length``, else 128 (20 in transformers). A row also
-                ends at ``max_len``, with a warning.
-            max_length: the same with the prompt included, where ``max_new_tokens`` is given nowhere. None is no such
-                limit, and 128 new tokens if there is no other (in transformers an error, or no end).
-            eos_token_id: one or several ids that end a row.
-            pad_token_id: what rows that end early are padded with; None takes the first EOS id.
-            bos_token_id: the prompt where there is no other.
-            num_return_sequences: continuations of each prompt, which is read once; rows follow one another as
+            generation_config: A ``GenerationConfig``, over which the other options take precedence. As in transformers,
+                fields that it leaves at None are those of the model's generation_config.
+            max_new_tokens: Most new tokens. Of each row; None: ``max_length``, else 128 (20 in transformers). A row
+                also ends at ``max_len``, with a warning.
+            max_length: Most tokens, prompt included, where ``max_new_tokens`` is given nowhere. None is no such limit,
+                and 128 new tokens if there is no other (in transformers an error, or no end).
+            eos_token_id: One or several ids that end a sequence.
+            pad_token_id: The id that pads rows that end early. None is the first EOS id.
+            bos_token_id: The id that is the prompt where there is no other.
+            num_return_sequences: Continuations of each prompt. The prompt is read once; rows follow one another as
                 transformers orders them. Without ``do_sample`` they are all alike. None is 1.
-            num_draft_tokens: most drafts of a row and step, 0 for none; None is as many as the tier has.
-            stop_strings: text or texts that end a row, with the token that completes one; needs ``tokenizer``.
-            stopping_criteria: transformers' ``StoppingCriteria``, asked after each token of each row with that row's
-                ids and ``None`` for scores. With several rows each row has copies, as of ``logits_processor``, which
-                are shown ``[B, P + new]`` with this row's tokens in every line; element i of the answer counts for row
-                i, and so does a bool.
-            streamer: a transformers streamer, for one row.
-            do_sample: draw tokens instead of taking the most likely one.
-            seed: of what is drawn; row i draws as ``seed + i`` does. None takes one from torch's default generator. The
-                same seed and options give the same text in any mode, at any tier, alone and among others. Greedy text
-                is the same with any.
-            return_dict_in_generate: return transformers' ``GenerateDecoderOnlyOutput`` (without a cache).
-            output_scores, output_logits: with it, ``scores`` (behind all processors) and ``logits`` (the model's own):
-                for each new place float32 ``[B, V]``, 0 in rows that have ended, since no model ran there. They need
-                ``wrap(scores=True)``.
-            output_attentions, output_hidden_states: refused if True.
-            record: where hidden states are saved, whether those of these rows are.
+            num_draft_tokens: Most draft tokens of a step, 0 for none. None is as many as the tier has.
+            stop_strings: One or several texts that end a sequence; they need ``tokenizer``. A row ends with the token
+                that completes one.
+            tokenizer: The tokenizer of the token ids. For ``stop_strings``.
+            stopping_criteria: transformers' ``StoppingCriteria``, one or several. They are asked after each token of
+                each row with that row's ids and ``None`` for scores. With several rows each row has copies, as of
+                ``logits_processor``, which are shown ``[B, P + new]`` with this row's tokens in every line; element i
+                of the answer counts for row i, and so does a bool.
+            streamer: A transformers streamer. It follows one row.
+            do_sample: Whether tokens are drawn; otherwise the most likely one is chosen.
+            seed: Seed of what is drawn. Row i draws as ``seed + i`` does. None takes one from torch's default
+                generator. The same seed and options give the same text in any mode, at any tier, alone and among
+                others. Greedy text is the same with any.
+            return_dict_in_generate: Whether to return transformers' ``GenerateDecoderOnlyOutput``. It has no cache.
+            output_scores: Whether to return the scores after all processors, of each new token. They are ``scores`` of
+                the ``GenerateDecoderOnlyOutput``: for each new place float32 ``[B, V]``, 0 in rows that have ended,
+                since no model ran there. Needs ``return_dict_in_generate`` and ``wrap(scores=True)``.
+            output_logits: Whether to return the model's own logits, of each new token. They are ``logits``, likewise.
+            output_attentions: Refused if True: a step keeps no attentions.
+            output_hidden_states: Refused if True: a step keeps no hidden states.
+            record: Whether hidden states are saved, where the wrap saves them.
             options: of the sampling pipeline, as :meth:`Engine.submit` accepts them, and the other parameters of
                 transformers' ``generate`` at values that do nothing. Any other value is an error with the reason
                 (:mod:`speccompile.runtime.arguments`). None for an option switches it off, as in transformers.
@@ -156,31 +161,29 @@ class Speculator(ModelInterface):
             target,
             inputs if input_ids is None else input_ids,
             attention_mask,
-            generation_config=generation_config,
-            lengths_and_ends={
-                "max_new_tokens": max_new_tokens,
-                "max_length": max_length,
-                "eos_token_id": eos_token_id,
-                "pad_token_id": pad_token_id,
-                "bos_token_id": bos_token_id,
-                "num_return_sequences": num_return_sequences,
-                "stop_strings": stop_strings,
-            },
-            num_draft_tokens=num_draft_tokens,
-            tokenizer=tokenizer,
-            stopping_criteria=stopping_criteria,
-            streamer=streamer,
-            do_sample=do_sample,
-            seed=seed,
-            outputs={
-                "return_dict_in_generate": return_dict_in_generate,
-                "output_scores": output_scores,
-                "output_logits": output_logits,
-                "output_attentions": output_attentions,
-                "output_hidden_states": output_hidden_states,
-            },
-            record=record,
-            options=options,
+            GenerateOptions(
+                generation_config=generation_config,
+                max_new_tokens=max_new_tokens,
+                max_length=max_length,
+                eos_token_id=eos_token_id,
+                pad_token_id=pad_token_id,
+                bos_token_id=bos_token_id,
+                num_return_sequences=num_return_sequences,
+                num_draft_tokens=num_draft_tokens,
+                stop_strings=stop_strings,
+                tokenizer=tokenizer,
+                stopping_criteria=stopping_criteria,
+                streamer=streamer,
+                do_sample=do_sample,
+                seed=seed,
+                return_dict_in_generate=return_dict_in_generate,
+                output_scores=output_scores,
+                output_logits=output_logits,
+                output_attentions=output_attentions,
+                output_hidden_states=output_hidden_states,
+                record=record,
+                others=options,
+            ),
         )
 
     def check(
@@ -230,12 +233,14 @@ class Speculator(ModelInterface):
 
         Args:
             texts: token ids each.
-            ids: of their records; None is a digest of the text, and equal ones make one record.
-            loss_masks: for each text a 0 or 1 for each of its tokens; None is all 1 where nothing is written behind
+            ids: Ids of the records. None is a digest of the text, and equal ones make one record.
+            loss_masks: For each text a 0 or 1 for each of its tokens. None is all 1 where nothing is written after
                 them, else all 0.
-            max_new_tokens: most new tokens. Of the last one there are no hidden states, so 1 saves the texts alone.
-            do_sample, seed, options: as :meth:`generate` has them; text i draws as ``seed + i`` does.
-            progress: show a bar on stderr, if that is a terminal.
+            max_new_tokens: Most new tokens. Of the last one there are no hidden states, so 1 saves the texts alone.
+            do_sample: Whether tokens are drawn; otherwise the most likely one is chosen.
+            seed: Seed of what is drawn. Text i draws as ``seed + i`` does.
+            progress: Whether to show a bar on stderr, if that is a terminal.
+            options: of the sampling pipeline, as :meth:`generate` has them.
 
         Raises:
             InvalidOption: the wrap does not save hidden states.
@@ -249,13 +254,15 @@ class Speculator(ModelInterface):
             target,
             self.hidden_states,
             texts,
-            ids=ids,
-            loss_masks=loss_masks,
-            max_new_tokens=max_new_tokens,
-            do_sample=do_sample,
-            seed=seed,
-            progress=progress,
-            options=options,
+            SaveOptions(
+                ids=ids,
+                loss_masks=loss_masks,
+                max_new_tokens=max_new_tokens,
+                do_sample=do_sample,
+                seed=seed,
+                progress=progress,
+                sampling=options,
+            ),
         )
 
     def set_tier(self, draft_len: int) -> None:
@@ -297,8 +304,8 @@ class Speculator(ModelInterface):
             InvalidOption: one of them is not True or False.
             Closed: the speculator was closed.
         """
-        check_flag("prepare", "sampling", sampling)
-        check_flag("prepare", "mixed", mixed)
+        flag("prepare", "sampling", sampling)
+        flag("prepare", "mixed", mixed)
         engine, _ = self._open()
         kinds: set[Kind] = {self._config.kind, "sampled"} if sampling else {self._config.kind}
         for kind in sorted(kinds):

@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
 from speccompile.errors import InvalidOption
+from speccompile.utils.not_given import NOT_GIVEN
 from speccompile.utils.numbers import python_numbers
 
 #: ``(where, name, value)`` to the value that is kept. Raises a UserError for one that is not valid.
@@ -37,15 +38,23 @@ class Options:
 
     #: The call, for messages.
     where: ClassVar[str]
+    #: Parameters of the call that are no options.
+    inputs: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for item in self._own_fields():
-            if read := item.metadata["read"]:
-                object.__setattr__(self, item.name, read(self.where, item.name, getattr(self, item.name)))
+            value = getattr(self, item.name)
+            if (read := item.metadata["read"]) and value is not NOT_GIVEN:
+                object.__setattr__(self, item.name, read(self.where, item.name, value))
 
     @classmethod
     def names(cls) -> list[str]:
         return [item.name for item in cls._own_fields()]
+
+    @classmethod
+    def parameters(cls) -> list[str]:
+        """All that the call accepts, for messages about what it does not."""
+        return [*cls.inputs, *cls.names()]
 
     @classmethod
     def sentence(cls, name: str) -> str:
@@ -78,9 +87,10 @@ class Options:
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """An int of at least ``least``; NumPy's are ints, too."""
+    """An int from ``least`` to ``most``; NumPy's are ints, too."""
 
     least: int
+    most: int | None = None
     or_none: bool = False
 
     def __call__(self, where: str, name: str, value: Any) -> int | None:
@@ -88,10 +98,11 @@ class WholeNumber:
         number = python_numbers(value)
         if number is None and self.or_none:
             return None
-        if not isinstance(number, int) or isinstance(number, bool) or number < self.least:
-            reason = f"it has to be an int of at least {self.least}"
-            raise InvalidOption(where=where, name=name, value=value, reason=reason)
-        return number
+        whole = isinstance(number, int) and not isinstance(number, bool) and number >= self.least
+        if not whole or (self.most is not None and number > self.most):
+            bounds = f"of at least {self.least}" if self.most is None else f"in {self.least} .. {self.most}"
+            raise InvalidOption(where=where, name=name, value=value, reason=f"it has to be an int {bounds}")
+        return int(number)
 
 
 @dataclass(frozen=True)
@@ -109,13 +120,15 @@ class OneOf:
 
 def flag(where: str, name: str, value: Any) -> bool:
     """Raises InvalidOption."""
-    if not isinstance(value, bool):
+    given = python_numbers(value)
+    if not isinstance(given, bool):
         raise InvalidOption(where=where, name=name, value=value, reason="use True or False")
-    return value
+    return given
 
 
 def flag_or_none(where: str, name: str, value: Any) -> bool | None:
     """Raises InvalidOption."""
-    if not (value is None or isinstance(value, bool)):
+    given = python_numbers(value)
+    if not (given is None or isinstance(given, bool)):
         raise InvalidOption(where=where, name=name, value=value, reason="use True, False or None")
-    return value
+    return given

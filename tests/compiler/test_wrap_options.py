@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -22,6 +21,7 @@ from speccompile.errors import InvalidOption, InvalidTiers, UnknownOption, Unkno
 from speccompile.modes.ngram import NGram
 from speccompile.ops.cpu.packing import WeightForm
 from speccompile.utils.not_given import NOT_GIVEN
+from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
 from support.tiny import tiny_llama
 
@@ -37,14 +37,6 @@ def model() -> LlamaForCausalLM:
     return tiny_llama()
 
 
-def paragraphs(function: Any) -> dict[str, str]:
-    """The paragraphs of a docstring's ``Args``, each in one line, by parameter."""
-    text = inspect.getdoc(function) or ""
-    section = text.split("Args:\n", 1)[1].split("\n\n", 1)[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
-    return {name: " ".join(paragraph.split()) for name, paragraph in found}
-
-
 def test_the_signature_of_wrap_has_the_names_types_and_defaults_of_the_options() -> None:
     parameters = inspect.signature(speccompile.wrap).parameters
     assert [name for name in parameters if name not in OTHERS] == WrapOptions.names()
@@ -58,10 +50,8 @@ def test_the_signature_of_wrap_has_the_names_types_and_defaults_of_the_options()
 
 
 def test_each_paragraph_of_the_docstring_begins_with_the_sentence_of_its_option() -> None:
-    said = paragraphs(speccompile.wrap)
-    assert said.keys() == inspect.signature(speccompile.wrap).parameters.keys()
-    different = [name for name in WrapOptions.names() if not said[name].startswith(WrapOptions.sentence(name))]
-    assert not different
+    assert paragraphs(speccompile.wrap).keys() == inspect.signature(speccompile.wrap).parameters.keys()
+    assert not different_paragraphs(speccompile.wrap, WrapOptions)
 
 
 def test_the_guide_has_the_table_of_the_options() -> None:
@@ -93,7 +83,7 @@ def test_a_manifest_holds_the_arguments() -> None:
 
 
 def test_unknown_options_are_answered_with_the_names_of_all(model: LlamaForCausalLM) -> None:
-    known = ", ".join([*WrapOptions.names(), "progress", *NGram.options()])
+    known = ", ".join(["progress", *WrapOptions.names(), *NGram.options()])
     with raises(UnknownOption, where="wrap(mode='ngram')", names="batch", known=known):
         speccompile.wrap(model, batch=2)
 
