@@ -38,7 +38,7 @@ def text_and_logits(
         while not request.new_tokens:
             engine.step()
         while not request.finished:
-            graph = engine.next_tier().stages["verify_inputs"].graph
+            graph = engine.choice.next_tier().stages["verify_inputs"].graph
             step = spec.backend.lower(graph, f"verify K={draft_len}")
             with torch.no_grad():
                 (row,) = step(*bind((graph.ports[node.name] for node in graph.placeholders), spec.arena))

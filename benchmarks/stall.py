@@ -37,7 +37,7 @@ def measure(
     """``running`` have stepped ``steps`` times when ``long`` arrives. Seconds between their steps, before and while it
     is read, and until it has its first token."""
     engine = spec.engine
-    engine.prefill_budget = PrefillBudget(list(spec.prefill), budget, fixed=False)
+    engine.prompts.budget = PrefillBudget(list(spec.prefill), budget, fixed=False)
     # What chunks cost is known in an engine that has been running for a while.
     engine.submit(unlike([long], engine.arena.layout.vocab_size), max_new_tokens=2).result()
     room = engine.arena.layout.max_len

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import atexit
-import threading
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
-from speccompile.errors import CannotCopy, InvalidOption
+from speccompile.errors import CannotCopy, Closed
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import ChunkKind, Kind, TierName
 from speccompile.hidden_states.records import RecordOrder
-from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
-from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
+from speccompile.lowering.tier import Executables, Tier
+from speccompile.modes.base import HostDraft
+from speccompile.policies.base import AnyPolicy
+from speccompile.runtime.async_readers import AsyncDriver
+from speccompile.runtime.batch import Batch
+from speccompile.runtime.delivery import Delivery
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime.listener import Streamer
+from speccompile.runtime.measure import measure_tiers
+from speccompile.runtime.options import EngineOptions, StepTraits
+from speccompile.runtime.outcomes import Outcomes
+from speccompile.runtime.policy_controller import Policies
+from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Params, Request
-from speccompile.runtime.score_records import RecordRequest, Records, check_flag, check_kept
-from speccompile.runtime.stats import RequestStats
+from speccompile.runtime.request_factory import RequestFactory
+from speccompile.runtime.request_options import SubmitOptions
+from speccompile.runtime.saver import Saver
+from speccompile.runtime.scheduler import Scheduler
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import EosTokens, Target
+from speccompile.runtime.tier_choice import TierChoice
+from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.turns import Turns
+from speccompile.runtime.waiting import WaitingQueue
+from speccompile.utils.devices import traits_of
 from speccompile.utils.forks import in_child
-from speccompile.utils.interrupts import deferred_interrupts
-from speccompile.utils.numbers import python_numbers
 
 
 @dataclass(frozen=True)
@@ -42,7 +63,7 @@ class Capacity:
     room: int
 
 
-class Engine(Turns):
+class Engine:
     """Continuous batching over the slots of one arena. A context manager that closes itself.
 
     Whoever waits for a request steps for all of them, so that no thread has to be started; :meth:`serve` is there for
@@ -51,15 +72,104 @@ class Engine(Turns):
 
     What goes wrong with one request (its callback raises, its logits are NaN, its prompt finds no memory) ends that
     request with that error. What goes wrong with a whole step ends all requests in it.
+
+    It is composed of parts, one file each::
+
+        Engine -- RequestFactory    arguments to requests
+               -- Turns             which thread steps; AsyncDriver steps for async readers
+                   -- Scheduler     one step
+                       -- PromptReader, TierChoice, Policies, HostAnswers, Delivery, Departures
+                       -- TierTable, Batch, Slots, WaitingQueue
+
+    Args:
+        target: the wrapped model.
+        arena: state of all slots.
+        executables: what requests run that ask for nothing.
+        make: builds those of another kind, when the first request needs them.
+        make_mixed: builds the mixed tiers of a kind, when the first request is submitted whose tokens are watched.
+        policy: chooses the draft length of each step.
+        outcomes: results of each run, for the host.
+        traits: what the executables require.
+        options: of the caller.
+        host_draft: a drafter on the host, called before each step.
+        saver: saves hidden states of sequences; None if they are not saved.
     """
 
-    def __init__(self, target: Target, **stepper: Any) -> None:
-        super().__init__(state_of_weights=target.state_of_weights, **stepper)
-        self._target = target
+    def __init__(
+        self,
+        target: Target,
+        arena: Arena,
+        executables: Executables,
+        make: Callable[[Kind], Executables],
+        make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
+        policy: AnyPolicy,
+        outcomes: Outcomes,
+        *,
+        traits: StepTraits,
+        options: EngineOptions,
+        host_draft: HostDraft | None = None,
+        saver: Saver | None = None,
+    ) -> None:
+        self.arena = arena
+        self.options = options
+        self.traits = traits
+        self.saver = saver
+        # KV of a decode step and of a prompt chunk differ in their last bits.
+        self.prefix_reuse = options.prefix_reuse and not traits.one_shape
+        self.stats = Stats(arena.layout.max_draft_len)
+        self.table = table = TierTable(executables, make, make_mixed)
+        self.batch = batch = Batch(arena)
+        self.waiting = WaitingQueue(options.max_waiting)
+        self.slots = Slots(arena, target.state_of_weights, reuse=self.prefix_reuse, clear=traits.reads_dead_places)
+        # Without a reference to the engine: one to itself would keep its tensors until Python's collector runs.
+        self.policies = Policies(
+            policy, table.draft_lens, ready=traits.ready, measure=lambda: measure_tiers(arena, table.tiers)
+        )
+        departures = Departures(batch, self.slots, self.stats, saver)
+        delivery = Delivery(departures, self.stats, arena.layout.max_len)
+        drafter = None if host_draft is None else HostDrafter(host_draft, arena)
+        answers = HostAnswers(arena, departures, drafter)
+        widths = sorted({width for width, _ in table.prefill})
+        self.prompts = PromptReader(
+            arena,
+            table,
+            batch,
+            self.slots,
+            self.waiting,
+            departures,
+            delivery,
+            answers,
+            outcomes,
+            self.stats,
+            PrefillBudget(widths, options.prefill_budget, fixed=traits.one_shape),
+        )
+        self.choice = TierChoice(arena, batch, table, self.policies, traits)
+        # Results are read late only where the device runs beside the host, and where nothing of a step decides which
+        # tier comes next, or has to be cleared before it.
+        waits = (traits.ready and "draft_lens" in arena) or traits.reads_dead_places or host_draft is not None
+        self.scheduler = Scheduler(
+            arena,
+            table,
+            batch,
+            self.slots,
+            self.prompts,
+            self.choice,
+            self.policies,
+            answers,
+            delivery,
+            departures,
+            outcomes,
+            self.stats,
+            late=traits_of(arena.device).asynchronous and not waits,
+            clears_rejected=traits.reads_dead_places,
+        )
+        self.turns = Turns(self.scheduler, self.waiting, self.slots, departures, arena.device, saves=saver is not None)
+        self._driver = AsyncDriver(self.turns)
+        self._factory = RequestFactory(target, arena, saver)
         _open_engines.add(self)
-        if self.saver is not None:
+        if saver is not None:
             # One that is dropped without close() writes the records that wait. At exit _close_all does.
-            self._dropped = weakref.finalize(self, self.saver.writer.close)
+            self._dropped = weakref.finalize(self, saver.writer.close)
             self._dropped.atexit = False
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -69,6 +179,47 @@ class Engine(Turns):
             CannotCopy: always.
         """
         raise CannotCopy()
+
+    # --- what there is -------------------------------------------------------------------------------
+
+    @property
+    def tiers(self) -> dict[TierName, Tier]:
+        """By draft length, row count and kind."""
+        return self.table.tiers
+
+    @property
+    def mixed_tiers(self) -> dict[TierName, Tier]:
+        """Those that read a prompt along."""
+        return self.table.mixed_tiers
+
+    @property
+    def prefill_tiers(self) -> dict[tuple[int, ChunkKind], Tier]:
+        """Prompt chunks, by width and kind."""
+        return self.table.prefill
+
+    @property
+    def draft_lens(self) -> tuple[int, ...]:
+        """Of the tiers, ascending."""
+        return self.table.draft_lens
+
+    @property
+    def tier(self) -> Tier:
+        """The tier that ran last."""
+        return self.scheduler.tier
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that own a slot."""
+        return self.slots.owned
+
+    @property
+    def policy(self) -> AnyPolicy:
+        """Chooses the draft length of each step. Another one may be put here at any time; it has seen nothing yet."""
+        return self.policies.policy
+
+    @policy.setter
+    def policy(self, policy: AnyPolicy) -> None:
+        self.policies.policy = policy
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -142,69 +293,40 @@ class Engine(Turns):
             Closed: the engine was closed.
             UserError: an argument is not valid.
         """
-        others = (
-            "ids, max_new_tokens, eos_token_id, stop, stopping_criteria, tokenizer, streamer, do_sample, seed, "
-            "priority, num_draft_tokens, logprobs, prompt_logprobs, output_logits, output_scores, record"
-        )
-        check_options("submit", options, others)
-        self._target.check()
-        prompt = read_prompt(ids, 0, self.arena.layout)
-        max_new_tokens = self._target.new_tokens("submit", max_new_tokens, len(prompt))
-        check_streamer(streamer)
-        check_tokenizer(tokenizer)
-        priority = python_numbers(priority)
-        if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
-            reason = f"it has to be an int in {-(2**63)} .. {2**63 - 1}"
-            raise InvalidOption(where="submit", name="priority", value=priority, reason=reason)
-        num_draft_tokens = read_num_draft_tokens("submit", num_draft_tokens, self.arena.layout)
-        check_flag("submit", "logprobs", logprobs)
-        check_flag("submit", "prompt_logprobs", prompt_logprobs)
-        check_kept("submit", "output_logits", output_logits, self.arena)
-        check_kept("submit", "output_scores", output_scores, self.arena)
-        eos = self._target.eos(eos_token_id)
-        params = Params(
+        given = SubmitOptions(
             max_new_tokens=max_new_tokens,
-            eos=tuple(eos),
-            sampling=self._target.sampling("submit", options, do_sample=do_sample, seed=seed, eos=eos),
-            priority=priority,
-            reuse=not prompt_logprobs,
+            eos_token_id=eos_token_id,
+            stop=stop,
+            stopping_criteria=stopping_criteria,
             tokenizer=tokenizer,
-            wanted=RecordRequest(logprobs, prompt_logprobs, output_logits, output_scores),
+            streamer=streamer,
+            do_sample=do_sample,
+            seed=seed,
+            priority=priority,
             num_draft_tokens=num_draft_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            output_logits=output_logits,
+            output_scores=output_scores,
+            record=record,
+            sampling=options,
         )
-        criteria = make_criteria(stop, tokenizer, stopping_criteria)
-        params = replace(params, record=self.order_record("submit", record))
+        self.turns.check_process()
+        request = self._factory.from_options(self, self._prepare_missing, ids, given)
         try:
-            request = self.new_request(prompt, params, torch.tensor([prompt]), streamer, criteria)
             self.enqueue([request])
         except KeyboardInterrupt:
             # It waits already, and its owner will never know it.
             request.cancel()
             raise
         except BaseException:
-            if self.saver is not None and params.record is not None:
-                self.saver.writer.give_up(params.record.id)
+            self._factory.give_up_record(request.params)
             raise
         return request
 
     def order_record(self, where: str, record: bool | str) -> RecordOrder | None:
-        """What is to be saved of a request, by its argument ``record``.
-
-        Raises:
-            InvalidOption: it is no id of a new record, or nothing is saved here.
-            RecordsNotWritten: earlier ones could not be.
-        """
-        if not isinstance(record, bool | str) or record == "":
-            reason = "use True, False, or the id of its record"
-            raise InvalidOption(where=where, name="record", value=record, reason=reason)
-        if self.saver is None:
-            if isinstance(record, str):
-                reason = "hidden states are not saved here; wrap with save_hidden_states=..."
-                raise InvalidOption(where=where, name="record", value=record, reason=reason)
-            return None
-        if record is False:
-            return None
-        return RecordOrder(self.saver.writer.order(record if isinstance(record, str) else None))
+        """As :meth:`RequestFactory.order_record`."""
+        return self._factory.order_record(where, record)
 
     def new_request(
         self,
@@ -214,41 +336,87 @@ class Engine(Turns):
         streamer: Streamer | None,
         criteria: StoppingCriteriaList,
     ) -> Request:
-        """A request that is not queued yet. ``shown`` ``[1, P]`` is the prompt as streamers and criteria see it."""
-        self._check_process()
-        self._target.check_prompt(prompt)
-        if params.sampling is not None and params.sampling.on_host:
-            sizes = self.arena.layout.vocab_size, self.arena.device
-            sampling = params.sampling.of_request(shown, len(prompt), *sizes)
-            params = replace(params, sampling=sampling, num_draft_tokens=0)
-        watched = not params.patient
-        if not self.prepared(params.kind, watched=watched):
-            self.prepare_in_turn(params.kind, watched=watched)
-        layout = self.arena.layout
-        room = min(params.max_new_tokens, layout.max_len - len(prompt))
-        listener = Listener(shown, room, streamer, criteria)
-        stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
-        return Request(self, prompt, params, listener, stats, Records(params.wanted, self.arena))
+        """A request that is not queued yet, when the executables that it runs are built. ``shown`` ``[1, P]`` is the
+        prompt as streamers and criteria see it."""
+        self.turns.check_process()
+        return self._factory.make(self, self._prepare_missing, prompt, params, shown, streamer, criteria)
 
     def enqueue(self, requests: list[Request]) -> None:
-        """Queue all of them, or none.
-
-        Raises:
-            QueueFull, Closed.
-        """
-        with deferred_interrupts(), self._changed:
-            if self._closed:
-                raise self.closed_error()
-            self._end_abandoned()
-            self.waiting.push(requests, self.slots.free)
-            self._changed.notify_all()
+        """As :meth:`Turns.enqueue`."""
+        self.turns.enqueue(requests)
 
     def capacity(self) -> Capacity:
         """What there is room for now; another thread may change it at once."""
-        self._end_abandoned()
-        self._tidy()
+        self.turns.end_abandoned()
+        self.turns.tidy()
         free, waiting = self.slots.free, len(self.waiting)
         return Capacity(self.arena.layout.max_batch, free, waiting, max(0, self.waiting.limit + free - waiting))
+
+    # --- stepping ------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, nothing runs, and no step is on."""
+        return self.turns.idle
+
+    def step(self) -> list[Request]:
+        """One step: read waiting prompts within the budget, then run one tier over all rows; returns the requests that
+        had a row.
+
+        Raises:
+            Closed, InsideStep.
+        """
+        return self.turns.step()
+
+    def run(self) -> None:
+        """Step until nothing waits and nothing runs."""
+        self.turns.run()
+
+    def serve(self) -> None:
+        """Step until :meth:`close`, and sleep while there is nothing to do. Returns only then, so run it in a
+        thread: ``threading.Thread(target=spec.engine.serve).start()``. Without it, a thread that waits for a request
+        steps.
+        """
+        self.turns.serve()
+
+    def prepare(self, kind: Kind, *, watched: bool = False) -> None:
+        """Build what requests of a kind run, from any thread: for those whose tokens are ``watched``, mixed tiers too.
+        Steps of other threads go on meanwhile, unless the executables run over the arena when they are built."""
+        with self.turns.while_building(alone=self.traits.captured):
+            self.table.prepare(kind, watched=watched)
+
+    def _prepare_missing(self, kind: Kind, watched: bool) -> None:
+        if not self.table.prepared(kind, watched=watched):
+            self.prepare(kind, watched=watched)
+
+    # --- what Request asks for -----------------------------------------------------------------------
+
+    def ended(self, request: Request) -> None:
+        self.turns.ended(request)
+
+    def abandoned(self, request: Request) -> None:
+        self.turns.abandoned(request)
+
+    def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
+        def done() -> bool:
+            return request.finished or len(request.new_tokens) > seen
+
+        if not done():
+            self.turns.turn(done, timeout)
+
+    async def wait_async(self, request: Request, seen: int) -> None:
+        await self._driver.wait(request, seen)
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    @property
+    def closed_error(self) -> type[Closed]:
+        """What is raised once it is closed."""
+        return self.turns.closed_error
+
+    @closed_error.setter
+    def closed_error(self, error: type[Closed]) -> None:
+        self.turns.closed_error = error
 
     def close(self) -> None:
         """Cancel whatever waits or runs, take no more requests, and write the records that wait.
@@ -256,14 +424,16 @@ class Engine(Turns):
         Raises:
             RecordsNotWritten: the disk does not take them.
         """
-        super().close()
+        self.turns.close()
         # In a callback the step that is on may still end a request: then records are written when the interpreter ends.
-        if self.saver is not None and not self._forked and self._turn_owner != threading.get_ident():
+        if self.saver is not None and not self.turns.forked and not self.turns.is_mine:
             self._dropped.detach()
             self.saver.writer.close()
 
     def after_fork(self) -> None:
-        super().after_fork()
+        """In a forked child."""
+        self.turns.after_fork()
+        self._driver.after_fork()
         if self.saver is not None:
             # Its files are the parent's.
             self._dropped.detach()

@@ -12,6 +12,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import KINDS, TierName
 from speccompile.lowering.tier import Tier
 from speccompile.policies.costs import CostTable, TierCost
+from speccompile.utils.devices import traits_of
 from speccompile.utils.progress import task
 
 #: Timed runs of a tier, behind one that is not timed.
@@ -76,7 +77,7 @@ def _seconds(arena: Arena, tiers: Timed, context: int, enough: float) -> dict[tu
         for key, tier in tiers.items():
             started = time.perf_counter()
             tier.run()
-            if arena.device.type == "cuda":
+            if traits_of(arena.device).asynchronous:
                 torch.cuda.synchronize(arena.device)
             taken.setdefault(key, []).append(time.perf_counter() - started)
     return {key: min(values[1:] or values) for key, values in taken.items()}

@@ -1,4 +1,4 @@
-"""How the engine shares its time and memory among requests."""
+"""How the engine shares its time and memory among requests, and what its executables require of it."""
 
 from __future__ import annotations
 
@@ -18,3 +18,22 @@ class EngineOptions:
     max_waiting: int = 1024
     prefill_budget: int | None = None
     prefix_reuse: bool = True
+
+
+@dataclass(frozen=True)
+class StepTraits:
+    """What the executables of a wrap require of the engine.
+
+    Args:
+        ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
+        one_shape: all steps and chunks run one shape, so that a sequence depends in no bit on what else ran.
+        reads_dead_places: attention also reads places of a slot that its sequence has not reached, and masks them.
+        captured: executables run once over the arena when they are built (CUDA graphs), so no step may run meanwhile.
+        reach: most tokens of a sequence that the mode's network reads; None is no limit.
+    """
+
+    ready: bool = False
+    one_shape: bool = False
+    reads_dead_places: bool = False
+    captured: bool = False
+    reach: int | None = None

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from speccompile.graph.arena import Arena
+from speccompile.utils.devices import traits_of
 
 
 def pack(arena: Arena) -> torch.Tensor:
@@ -96,4 +97,4 @@ class Outcomes:
     @staticmethod
     def of(arena: Arena, pack: Callable[[], torch.Tensor]) -> Outcomes:
         shape = (4 + arena.layout.max_width, arena.layout.max_batch + 1)
-        return Outcomes(pack, (lambda: PinnedBuffer(shape)) if arena.device.type == "cuda" else HostBuffer)
+        return Outcomes(pack, (lambda: PinnedBuffer(shape)) if traits_of(arena.device).asynchronous else HostBuffer)

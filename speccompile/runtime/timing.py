@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from speccompile.utils.devices import traits_of
+
 #: Gets the seconds of one run.
 Note = Callable[[float], object]
 
@@ -61,6 +63,6 @@ class EventClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    if device.type != "cuda":
+    if not traits_of(device).asynchronous:
         return HostClock()
     return EventClock(lambda: torch.cuda.Event(enable_timing=True))

@@ -24,6 +24,7 @@ from speccompile.modes.base import Mode
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.metrics import prometheus_text
+from speccompile.runtime.options import StepTraits
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.policy_controller import AnyPolicy, check_tier
 from speccompile.runtime.saver import Saver
@@ -81,12 +82,14 @@ class SpeculatorBase:
             make_mixed=build.make_mixed,
             policy=policy,
             outcomes=Outcomes.of(build.arena, build.pack),
-            ready=config.mode.ready and not config.rule.fills_drafts,
+            traits=StepTraits(
+                ready=config.mode.ready and not config.rule.fills_drafts,
+                one_shape=config.one_shape,
+                reads_dead_places=config.reads_dead_places,
+                captured=build.captures is not None,
+                reach=None if config.network is None else config.network.max_len,
+            ),
             options=options.engine,
-            one_shape=config.one_shape,
-            parks=build.captures is not None,
-            reads_dead_places=config.reads_dead_places,
-            reach=None if config.network is None else config.network.max_len,
             host_draft=config.mode.host_draft if config.max_draft_len else None,
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
         )

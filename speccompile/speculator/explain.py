@@ -28,7 +28,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "mode": f"{config.mode.name}: {config.mode.explain()}",
         **({} if config.choice is None else {"auto": f"{config.choice.name}, since {config.choice.reason}"}),
         "drafts": drafts,
-        "tiers": f"K in {engine.draft_lens}, each for {_list(engine.row_counts)} rows; "
+        "tiers": f"K in {engine.draft_lens}, each for {_list(engine.table.row_counts)} rows; "
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         "engine": _engine(config, engine),
         "policy": _policy(config, engine),
@@ -102,13 +102,13 @@ def _list(numbers: tuple[int, ...]) -> str:
 
 
 def _engine(config: BuildConfig, engine: Engine) -> str:
-    tokens = engine.prefill_budget.tokens
+    tokens = engine.prompts.budget.tokens
     budget = f"as many as keep a step within {LONGEST_WAIT:g} usual ones" if tokens is None else str(tokens)
     along = f", {MIXED_TOKENS} of them along with a step" if tokens is None and config.mixes else ""
     return (
         f"{engine.arena.layout.max_batch} slots, at most {engine.options.max_waiting} waiting; "
         f"prompt tokens between two steps: {budget}{along}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "
-        f"results are read {'one step late' if engine.late else 'when a step ends'}"
+        f"results are read {'one step late' if engine.scheduler.late else 'when a step ends'}"
     )
 
 

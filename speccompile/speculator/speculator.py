@@ -309,7 +309,7 @@ class Speculator(ModelInterface):
         engine, _ = self._open()
         kinds: set[Kind] = {self._config.kind, "sampled"} if sampling else {self._config.kind}
         for kind in sorted(kinds):
-            engine.prepare_in_turn(kind, watched=mixed)
+            engine.prepare(kind, watched=mixed)
 
     # --- keeping ---------------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ def test_a_rebuild_waits_for_a_step_whose_callback_waits_for_a_build() -> None:
         def put(self, value: torch.Tensor) -> None:
             if not in_a_step.is_set():
                 in_a_step.set()
-                while not engine._closed:
+                while not engine.turns.closed:
                     time.sleep(0.001)
                 with pytest.raises(Closed):
                     engine.submit(PROMPT, do_sample=True, seed=3)
@@ -164,7 +164,7 @@ def test_a_request_that_a_rebuild_cancels_is_to_be_sent_again() -> None:
             if not seen:
                 seen.append(value)
                 rebuild.start()
-                while not engine._closed:
+                while not engine.turns.closed:
                     time.sleep(0.001)
                 with pytest.raises(Rebuilt, match="send the request again"):
                     spec.generate(IDS)
@@ -213,7 +213,7 @@ def test_an_engine_is_ready_to_draw_before_another_thread_can_step_with_it(monke
         monkeypatch.setattr(Engine, "prepare", prepares)
         spec.rebuild()
         assert seen == [True]
-        assert spec.engine.prepared("sampled", watched=False)
+        assert spec.engine.table.prepared("sampled", watched=False)
 
 
 def test_a_rebuild_whose_sampling_steps_fail_leaves_the_speculator_closed(monkeypatch: pytest.MonkeyPatch) -> None:

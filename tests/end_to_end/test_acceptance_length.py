@@ -156,7 +156,9 @@ def test_target_passes_are_the_runs_of_tiers(first_layer_drafts: Speculator, run
     spec.set_tier(draft_len)
     spec.stats.reset()
     spec.generate(torch.tensor([random_prompt(30, seed=1), random_prompt(30, seed=2)]), max_new_tokens=33)
-    of_rows = {rows: runs.count(spec.engine.tiers[draft_len, rows, "greedy"].name) for rows in spec.engine.row_counts}
+    of_rows = {
+        rows: runs.count(spec.engine.tiers[draft_len, rows, "greedy"].name) for rows in spec.engine.table.row_counts
+    }
     of_tiers = [name for name in runs if not name.startswith("prefill")]
     of_prefill = [name for name in runs if name in [tier.name for tier in spec.prefill.values()]]
     assert len(of_tiers) + len(of_prefill) == len(runs)
@@ -177,7 +179,7 @@ def test_fewer_passes_than_tokens(periodic: tuple[LlamaForCausalLM, Speculator],
 
 @pytest.mark.parametrize("draft_len", TIERS)
 def test_shape_of_the_verify_node(first_layer_drafts: Speculator, draft_len: int) -> None:
-    assert first_layer_drafts.engine.row_counts == (1, MAX_BATCH)
+    assert first_layer_drafts.engine.table.row_counts == (1, MAX_BATCH)
     for rows in (1, MAX_BATCH):
         graph = first_layer_drafts.engine.tiers[draft_len, rows, "greedy"].graph
         assert graph.values["logits"].meta["val"].shape == (rows, draft_len + 1, VOCAB)

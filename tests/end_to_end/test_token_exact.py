@@ -187,7 +187,7 @@ def test_policy_that_swaps_at_random(
     spec.stats.reset()
     assert_same(model, hugging_face(model, case, []), ours(spec, case, []), case)
     assert len(dice.asked) == spec.stats.steps
-    if not spec.engine.ready:
+    if not spec.engine.traits.ready:
         # Drafts made inside the step: what the policy asks for is what runs.
         assert spec.stats.tier_steps == {k: dice.asked.count(k) for k in set(dice.asked)}
 

@@ -121,12 +121,12 @@ def seen(spec: Speculator) -> Iterator[dict[str, tuple[torch.Tensor, ...]]]:
     engine = spec.engine
     engine.prepare("greedy", watched=True)
     before = engine.tiers, engine.mixed_tiers, engine.prefill_tiers
-    engine.tiers = {key: spied(tier) for key, tier in engine.tiers.items()}
-    engine.mixed_tiers = {key: spied(tier) for key, tier in engine.mixed_tiers.items()}
-    engine.prefill_tiers = {key: spied(tier) for key, tier in engine.prefill_tiers.items()}
+    engine.table.tiers = {key: spied(tier) for key, tier in engine.tiers.items()}
+    engine.table.mixed_tiers = {key: spied(tier) for key, tier in engine.mixed_tiers.items()}
+    engine.table.prefill = {key: spied(tier) for key, tier in engine.prefill_tiers.items()}
     yield calls
     cancel_all(engine)
-    engine.tiers, engine.mixed_tiers, engine.prefill_tiers = before
+    engine.table.tiers, engine.table.mixed_tiers, engine.table.prefill = before
 
 
 def prompt(length: int) -> list[int]:
@@ -148,7 +148,7 @@ def run_everything(spec: Speculator) -> None:
         # An inner chunk is one that another one follows.
         length = min(width + (kind == "inner"), engine.arena.layout.max_len - 10)
         admitted(engine, unknown_prompt(length), max_new_tokens=2).cancel()
-    for rows in engine.row_counts:
+    for rows in engine.table.row_counts:
         while len(engine.running) < rows:
             admitted(engine, unknown_prompt(8), max_new_tokens=200)
         for draft_len in TIERS:

@@ -106,7 +106,7 @@ def arguments(body: Body, rows: int, width: int) -> list[torch.Tensor]:
 def test_one_artifact_serves_all_layers_tiers_and_prefill(built: Built) -> None:
     assert [body.name for body in built.compiled] == ["decoder_layer"]
     engine = built.spec.engine
-    assert len(engine.tiers) == 3 * len(engine.row_counts) > 3
+    assert len(engine.tiers) == 3 * len(engine.table.row_counts) > 3
     assert len(built.spec.prefill) >= 2 and built.body.layers == (0, 1)
     # All of them run it: none falls back to the printed body.
     artifact = compiled(built.spec)

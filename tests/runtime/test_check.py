@@ -82,12 +82,12 @@ def tampered(sound: Speculator) -> Iterator[Callable[[Callable[[Tier], Callable[
 
             return replace(tier, executable=executable)
 
-        engine.tiers = {key: changed(tier) for key, tier in engine.tiers.items()}
-        engine.prefill_tiers = {key: changed(tier) for key, tier in engine.prefill_tiers.items()}
+        engine.table.tiers = {key: changed(tier) for key, tier in engine.tiers.items()}
+        engine.table.prefill = {key: changed(tier) for key, tier in engine.prefill_tiers.items()}
         return sound
 
     yield tamper
-    engine.tiers, engine.prefill_tiers = before
+    engine.table.tiers, engine.table.prefill = before
 
 
 def first_parting(expected: list[int], got: list[int]) -> int:

@@ -95,10 +95,10 @@ def test_texts_are_the_same_when_results_are_read_a_step_late(
     model: LlamaForCausalLM, mode: str, seeds: tuple[int, ...]
 ) -> None:
     early, late = (wrap(model, mode) for _ in range(2))
-    assert not early.engine.late, "the host has to wait for a CPU in any case"
-    late.engine.late = True
+    assert not early.engine.scheduler.late, "the host has to wait for a CPU in any case"
+    late.engine.scheduler.late = True
     arena = late.arena
-    late.engine.outcomes = Outcomes(partial(pack, arena), partial(Overtaken, arena))
+    late.engine.scheduler.outcomes = Outcomes(partial(pack, arena), partial(Overtaken, arena))
     for seed in seeds:
         expected, got = (comings_and_goings(spec, seed) for spec in (early, late))
         for one, other in zip(expected, got, strict=True):
@@ -124,7 +124,7 @@ def test_a_late_result_lags_by_one_step(model: LlamaForCausalLM) -> None:
     """What is tested above is not the same twice: a run's tokens are handed out when the next run has been launched."""
     spec = wrap(model, "none")
     engine = spec.engine
-    engine.late = True
+    engine.scheduler.late = True
     request = admitted(engine, random_prompt(10), max_new_tokens=20)
     assert len(request.new_tokens) == 1
     for step in range(1, 8):

@@ -135,7 +135,7 @@ def test_a_mixed_step_that_fails_ends_its_rows_and_the_prompt(spec: Speculator, 
     waiting = [engine.submit(random_prompt(20, seed), max_new_tokens=9) for seed in (83, 84, 85)]
     breaking(engine, engine.mixed_tiers, RuntimeError("a kernel failed"), lambda _: True)
     engine.step()
-    engine.mixed_tiers = tiers
+    engine.table.mixed_tiers = tiers
     assert running.finish_reason == late.finish_reason == "error"
     engine.run()
     for request in waiting:
@@ -189,7 +189,7 @@ def test_prompts_go_in_chunks_where_they_cannot_be_read_along(model: LlamaForCau
         # The lm_head has to look at all of its prompt.
         assert ran(spec, prompt_logprobs=True) == {"prefill", "tier"}
         for _ in range(CHUNKS):
-            spec.engine.prefill_budget.note_mixed(0, 1e9)
+            spec.engine.prompts.budget.note_mixed(0, 1e9)
         assert ran(spec) == {"prefill", "tier"}
     with wrap(model, "none", prefill_budget=8, prefix_reuse=False) as spec:
         assert ran(spec) == {"prefill", "tier"}
@@ -264,7 +264,7 @@ def test_a_step_beside_a_prompt_falls_back_to_a_smaller_tier(model: LlamaForCaus
             engine.step()
             assert runs == [f"mixed tier {tier}, 1 row"]
             for _ in range(CHUNKS):
-                engine.prefill_budget.note_mixed(7, 1e9)
+                engine.prompts.budget.note_mixed(7, 1e9)
 
 
 # --- what the graph computes -------------------------------------------------------------------------------------

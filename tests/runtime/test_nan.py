@@ -155,7 +155,7 @@ def test_a_text_may_end_with_the_bad_token(bad: Make, poisoned: Poisoned) -> Non
 def test_one_that_is_cancelled_before_anybody_saw_its_nan(bad: Make, poisoned: Poisoned, when: str, late: bool) -> None:
     """It ends without an error, and yet nothing of it may reach the next owner of its slot."""
     engine = bad().engine
-    engine.late = late
+    engine.scheduler.late = late
     if when == "its prompt is read":
         request = engine.submit([poisoned.bad, *poisoned.healthy(39, 7)], max_new_tokens=5)
         engine.step()

@@ -89,12 +89,12 @@ def test_a_buffer_is_used_again_when_it_has_been_read() -> None:
 
 def test_a_prompt_that_ends_while_a_step_is_in_flight_leaves_its_outcome_alone(bench: Bench, make: Make) -> None:
     engine = make().engine
-    engine.late = True
-    engine.outcomes = Outcomes(partial(pack, engine.arena), Late)
+    engine.scheduler.late = True
+    engine.scheduler.outcomes = Outcomes(partial(pack, engine.arena), Late)
     first = engine.submit(prompt(5), max_new_tokens=30)
     while len(first.new_tokens) < 4:
         engine.step()
-    assert engine._flights
+    assert engine.scheduler.flights
     others = [engine.submit(prompt(5, seed), max_new_tokens=20) for seed in (1, 2)]
     engine.run()
     for request in (first, *others):

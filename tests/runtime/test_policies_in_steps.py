@@ -56,7 +56,7 @@ def test_timing_the_tiers_changes_no_live_state(make: Make, bench: Bench, model:
         live = slice(0, dummy) if arena.layout.tensors[name].shape[:1] == (dummy + 1,) else slice(None)
         assert torch.equal(tensor[live], before[name][live]), name
     assert costs.draft_lens == TIERS
-    assert {rows for rows, _ in costs.entries} == set(engine.row_counts)
+    assert {rows for rows, _ in costs.entries} == set(engine.table.row_counts)
     assert all(cost.fixed > 0 for cost in costs.entries.values())
     engine.run()
     assert_exact(model, requests)

@@ -100,7 +100,7 @@ def test_prompts_of_generate_do_not_hold_up_who_is_watched(
 
 def test_deterministic_chunks_are_the_same_alone_and_among_others(model: LlamaForCausalLM, runs: list[str]) -> None:
     spec = wrap(model, deterministic=True)
-    assert spec.engine.prefill_budget.tokens == FIXED_TOKENS == 64
+    assert spec.engine.prompts.budget.tokens == FIXED_TOKENS == 64
     text = random_prompt(150, seed=7)
     spec.engine.submit(text, max_new_tokens=2)
     alone = names_by_step(spec, runs)
@@ -118,17 +118,17 @@ def test_a_measured_budget_follows_what_is_measured(
 ) -> None:
     spec = wrap(model, prefix_reuse=False)
     engine = spec.engine
-    assert engine.prefill_budget.tokens is None
+    assert engine.prompts.budget.tokens is None
     running = admitted(engine, random_prompt(5, seed=1), max_new_tokens=60)
     for step_seconds, allowed in ((10.0, "T=128"), (1e-9, "T=4, inner")):
         for _ in range(STEPS):
-            engine.prefill_budget.note_step(0, step_seconds)
+            engine.prompts.budget.note_step(0, step_seconds)
         for width in spec.prefill:
             for _ in range(STEPS):
-                engine.prefill_budget.note_chunk(width, 0.01)
+                engine.prompts.budget.note_chunk(width, 0.01)
         for _ in range(STEPS):
             # Reading along is no way out.
-            engine.prefill_budget.note_mixed(0, 1e6)
+            engine.prompts.budget.note_mixed(0, 1e6)
         late = engine.submit(random_prompt(128, seed=int(step_seconds)), max_new_tokens=1)
         runs.clear()
         engine.step()
@@ -136,7 +136,7 @@ def test_a_measured_budget_follows_what_is_measured(
         late.cancel()
     noted: list[tuple[float, ...]] = []
     for name in ("note_step", "note_chunk"):
-        monkeypatch.setattr(engine.prefill_budget, name, lambda *measured: noted.append(measured))
+        monkeypatch.setattr(engine.prompts.budget, name, lambda *measured: noted.append(measured))
     engine.submit(random_prompt(4, seed=11), max_new_tokens=1)
     engine.step()
     (width, chunk_seconds), (draft_len, step_seconds) = noted

@@ -100,8 +100,8 @@ def test_generate_without_memory_for_one_prompt(make: Make, model: LlamaForCausa
     admitted = [0]
 
     def second(engine: Engine) -> bool:
-        assert engine._prefilling is not None
-        ours = len(engine._prefilling.prompt) == 4
+        assert engine.batch.reader is not None
+        ours = len(engine.batch.reader.prompt) == 4
         admitted[0] += ours
         return ours and admitted[0] == 2
 
@@ -241,7 +241,7 @@ def test_faults_where_results_are_read_a_step_late(make: Make, model: LlamaForCa
     """As on a GPU: a step is under way when what went wrong in the one before is seen."""
     spec: Speculator = make()
     engine = spec.engine
-    engine.late = True
+    engine.scheduler.late = True
     others = neighbours(engine)
     streamers = [Breaks(2), Breaks(7), Breaks(None)]
     requests = [engine.submit(prompt(5, seed), max_new_tokens=20, streamer=s) for seed, s in enumerate(streamers)]

@@ -111,7 +111,7 @@ def test_several_threads_may_step_at_once(
 ) -> None:
     inside: list[int] = []
     most = 0
-    run_step = engine.run_step
+    run_step = engine.scheduler.run_step
 
     def counted() -> list[Request]:
         nonlocal most
@@ -123,7 +123,7 @@ def test_several_threads_may_step_at_once(
         finally:
             inside.pop()
 
-    monkeypatch.setattr(engine, "run_step", counted)
+    monkeypatch.setattr(engine.scheduler, "run_step", counted)
     requests = [engine.submit(prompt(5, seed), max_new_tokens=12, streamer=Recorder()) for seed in range(12)]
 
     def step() -> None:
@@ -145,13 +145,13 @@ def test_two_threads_may_serve(engine: Engine, model: LlamaForCausalLM) -> None:
 
 def test_serving_sleeps_until_somebody_comes(engine: Engine, model: LlamaForCausalLM) -> None:
     steps: list[float] = []
-    run_step = engine.run_step
+    run_step = engine.scheduler.run_step
 
     def counted() -> list[Request]:
         steps.append(time.monotonic())
         return run_step()
 
-    engine.run_step = counted  # type: ignore[method-assign]
+    engine.scheduler.run_step = counted  # type: ignore[method-assign]
     with serving(engine):
         while not steps:
             time.sleep(0.001)
@@ -191,32 +191,32 @@ def test_workers_are_let_go_of_when_another_thread_waits_for_its_turn(
     engine.step()
     released.clear()
     waiting = threading.Thread(target=lambda: request.result(PATIENCE), daemon=True)
-    run_step = engine.run_step
+    run_step = engine.scheduler.run_step
 
     def while_another_waits() -> list[Request]:
-        monkeypatch.setattr(engine, "run_step", run_step)
+        monkeypatch.setattr(engine.scheduler, "run_step", run_step)
         waiting.start()
-        while not engine._waiting_threads:
+        while not engine.turns._waiting_threads:
             time.sleep(0.001)
         assert not released
         return run_step()
 
-    monkeypatch.setattr(engine, "run_step", while_another_waits)
+    monkeypatch.setattr(engine.scheduler, "run_step", while_another_waits)
     engine.step()
     assert released[0] == threading.get_ident()
     waiting.join(PATIENCE)
-    assert request.finished and not engine._waiting_threads
+    assert request.finished and not engine.turns._waiting_threads
 
 
 def test_nobody_takes_turns_from_a_thread_that_serves(engine: Engine, model: LlamaForCausalLM) -> None:
     stepping: set[int] = set()
-    run_step = engine.run_step
+    run_step = engine.scheduler.run_step
 
     def noted() -> list[Request]:
         stepping.add(threading.get_ident())
         return run_step()
 
-    engine.run_step = noted  # type: ignore[method-assign]
+    engine.scheduler.run_step = noted  # type: ignore[method-assign]
     with serving(engine):
         while not stepping:
             time.sleep(0.001)
@@ -241,19 +241,19 @@ def test_who_waits_goes_on_alone_when_the_thread_that_serves_dies(engine: Engine
             engine.serve()
 
     with threads(serve):
-        while not engine._servers:
+        while not engine.turns._servers:
             time.sleep(0.001)
         request = engine.submit(prompt(5, 1), max_new_tokens=60)
         engine.submit(prompt(5, 2), max_new_tokens=60, streamer=Dies())
         assert request.result(PATIENCE).token_ids == greedy(model, prompt(5, 1), 60)
-    assert not engine._servers
+    assert not engine.turns._servers
 
 
 @pytest.mark.parametrize("wait", ["result", "stream", "run"])
 def test_what_ends_between_two_looks_of_a_waiter_does_not_keep_it_waiting(engine: Engine, wait: str) -> None:
     """The thread that serves goes to sleep behind the last turn, so nobody else would wake it."""
     held = threading.Event()
-    refuse = engine._refuse_callback
+    refuse = engine.turns.refuse_callback
 
     def slow(what: str) -> None:
         if threading.current_thread().name == "waiter" and not held.is_set():
@@ -263,7 +263,7 @@ def test_what_ends_between_two_looks_of_a_waiter_does_not_keep_it_waiting(engine
             time.sleep(0.05)
         refuse(what)
 
-    engine._refuse_callback = slow  # type: ignore[method-assign]
+    engine.turns.refuse_callback = slow  # type: ignore[method-assign]
     with serving(engine):
         request = engine.submit(prompt(5), max_new_tokens=30)
         waits = {"result": request.result, "stream": lambda: list(request), "run": engine.run}

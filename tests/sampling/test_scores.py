@@ -248,14 +248,14 @@ def test_a_request_that_is_cancelled_keeps_what_it_has(model: LlamaForCausalLM, 
 
 def test_results_that_are_read_one_step_late(model: LlamaForCausalLM, spec: Speculator) -> None:
     """The next run has overwritten what a step recorded by the time it is read."""
-    spec.engine.late = True
+    spec.engine.scheduler.late = True
     try:
         requests = [spec.engine.submit(prompt(length), max_new_tokens=24, **ALL) for length in (5, 9, 30)]
         spec.engine.run()
         for request in requests:
             assert_true(model, request.prompt, request.result(), {})
     finally:
-        spec.engine.late = False
+        spec.engine.scheduler.late = False
 
 
 # --- what it costs -----------------------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ def test_the_built_tiers_are_listed(spec: Speculator) -> None:
     for (draft_len, rows, kind), tier in spec.engine.tiers.items():
         assert (tier.draft_len, tier.key) == (draft_len, TierKey(rows, draft_len + 1, kind))
     assert spec.tiers == {draft_len: spec.engine.tiers[draft_len, 2, "greedy"] for draft_len in (0, 3)}
-    assert (spec.engine.draft_lens, spec.engine.row_counts) == ((0, 3), (1, 2))
+    assert (spec.engine.draft_lens, spec.engine.table.row_counts) == ((0, 3), (1, 2))
     assert tuple(spec.prefill) == prefill_widths(64)
     assert set(spec.stages) == set(spec.tiers[3].stages)
     assert next(iter(spec.stages)) == "capture"

@@ -142,13 +142,13 @@ class Play:
         # What an earlier play left, if it failed, is none of this one's business.
         for request in [*engine.running, *engine.waiting.drain()]:
             request.cancel()
-        engine._flights.clear()
+        engine.scheduler.flights.clear()
         # Nor what it read: hypothesis wants every example to begin alike.
         for text in engine.slots._free.values():
             text.clear()
-        engine.late = late
+        engine.scheduler.late = late
         engine.waiting.limit = max_waiting
-        engine.prefill_budget = PrefillBudget(
+        engine.prompts.budget = PrefillBudget(
             sorted({width for width, _ in engine.prefill_tiers}), prefill_budget, fixed=False
         )
         spec.set_tier(TIERS[-1])
@@ -259,7 +259,7 @@ class Play:
         free = self.slots - len(engine.running)
         assert (capacity.slots, capacity.free_slots, capacity.waiting) == (self.slots, free, waiting)
         assert capacity.room == engine.waiting.limit + free - waiting >= 0
-        assert engine.idle == (not self.unfinished and not engine._flights)
+        assert engine.idle == (not self.unfinished and not engine.scheduler.flights)
         assert self.arena.fingerprint() == self.fingerprint
         assert all(self.arena[name] is tensor for name, tensor in self.tensors.items())
 
@@ -304,7 +304,7 @@ class Play:
         arena, slot = self.arena, request.slot
         row, length = arena["tokens"][slot].tolist(), int(arena["length"][slot])
         known = len(request.prompt) + len(request.new_tokens)
-        assert length >= known if self.engine.late else length == known
+        assert length >= known if self.engine.scheduler.late else length == known
         assert row[:length] == (request.prompt + text)[:length]
         assert not any(row[length:])
         assert int(arena["prompt_length"][slot]) == len(request.prompt)

@@ -129,7 +129,7 @@ def always_mixes(spec: Speculator) -> None:
     """Prompts are read along with any tier, however the machine's speed moves meanwhile."""
     for draft_len in spec.tiers:
         for _ in range(STEPS):
-            spec.engine.prefill_budget.note_step(draft_len, 1e6)
+            spec.engine.prompts.budget.note_step(draft_len, 1e6)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -189,7 +189,7 @@ class UntilClosed(Recorder):
         super().put(value)
         if len(self.received) >= self.at:
             self.reached.set()
-            while not self.engine._closed:
+            while not self.engine.turns.closed:
                 time.sleep(0.001)
 
 

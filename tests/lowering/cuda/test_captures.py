@@ -177,7 +177,7 @@ def test_texts_are_the_same_and_kinds_are_captured_when_they_are_needed(
     assert f"{len(device.graphs) - 1} graphs over one pool" in spec.explain()
     assert spec.build_seconds["CUDA graphs"] > 0
     engine = spec.engine
-    engine.late = late
+    engine.scheduler.late = late
     before = len(device.graphs)
     requests = [engine.submit(prompt(9, seed), max_new_tokens=25) for seed in range(2)]
     for _ in range(5):

@@ -136,11 +136,11 @@ def test_requests_come_and_go_while_a_step_is_in_flight(specs: tuple[Speculator,
     engine = graphs.engine
     for seed in range(4):
         texts = {}
-        for late in {engine.late, False}:
-            engine.late = late
+        for late in {engine.scheduler.late, False}:
+            engine.scheduler.late = late
             texts[late] = decode(graphs, seed)
         assert len(set(map(str, texts.values()))) == 1
-        engine.late = "draft_lens" not in graphs.arena
+        engine.scheduler.late = "draft_lens" not in graphs.arena
 
 
 def test_swaps_allocate_nothing(specs: tuple[Speculator, Speculator]) -> None:

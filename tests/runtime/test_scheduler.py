@@ -139,7 +139,7 @@ def test_a_step_runs_the_smallest_executable_that_holds_its_rows(
     spec: Speculator, model: LlamaForCausalLM, runs: list[str], live: int, rows: int
 ) -> None:
     engine = spec.engine
-    assert engine.row_counts == (1, 2, 4)
+    assert engine.table.row_counts == (1, 2, 4)
     requests = [engine.submit(random_prompt(9, seed), max_new_tokens=60) for seed in range(live)]
     while not all(request.new_tokens for request in requests):
         engine.step()
@@ -287,12 +287,12 @@ def test_a_ready_drafter_runs_the_smallest_tier_that_serves(model: LlamaForCausa
     draft_lens.fill_(7)
     for proposed, expected in [(0, 0), (1, 1), (2, 3), (3, 3), (4, 7), (7, 7)]:
         draft_lens[request.slot] = proposed
-        assert engine.next_tier() is engine.tiers[expected, 1, "greedy"]
+        assert engine.choice.next_tier() is engine.tiers[expected, 1, "greedy"]
     spec.set_tier(3)
-    assert engine.next_tier() is engine.tiers[3, 1, "greedy"]
+    assert engine.choice.next_tier() is engine.tiers[3, 1, "greedy"]
     # Of two rows, the longer proposal counts.
     other = admitted(engine, random_prompt(12), max_new_tokens=60)
     draft_lens[request.slot], draft_lens[other.slot] = 0, 2
-    assert engine.next_tier() is engine.tiers[3, 2, "greedy"]
+    assert engine.choice.next_tier() is engine.tiers[3, 2, "greedy"]
     draft_lens[other.slot] = 0
-    assert engine.next_tier() is engine.tiers[0, 2, "greedy"]
+    assert engine.choice.next_tier() is engine.tiers[0, 2, "greedy"]

@@ -1,0 +1,63 @@
+"""New tokens on their way from a step to the request, its streamer and its stopping criteria."""
+
+from __future__ import annotations
+
+from speccompile.errors import UndecidedLogits
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.request import Request
+from speccompile.runtime.score_records import Record
+from speccompile.runtime.stats import Stats
+
+
+class Delivery:
+    """Hands tokens to requests. What a callback raises is its own request's failure.
+
+    Args:
+        max_len: most tokens of a sequence.
+    """
+
+    def __init__(self, departures: Departures, stats: Stats, max_len: int) -> None:
+        self._departures = departures
+        self._stats = stats
+        self._max_len = max_len
+
+    def hand_out(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
+        """Add ``new`` tokens to ``request``; it ends unless its row is ``alive``."""
+        had = len(request.new_tokens)
+        request.cached = len(request.prompt) + had + len(new) - 1
+        try:
+            request.records.add(record, len(new))
+            self._add(request, new)
+        except BaseException as error:
+            self._departures.blame(request, error)
+        if added := len(request.new_tokens) - had:
+            seconds, first = request.lap()
+            self._stats.count_tokens(added, seconds, first=first)
+        if not alive:
+            self._end(request)
+
+    @staticmethod
+    def _add(request: Request, new: list[int]) -> None:
+        listener = request.listener
+        if listener.deaf:
+            request.add(new)
+            return
+        for token in new:
+            if not request.add([token]):
+                return
+            if listener.hear(token):
+                request.end("stop")
+
+    def _end(self, request: Request) -> None:
+        """The graph has ended this row; find out why."""
+        length, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
+        if request.host_error is not None:
+            self._departures.blame(request, request.host_error)
+        elif new and new[-1] in request.params.eos:
+            request.end("eos")
+        elif len(new) == request.params.max_new_tokens:
+            request.end("max_new_tokens")
+        elif length == self._max_len:
+            request.end("max_len")
+        else:
+            request.end("error", UndecidedLogits(position=length))

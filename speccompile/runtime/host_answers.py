@@ -1,0 +1,48 @@
+"""What the host contributes to a row before a step: allowed tokens, its own processors, drafts."""
+
+from __future__ import annotations
+
+from speccompile.graph.arena import Arena
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime.request import Request
+from speccompile.sampling.allowed import ask
+
+
+class HostAnswers:
+    """Writes the host's answers into slots. What fails there is the request's own failure.
+
+    Args:
+        drafter: drafts on the host; None if the mode does not.
+    """
+
+    def __init__(self, arena: Arena, departures: Departures, drafter: HostDrafter | None) -> None:
+        self._arena = arena
+        self._departures = departures
+        self._drafter = drafter
+
+    def ask(self, request: Request) -> None:
+        """Write which tokens are allowed next, or what the step calls on the host."""
+        sampling = request.params.sampling
+        if sampling is None:
+            return
+        if sampling.host_call is not None:
+            self._arena.write("host_call", request.slot, sampling.host_call.number)
+        if sampling.asks is None:
+            return
+        try:
+            sequence, vocab = request.prompt + request.new_tokens, self._arena.layout.vocab_size
+            allowed = ask(sampling.asks, sampling.row, sequence, vocab)
+            self._arena.write("allowed_tokens", request.slot, allowed)
+        except BaseException as error:
+            self._departures.fail([request], error)
+
+    def draft(self, rows: list[Request]) -> None:
+        """Write drafts of a drafter on the host."""
+        if self._drafter is None:
+            return
+        for request in list(rows):
+            try:
+                self._drafter.propose(request)
+            except BaseException as error:
+                self._departures.fail([request], error)

@@ -1,0 +1,175 @@
+"""Prompts: waiting requests get slots, and what they ask is read in chunks or along with decode steps."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import ChunkKind
+from speccompile.runtime.batch import Batch
+from speccompile.runtime.delivery import Delivery
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.outcomes import Outcomes
+from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.request import Request
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import Stats
+from speccompile.runtime.tier_table import TierTable
+from speccompile.runtime.timing import clock_of
+from speccompile.runtime.waiting import WaitingQueue
+
+
+class PromptReader:
+    """One prompt is read at a time, between decode steps within a budget, or along with them.
+
+    Args:
+        answers: of the host, for the first new token.
+        outcomes: results of the last chunk of a prompt.
+        budget: how much is read between two steps; it learns what chunks and steps cost.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        table: TierTable,
+        batch: Batch,
+        slots: Slots,
+        waiting: WaitingQueue,
+        departures: Departures,
+        delivery: Delivery,
+        answers: HostAnswers,
+        outcomes: Outcomes,
+        stats: Stats,
+        budget: PrefillBudget,
+    ) -> None:
+        self._arena = arena
+        self._table = table
+        self._batch = batch
+        self._slots = slots
+        self._waiting = waiting
+        self._departures = departures
+        self._delivery = delivery
+        self._answers = answers
+        self._outcomes = outcomes
+        self._stats = stats
+        self._clock = clock_of(arena.device)
+        self.budget = budget
+
+    def read(self) -> bool:
+        """Give slots to waiting requests and read their prompts; true if prompts go first and a chunk has run."""
+        spent: list[int] = []
+        while True:
+            request = self._batch.reader or self._admit()
+            if request is None:
+                return False
+            if self.reads_along(request):
+                if request.cached == len(request.prompt) - 1:
+                    self._batch.join(request)
+                    continue
+                return False
+            hurries = self._batch.hurries(request)
+            width = self._chunk(request, None if hurries else spent)
+            if width is None:
+                return False
+            if width and hurries:
+                return True
+            if width:
+                spent.append(width)
+
+    def reads_along(self, request: Request) -> bool:
+        """Whether its prompt is read along with the next decode step, all but the last token: that is the first which a
+        decode step of its own reads."""
+        return (
+            not request.finished
+            and not self._batch.hurries(request)
+            and not request.params.wanted.prompt_logprobs
+            and self.budget.mixes
+            and self._table.mixes(self._batch.kind)
+        )
+
+    def point_at(self, request: Request) -> None:
+        """The next run reads on in the prompt of ``request``."""
+        self._arena.write("prefill_slot", 0, request.slot)
+        self._arena.write("prefill_start", 0, request.cached)
+
+    def count_along(self, request: Request, most: int) -> None:
+        """A step has read up to ``most`` tokens of the prompt of ``request``."""
+        left = len(request.prompt) - 1 - request.cached
+        count = min(most, left)
+        self._stats.prefill_tokens += count
+        self._count_read(request, count)
+        if count == left:
+            self._batch.join(request)
+
+    def _admit(self) -> Request | None:
+        """The next waiting request that has not been cancelled, with a slot, if one is free."""
+        while self._slots.free and (request := self._waiting.pop()) is not None:
+            if request.finished:
+                continue
+            try:
+                self._slots.take(request)
+                request.listener.start()
+            except BaseException as error:
+                self._departures.fail([request], error)
+                continue
+            self._stats.reused_tokens += request.cached
+            self._batch.reader = request
+            return request
+        return None
+
+    def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
+        """Read a chunk of the prompt of ``request`` and return its width: 0 if there was nothing to read, None if there
+        was no room for it before the next decode step. What fails here is that request's own failure."""
+        if request.finished:
+            # It was cancelled in a callback: it lets go of its slot when the turn ends.
+            return None
+        try:
+            left = len(request.prompt) - request.cached
+            if request.stats.reused_tokens and left == 1:
+                # As after a decode step: KV of all but the newest token. The next step does the rest.
+                self._batch.join(request)
+                return 0
+            width = self.budget.next_chunk(left, spent)
+            if width is None:
+                return None
+            self._run_chunk(request, width, min(width, left))
+            return width
+        except BaseException as error:
+            self._departures.fail([request], error)
+            return 0
+
+    def _run_chunk(self, request: Request, width: int, count: int) -> None:
+        arena, is_last = self._arena, request.cached + count == len(request.prompt)
+        if is_last:
+            self._answers.ask(request)
+            if request.finished:
+                return
+        self.point_at(request)
+        kind = _kind_of_chunk(request, is_last)
+        # Scored ones run the lm_head over all places, and say nothing about the cost of others.
+        note = partial(self.budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
+        with self._clock.time(note):
+            self._table.prefill[width, kind].run()
+        self._stats.count_prefill(count)
+        if request.params.wanted.prompt_logprobs:
+            followed = min(count, len(request.prompt) - 1 - request.cached)
+            request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
+        self._count_read(request, count)
+        if is_last:
+            self._batch.join(request)
+            record = request.records.look(request.slot, 1)
+            emitted, _, _, alive, *newest = (column[request.slot] for column in self._outcomes.take().read())
+            self._delivery.hand_out(request, newest[:emitted], bool(alive), record)
+            self._departures.retire([request])
+
+    @staticmethod
+    def _count_read(request: Request, count: int) -> None:
+        request.stats.prefill_tokens += count
+        request.cached += count
+
+
+def _kind_of_chunk(request: Request, is_last: bool) -> ChunkKind:
+    if request.params.wanted.prompt_logprobs:
+        return "prompt_scored"
+    return request.params.kind if is_last else "inner"

@@ -1,0 +1,130 @@
+"""Requests from what callers give: arguments are checked, defaults filled in, records ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from transformers import StoppingCriteriaList
+
+from speccompile.errors import InvalidOption
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import Kind
+from speccompile.hidden_states.records import RecordOrder
+from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
+from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
+from speccompile.runtime.request import Driver, Params, Request
+from speccompile.runtime.request_options import SubmitOptions
+from speccompile.runtime.saver import Saver
+from speccompile.runtime.score_records import RecordRequest, Records, check_kept
+from speccompile.runtime.stats import RequestStats
+from speccompile.runtime.target import Target
+
+#: Builds the executables of a kind, for requests whose tokens are watched or not, if they are missing.
+Prepare = Callable[[Kind, bool], None]
+
+
+class RequestFactory:
+    """Makes requests that are not queued yet.
+
+    Args:
+        saver: saves hidden states of sequences; None if they are not saved.
+    """
+
+    def __init__(self, target: Target, arena: Arena, saver: Saver | None) -> None:
+        self._target = target
+        self._arena = arena
+        self._saver = saver
+
+    def from_options(
+        self, driver: Driver, prepare: Prepare, ids: Sequence[int] | torch.Tensor, options: SubmitOptions
+    ) -> Request:
+        """The request of :meth:`~speccompile.runtime.engine.Engine.submit`.
+
+        Raises:
+            UserError: an argument is not valid.
+        """
+        where, layout = options.where, self._arena.layout
+        check_options(where, options.sampling, ", ".join(options.parameters()))
+        self._target.check()
+        prompt = read_prompt(ids, 0, layout)
+        check_streamer(options.streamer)
+        check_tokenizer(options.tokenizer)
+        check_kept(where, "output_logits", options.output_logits, self._arena)
+        check_kept(where, "output_scores", options.output_scores, self._arena)
+        eos = self._target.eos(options.eos_token_id)
+        params = Params(
+            max_new_tokens=self._target.new_tokens(where, options.max_new_tokens, len(prompt)),
+            eos=tuple(eos),
+            sampling=self._target.sampling(
+                where, options.sampling, do_sample=options.do_sample, seed=options.seed, eos=eos
+            ),
+            priority=options.priority,
+            reuse=not options.prompt_logprobs,
+            tokenizer=options.tokenizer,
+            wanted=RecordRequest(
+                options.logprobs, options.prompt_logprobs, options.output_logits, options.output_scores
+            ),
+            num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
+        )
+        criteria = make_criteria(options.stop, options.tokenizer, options.stopping_criteria)
+        params = replace(params, record=self.order_record(where, options.record))
+        try:
+            return self.make(driver, prepare, prompt, params, torch.tensor([prompt]), options.streamer, criteria)
+        except BaseException:
+            self.give_up_record(params)
+            raise
+
+    def order_record(self, where: str, record: bool | str) -> RecordOrder | None:
+        """What is to be saved of a request, by its argument ``record``.
+
+        Raises:
+            InvalidOption: it is an id, and hidden states are not saved here; or the id of another record.
+            RecordsNotWritten: earlier ones could not be.
+        """
+        if self._saver is None:
+            if isinstance(record, str):
+                reason = "hidden states are not saved here; wrap with save_hidden_states=..."
+                raise InvalidOption(where=where, name="record", value=record, reason=reason)
+            return None
+        if record is False:
+            return None
+        return RecordOrder(self._saver.writer.order(record if isinstance(record, str) else None))
+
+    def give_up_record(self, params: Params) -> None:
+        """Nothing will be saved of a request of ``params``."""
+        if self._saver is not None and params.record is not None:
+            self._saver.writer.give_up(params.record.id)
+
+    def make(
+        self,
+        driver: Driver,
+        prepare: Prepare,
+        prompt: list[int],
+        params: Params,
+        shown: torch.Tensor,
+        streamer: Streamer | None,
+        criteria: StoppingCriteriaList,
+    ) -> Request:
+        """A request of checked ``params``, when the executables that it runs are built.
+
+        Args:
+            driver: what the request asks for steps.
+            prepare: builds the executables of a kind, if they are missing.
+            shown: ``[1, P]``, the prompt as streamers and criteria see it.
+
+        Raises:
+            UserError: the model cannot continue the prompt.
+        """
+        self._target.check_prompt(prompt)
+        layout = self._arena.layout
+        if params.sampling is not None and params.sampling.on_host:
+            # Each of its tokens waits for the host, so it has no drafts.
+            sampling = params.sampling.of_request(shown, len(prompt), layout.vocab_size, self._arena.device)
+            params = replace(params, sampling=sampling, num_draft_tokens=0)
+        prepare(params.kind, not params.patient)
+        room = min(params.max_new_tokens, layout.max_len - len(prompt))
+        listener = Listener(shown, room, streamer, criteria)
+        stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
+        return Request(driver, prompt, params, listener, stats, Records(params.wanted, self._arena))

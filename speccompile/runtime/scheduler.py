@@ -1,0 +1,190 @@
+"""One step: prompts are read, a tier runs over the rows, its results are handed out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+from speccompile.graph.arena import Arena
+from speccompile.policies.base import Row
+from speccompile.runtime.batch import Batch
+from speccompile.runtime.delivery import Delivery
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.outcomes import Outcome, Outcomes
+from speccompile.runtime.policy_controller import Policies
+from speccompile.runtime.policy_inputs import done_of
+from speccompile.runtime.prompt_reader import PromptReader
+from speccompile.runtime.request import Request
+from speccompile.runtime.score_records import Record
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import Stats
+from speccompile.runtime.tier_choice import TierChoice
+from speccompile.runtime.tier_table import TierTable
+from speccompile.runtime.timing import clock_of
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A run whose results have not been read yet.
+
+    Args:
+        rows: its requests.
+        outcome, records: copies, since the next run overwrites the arena; records of rows that want them.
+        offered: what the policy knew of each row.
+        started: when the run began, in seconds of ``time.perf_counter``.
+        mixed: it read a prompt along.
+    """
+
+    rows: list[Request]
+    outcome: Outcome
+    records: dict[Request, Record]
+    offered: list[Row]
+    draft_len: int
+    started: float
+    mixed: bool
+
+
+class Scheduler:
+    """Runs steps, in one thread at a time (:class:`~speccompile.runtime.turns.Turns`). Every change of tier is one
+    assignment to :attr:`tier`.
+
+    Args:
+        outcomes: results of each run.
+        late: read a step's results when the next one has been launched, so that the device never waits for the host.
+        clears_rejected: a row whose drafts made its logits NaN has its state after the sequence cleared.
+
+    Attributes:
+        tier: the one that ran last.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        table: TierTable,
+        batch: Batch,
+        slots: Slots,
+        prompts: PromptReader,
+        choice: TierChoice,
+        policies: Policies,
+        answers: HostAnswers,
+        delivery: Delivery,
+        departures: Departures,
+        outcomes: Outcomes,
+        stats: Stats,
+        *,
+        late: bool,
+        clears_rejected: bool,
+    ) -> None:
+        self._arena = arena
+        self._table = table
+        self._batch = batch
+        self._slots = slots
+        self._prompts = prompts
+        self._choice = choice
+        self._policies = policies
+        self._answers = answers
+        self._delivery = delivery
+        self._departures = departures
+        self._stats = stats
+        self._clears_rejected = clears_rejected
+        self._clock = clock_of(arena.device)
+        self.outcomes = outcomes
+        self.late = late
+        self.flights: deque[Flight] = deque()
+        self.tier = next(iter(table.tiers.values()))
+
+    def run_step(self) -> list[Request]:
+        """Read prompts within the budget, then run one tier over all rows, if there are any; returns those rows.
+
+        While no request's tokens are watched as they come, prompts go first: one chunk, and no tier.
+
+        Raises:
+            BaseException: only the wish to stop everything, such as a ``KeyboardInterrupt``. What is wrong with a
+                request is raised to its owner.
+        """
+        try:
+            if self._prompts.read():
+                return []
+            self._answer_hosts()
+            rows = list(self._batch.rows)
+            if rows:
+                self._launch(rows)
+            while len(self.flights) > (self.late and bool(rows)):
+                self._collect(self.flights.popleft())
+            return rows
+        except BaseException as error:
+            # The fault is no single request's, and the arena may hold half a step of the others.
+            self.flights.clear()
+            self._departures.fail(self._slots.owned, error)
+            return []
+
+    def _answer_hosts(self) -> None:
+        """Write what rows need of the host before they run; their newest tokens have to be known for it."""
+        asking = [request for request in self._batch.rows if request.on_host]
+        while asking and self.flights:
+            self._collect(self.flights.popleft())
+        for request in asking:
+            if not request.finished:
+                self._answers.ask(request)
+        self._answers.draft(self._batch.rows)
+
+    def _launch(self, rows: list[Request]) -> None:
+        reader = self._batch.reader
+        if reader is not None and not self._prompts.reads_along(reader):
+            reader = None
+        offered, budget = self._choice.offers(), self._prompts.budget
+        draft_len, tiers, note = self._choice.draft_len(offered, len(self.flights)), self._table.tiers, budget.note_step
+        if reader is not None:
+            self._prompts.point_at(reader)
+            draft_len = budget.mixed_draft_len(draft_len, self._table.draft_lens)
+            tiers, note = self._table.mixed_tiers, budget.note_mixed
+        tier = self.tier = tiers[self._choice.name(draft_len)]
+        started = time.perf_counter()
+        with self._clock.time(partial(note, draft_len)):
+            tier.run()
+        records = {row: row.records.look(row.slot, tier.draft_len + 1) for row in rows if row.params.wanted}
+        outcome, mixed = self.outcomes.take(), reader is not None
+        self.flights.append(Flight(rows, outcome, records, offered, tier.draft_len, started, mixed))
+        self._stats.count_step(tier.draft_len, tier.key.rows, proposed=any(row.draft_len for row in offered))
+        if reader is not None:
+            self._prompts.count_along(reader, tier.key.prompt_tokens)
+
+    def _collect(self, flight: Flight) -> None:
+        """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
+        columns = flight.outcome.read()
+        self._learn(flight, columns)
+        for request in flight.rows:
+            if request.finished:
+                continue
+            emitted, accepted, proposed, alive, *newest = (column[request.slot] for column in columns)
+            if alive and not emitted:
+                self._set_back(request)
+                continue
+            self._batch.stuck.discard(request)
+            self._stats.count(emitted, accepted, proposed)
+            request.stats.count(emitted, accepted, proposed)
+            self._delivery.hand_out(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
+        self._departures.retire(flight.rows)
+
+    def _learn(self, flight: Flight, columns: list[list[int]]) -> None:
+        """Report a run to a policy that learns. The seconds of a run are unknown if others were launched after it."""
+        milliseconds = None
+        if not self.late:
+            seconds = time.perf_counter() - flight.started
+            self._stats.count_seconds(flight.draft_len, seconds)
+            # What reading a prompt along takes is not the tier's cost.
+            milliseconds = None if flight.mixed else 1e3 * seconds
+        if not self._policies.learns:
+            return
+        slots = [request.slot for request in flight.rows]
+        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds)
+        self._policies.note(done, [row.draft_len for row in flight.offered])
+
+    def _set_back(self, request: Request) -> None:
+        """No token could be chosen before its drafts: its next step has no drafts."""
+        self._batch.stuck.add(request)
+        if self._clears_rejected:
+            self._arena.clear_text_state(request.slot, request.cached)

@@ -1,0 +1,59 @@
+"""The executables of an engine: those built with the wrap, and those of further kinds, built on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from speccompile.graph.keys import ChunkKind, Kind, TierName
+from speccompile.lowering.tier import Executables, Tier
+from speccompile.utils.build_lock import one_build
+
+
+class TierTable:
+    """Tiers, mixed tiers and prompt chunks by name. Another thread may add kinds while a step runs: a table is
+    replaced, never changed.
+
+    Args:
+        executables: of the kind that plain requests run.
+        make: builds those of another kind.
+        make_mixed: builds the mixed tiers of a kind.
+
+    Attributes:
+        tiers, mixed_tiers: by draft length, row count and kind.
+        prefill: prompt chunks, by width and kind.
+        draft_lens, row_counts: of the tiers, ascending.
+    """
+
+    def __init__(
+        self,
+        executables: Executables,
+        make: Callable[[Kind], Executables],
+        make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
+    ) -> None:
+        self.tiers: dict[TierName, Tier] = dict(sorted(executables.tiers.items()))
+        self.mixed_tiers: dict[TierName, Tier] = {}
+        self.prefill: dict[tuple[int, ChunkKind], Tier] = dict(sorted(executables.prefill.items()))
+        self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
+        self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
+        self._make, self._make_mixed = make, make_mixed
+        self._mixed_kinds: set[Kind] = set()
+
+    def prepared(self, kind: Kind, *, watched: bool) -> bool:
+        """Whether everything that requests of a kind run is built: for those whose tokens are ``watched``, mixed tiers
+        too."""
+        return any(built == kind for *_, built in self.tiers) and (not watched or kind in self._mixed_kinds)
+
+    @one_build()
+    def prepare(self, kind: Kind, *, watched: bool = False) -> None:
+        """Build what is missing of that."""
+        if not any(built == kind for *_, built in self.tiers):
+            made = self._make(kind)
+            self.prefill = {**self.prefill, **made.prefill}
+            self.tiers = {**self.tiers, **made.tiers}
+        if watched and kind not in self._mixed_kinds:
+            self.mixed_tiers = {**self.mixed_tiers, **self._make_mixed(kind)}
+            self._mixed_kinds.add(kind)
+
+    def mixes(self, kind: Kind) -> bool:
+        """Whether prompts can be read along with steps of that kind."""
+        return any(built == kind for *_, built in self.mixed_tiers)
