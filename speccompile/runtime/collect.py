@@ -31,7 +31,7 @@ def save_texts(
     options: SaveOptions,
 ) -> None:
     """:meth:`~speccompile.speculator.speculator.Speculator.save_hidden_states`."""
-    check_options(options.where, options.sampling, ", ".join(options.parameters()))
+    check_options(options, options.sampling)
     prompts = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(texts)]
     names = _check(prompts, options.ids, options.loss_masks)
     target.check()

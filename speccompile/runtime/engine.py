@@ -248,28 +248,32 @@ class Engine:
 
         Args:
             ids: token ids ``[P]`` or ``[1, P]``.
-            max_new_tokens: most new tokens; None is what the model's generation_config says (``max_new_tokens``, or
+            max_new_tokens: Most new tokens. None is what the model's generation_config says (``max_new_tokens``, or
                 ``max_length`` with the prompt), else 128. A request also ends at ``max_len``.
-            eos_token_id: one or several ids that end it; None takes those of the model's generation_config.
-            stop: text or texts that end it, with the token that completes one; needs ``tokenizer``.
-            stopping_criteria: transformers' ``StoppingCriteria``, one or several, asked after each token with this
-                request's ids ``[1, P + new]`` and ``None`` for scores.
-            tokenizer: for ``stop``, and for ``Result.text``.
-            streamer: a transformers streamer of this request's own.
-            do_sample: draw tokens instead of taking the most likely one; None is what the generation_config says.
-            seed: of what is drawn, 0 to 2**63 - 1; None takes one from torch's default generator. The same seed and
-                options give the same text, whatever drafts and whoever runs beside it. A greedy request draws nothing:
-                it may have a seed, as other requests of the same caller do, and its text is the same with any.
-            priority: of two waiting requests, the one with the larger number goes first.
-            num_draft_tokens: most drafts of each of its steps, 0 for none ever; None is as many as the tier has. Its
-                text is the same.
-            logprobs: ``Result.logprobs``, of each new token.
-            prompt_logprobs: ``Result.prompt_logprobs``, of each prompt token. The whole prompt is read for them: KV of
-                another text that begins like it is not reused.
-            output_logits, output_scores: ``Result.logits`` and ``Result.scores``, of each new token and the whole
-                vocabulary; need ``wrap(scores=True)``.
-            record: where hidden states are saved, whether its own are, when it has ended by itself; a text is the id of
-                its record, which is a number behind the files' prefix otherwise.
+            eos_token_id: One or several ids that end a sequence. None takes those of the model's generation_config.
+            stop: One or several texts that end a sequence; they need ``tokenizer``. It ends with the token that
+                completes one.
+            stopping_criteria: transformers' ``StoppingCriteria``, one or several. They are asked after each token with
+                this request's ids ``[1, P + new]`` and ``None`` for scores.
+            tokenizer: The tokenizer of the token ids. For ``stop``, and for ``Result.text``.
+            streamer: A transformers streamer. Requests must not share one.
+            do_sample: Whether tokens are drawn; otherwise the most likely one is chosen. None is what the
+                generation_config says.
+            seed: Seed of what is drawn. 0 to 2**63 - 1; None takes one from torch's default generator. The same seed
+                and options give the same text, whatever drafts and whatever runs beside it. A greedy request draws
+                nothing: it may have a seed, as other requests of the same caller do, and its text is the same with any.
+            priority: Of two waiting requests, the one with the larger number goes first.
+            num_draft_tokens: Most draft tokens of a step, 0 for none. None is as many as the tier has. The text is the
+                same.
+            logprobs: Whether to return the log-probability of each new token. In ``Result.logprobs``.
+            prompt_logprobs: Whether to return the log-probability of each prompt token. In ``Result.prompt_logprobs``.
+                The whole prompt is read for them: KV of another text that begins like it is not reused.
+            output_logits: Whether to return the model's own logits, of each new token. In ``Result.logits``, of the
+                whole vocabulary; needs ``wrap(scores=True)``.
+            output_scores: Whether to return the scores after all processors, of each new token. In ``Result.scores``,
+                likewise.
+            record: Whether hidden states are saved, where the wrap saves them, or the record's id. They are saved when
+                the request has ended by itself. Without an id it is a number after the files' prefix.
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,

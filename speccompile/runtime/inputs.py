@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,7 @@ from speccompile.errors import (
 from speccompile.graph.state import EOS_CAPACITY, Layout
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
-from speccompile.utils.options import WholeNumber
+from speccompile.utils.options import Options, WholeNumber
 
 
 def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
@@ -32,14 +32,18 @@ def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
     return cast("int | None", value)
 
 
-def check_options(where: str, options: Mapping[str, Any], others: str) -> None:
-    """Refuse keywords that are no options of the sampling pipeline; ``others`` are the caller's own arguments.
+def check_options(options: Options, sampling: Collection[str]) -> None:
+    """Refuse names in ``sampling`` that are no options of the sampling pipeline.
+
+    Args:
+        options: those of the call, for the message.
 
     Raises:
-        UnknownOption: names them, and what there is.
+        UnknownOption: names them, and all that the call accepts.
     """
-    if unknown := options.keys() - OPTIONS.keys():
-        raise UnknownOption(where=where, names=", ".join(sorted(unknown)), known=f"{others}, {', '.join(OPTIONS)}")
+    if unknown := set(sampling) - OPTIONS.keys():
+        known = ", ".join([*options.parameters(), *OPTIONS])
+        raise UnknownOption(where=options.where, names=", ".join(sorted(unknown)), known=known)
 
 
 def read_prompts(

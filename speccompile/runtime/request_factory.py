@@ -46,7 +46,7 @@ class RequestFactory:
             UserError: an argument is not valid.
         """
         where, layout = options.where, self._arena.layout
-        check_options(where, options.sampling, ", ".join(options.parameters()))
+        check_options(options, options.sampling)
         self._target.check()
         prompt = read_prompt(ids, 0, layout)
         check_streamer(options.streamer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 import torch
 
@@ -36,15 +35,8 @@ class RecordRequest:
         return any(astuple(self))
 
 
-def check_flag(where: str, name: str, value: Any) -> None:
-    """Raises InvalidOption."""
-    if not isinstance(value, bool):
-        raise InvalidOption(where=where, name=name, value=value, reason="use True or False")
-
-
-def check_kept(where: str, name: str, value: Any, arena: Arena) -> None:
-    """The same for an option that needs a step's logits and scores, which only some wraps have room for."""
-    check_flag(where, name, value)
+def check_kept(where: str, name: str, value: bool, arena: Arena) -> None:
+    """Raises InvalidOption: an option needs a step's logits and scores, and the wrap has no room for them."""
     if value and "kept_logits" not in arena:
         reason = "there is no room for a step's logits; wrap with scores=True"
         raise InvalidOption(where=where, name=name, value=value, reason=reason)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import GenerationConfig
 
@@ -98,13 +97,6 @@ def read_sampling(
     Raises:
         InvalidOption: names the option and says what it may be.
     """
-    if isinstance(do_sample, np.bool_):
-        do_sample = bool(do_sample)
-    if not (do_sample is None or isinstance(do_sample, bool)):
-        raise InvalidOption(where=where, name="do_sample", value=do_sample, reason="use True, False or None")
-    seed = python_numbers(seed)
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < SEEDS):
-        raise InvalidOption(where=where, name="seed", value=seed, reason=f"it has to be an int in 0 .. {SEEDS - 1}")
     draws = bool(config.do_sample) if do_sample is None else do_sample
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():

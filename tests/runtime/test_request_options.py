@@ -49,7 +49,7 @@ def test_signatures_have_the_names_types_and_defaults_of_the_options(call: Any, 
             assert own[item.name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-@pytest.mark.parametrize(("call", "options"), CALLS[1:])
+@pytest.mark.parametrize(("call", "options"), CALLS)
 def test_each_paragraph_of_a_docstring_begins_with_the_sentence_of_its_option(call: Any, options: Any) -> None:
     assert paragraphs(call).keys() == inspect.signature(call).parameters.keys() - {"self"}
     assert not different_paragraphs(call, options)
