@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterator
 from typing import NoReturn
@@ -55,15 +56,25 @@ def _check_ports(graph: StepGraph, fail: Fail) -> None:
     graph.anchors.mapped(lambda node: node if node in live else fail(f"the anchor {node.name!r} is gone"))
 
 
+@functools.cache
+def _aliases(op: OpOverload) -> tuple[tuple[int, str, bool], ...]:
+    """Index, name and whether it is written, of the arguments that the result shares memory with or that are written.
+
+    Reading a schema copies it, and each pass reads those of all nodes.
+    """
+    arguments = enumerate(op._schema.arguments)
+    return tuple((i, item.name, item.alias_info.is_write) for i, item in arguments if item.alias_info is not None)
+
+
 def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
     """The arguments of ``node`` that it writes in place, as its schema (or its body) says."""
     if node.op == "call_module":
         for index in graph.bodies[str(node.target)].mutates:
             yield node.args[index]  # type: ignore[misc]
     elif node.op == "call_function" and isinstance(node.target, OpOverload):
-        for index, argument in enumerate(node.target._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        for index, name, is_write in _aliases(node.target):
+            if is_write:
+                value = node.args[index] if index < len(node.args) else node.kwargs.get(name)
                 for item in value if isinstance(value, list | tuple) else [value]:
                     if isinstance(item, fx.Node):
                         yield item
@@ -74,8 +85,8 @@ def _views_of(node: fx.Node) -> Iterator[fx.Node]:
     if node.target is operator.getitem:
         yield node.args[0]  # type: ignore[misc]
     if node.op == "call_function" and isinstance(node.target, OpOverload):
-        for index, argument in enumerate(node.target._schema.arguments):
-            if argument.alias_info is not None and index < len(node.args):
+        for index, _, _ in _aliases(node.target):
+            if index < len(node.args):
                 value = node.args[index]
                 for item in value if isinstance(value, list | tuple) else [value]:
                     if isinstance(item, fx.Node):
