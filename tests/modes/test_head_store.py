@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,17 +24,29 @@ from support.mtp_specs import MODULES
 from support.tiny import greedy, random_prompt, tiny_llama
 
 ASKED: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_len": 48, "policy": "fixed:2"}
+SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_batch": 1, "max_len": 31, "policy": "fixed:2"}
 
 
 @pytest.fixture(scope="module")
 def target() -> LlamaForCausalLM:
-    return tiny_llama(layers=6)
+    return tiny_llama(layers=5)
+
+
+@pytest.fixture(scope="module")
+def of_target(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with what a wrap of the target alone keeps."""
+    folder = tmp_path_factory.mktemp("target")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.utils.storage.cache_dir", lambda: folder)
+        with wrap(target, "none", **SIZES):
+            pass
+    return folder
 
 
 @pytest.fixture
-def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Of heads, with a cache folder of the test's own."""
+def exports(of_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of heads, with a cache folder of the test's own that has the target and no head."""
+    shutil.copytree(of_target, tmp_path, dirs_exist_ok=True)
     made: list[str] = []
     own = draft_head.exported
 
@@ -55,9 +68,6 @@ def acceptance(target: LlamaForCausalLM, mode: str, head: torch.nn.Module) -> fl
 
 
 def test_eagle3(target: LlamaForCausalLM, exports: list[str]) -> None:
-    # What is kept of the target alone does not keep the head from being kept.
-    with wrap(target, "none", **SIZES):
-        pass
     head = Eagle3Head.random(target, taps=TAPS)
     first = acceptance(target, "eagle3_one_model", head)
     assert acceptance(target, "eagle3_one_model", head) == first and exports == ["Eagle3Head"]
@@ -87,7 +97,7 @@ def test_a_stored_head_that_computes_something_else_is_captured_again(
 def test_another_process_finds_it(target: LlamaForCausalLM) -> None:
     """Nothing in its name, such as an address or the order of a set, is of one process alone."""
     make = "Eagle3Head.random(target, taps=TAPS)"
-    code = f"from test_head_store import *; target = tiny_llama(layers=6); print(name_of(target, {make}))"
+    code = f"from test_head_store import *; target = tiny_llama(layers=5); print(name_of(target, {make}))"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, **ASKED)
     assert done.stdout.strip() == name_of(target, Eagle3Head.random(target, taps=TAPS))
 

@@ -24,7 +24,7 @@ KEYS = [654, 400, 836, 123, 340]
 
 @cache
 def spec_of(mode: str = "ngram", **options: Any) -> Speculator:
-    sizes: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 60, "backend": "eager", "scores": True}
+    sizes: dict[str, Any] = {"tiers": (0, 3), "max_batch": 4, "max_len": 60, "backend": "eager", "scores": True}
     return wrap(model(), mode, policy="fixed:3", **(sizes | MODES[mode] | options))
 
 
