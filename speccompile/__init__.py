@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         policies,
         pretrained,
         sampling,
+        training,
     )
     from speccompile.lowering.backends import register_backend
     from speccompile.modes import register as register_mode
@@ -45,6 +46,7 @@ __all__ = [
     "register_mode",
     "register_processor",
     "sampling",
+    "training",
     "wrap",
 ]
 
@@ -62,6 +64,7 @@ _SUBMODULES = frozenset(
         "policies",
         "pretrained",
         "sampling",
+        "training",
     },
 )
 _MEMBERS = {

@@ -358,6 +358,26 @@ class CorruptRecords(SpecCompileError):
     template = "{path} is no whole file of records: {reason}. Delete it, and its records are made again."
 
 
+class TextsNotWritten(SpecCompileError):
+    template = (
+        "training texts cannot be written to {folder}: {reason}. Those that were saved are safe; mend that, and the "
+        "same call continues."
+    )
+
+
+class NoTexts(SpecCompileError):
+    template = (
+        "of {count} training texts in a row that the target wrote, none could be kept ({reasons}). A model that was "
+        "not trained on chats does not write user turns: give prompts. Against duplicates raise the temperature."
+    )
+
+
+class CorruptTexts(SpecCompileError):
+    template = (
+        "{path} is not a whole file of training texts: {reason}. Delete it and the files after it, and make them again."
+    )
+
+
 class RequestFailed(SpecCompileError):
     template = "the request ended with an error of its own: {reason}."
 

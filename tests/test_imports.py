@@ -34,10 +34,13 @@ ALLOWED = {
     "wrapping": "ops sampling passes graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
     "__init__": (
         "backends passes sampling lowering guides acceptance hidden_states policies pretrained modes heads speculator "
-        "wrapping"
+        "wrapping training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
-    "cli": "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator tools",
+    "training": "graph_capture sampling hidden_states policies modes runtime speculator wrapping",
+    "cli": (
+        "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator tools training"
+    ),
     "__main__": "cli",
 }
 

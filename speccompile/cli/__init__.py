@@ -1,5 +1,5 @@
-"""The command line: ``speccompile demo``, ``generate``, ``inspect``, ``families``, ``policy-lab`` and
-``save-hidden-states``."""
+"""The command line: ``speccompile demo``, ``generate``, ``inspect``, ``families``, ``policy-lab``,
+``save-hidden-states`` and ``make-texts``."""
 
 from speccompile.cli.commands import app
 

@@ -32,6 +32,7 @@ from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, Unknown
 from speccompile.runtime.request_options import GenerateOptions, SaveOptions
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
+from speccompile.training.text_options import TextOptions
 from speccompile.utils.hub import check_reachable
 from speccompile.utils.model_names import check_families, check_model_name, check_tokenizer, is_hub_id
 
@@ -293,6 +294,59 @@ def save_hidden_states(
         max_new_tokens=max_new_tokens,
         specforge=specforge,
     )
+
+
+@app.command("make-texts")
+def make_texts(
+    model: Model,
+    output: Annotated[Path, typer.Option(help="Folder for the texts; those that are there stay.")],
+    tokens: Annotated[int, option_of(TextOptions, "tokens")] = TextOptions.tokens,
+    seed: Annotated[int, option_of(TextOptions, "seed")] = TextOptions.seed,
+    temperature: Annotated[float, option_of(TextOptions, "temperature")] = TextOptions.temperature,
+    top_p: Annotated[float, option_of(TextOptions, "top_p")] = TextOptions.top_p,
+    user_temperature: Annotated[float, option_of(TextOptions, "user_temperature")] = TextOptions.user_temperature,
+    user_top_p: Annotated[float, option_of(TextOptions, "user_top_p")] = TextOptions.user_top_p,
+    max_user_tokens: Annotated[int, option_of(TextOptions, "max_user_tokens")] = TextOptions.max_user_tokens,
+    max_answer_tokens: Annotated[int, option_of(TextOptions, "max_answer_tokens")] = TextOptions.max_answer_tokens,
+    prompts: Annotated[list[Path] | None, option_of(TextOptions, "prompts", more="May repeat.")] = None,
+    draw: Annotated[bool | None, option_of(TextOptions, "draw", "--draw/--no-draw")] = None,
+    beginnings: Annotated[list[Path] | None, option_of(TextOptions, "beginnings", more="May repeat.")] = None,
+    exclude: Annotated[list[Path] | None, option_of(TextOptions, "exclude", more="May repeat.")] = None,
+    mode: Mode = "none",
+    max_batch: MaxBatch = 16,
+    weights: Annotated[str, option_of(WrapOptions, "weights", more="same or int8.")] = WrapOptions.weights,
+    backend: Backend = WrapOptions.backend,
+) -> None:
+    """Let a model write texts to train its draft heads from. Killed, it continues when it is started again."""
+    with one_line_errors():
+        texts = TextOptions(
+            tokens=tokens,
+            seed=seed,
+            temperature=temperature,
+            top_p=top_p,
+            user_temperature=user_temperature,
+            user_top_p=user_top_p,
+            max_user_tokens=max_user_tokens,
+            max_answer_tokens=max_answer_tokens,
+            prompts=prompts or (),
+            draw=draw,
+            beginnings=beginnings or (),
+            exclude=exclude or (),
+        )
+        tiers = (0,) if mode == "none" else DEFAULT_TIERS
+        options = WrapOptions(
+            mode=mode,
+            tiers=tiers,
+            max_batch=max_batch,
+            weights=weights,  # type: ignore[arg-type]
+            backend=backend,
+            sampling=texts.draws or texts.temperature > 0,
+        )
+        _check(model, options)
+        check_tokenizer(model)
+    from speccompile.cli import make_texts
+
+    make_texts.run(model, output, texts, options)
 
 
 def _check(model: str, options: WrapOptions) -> None:

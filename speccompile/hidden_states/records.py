@@ -101,10 +101,10 @@ def about(model: PreTrainedModel, options: SaveHiddenStates, weights: str = "sam
     """
     dtype = str(model.dtype).removeprefix("torch.")
     rounded = "" if weights == "same" else f" {weights}"
-    return About(type(model).__name__, f"{_digest(model)}{rounded}", options.layers(model), dtype)
+    return About(type(model).__name__, f"{weights_digest(model)}{rounded}", options.layers(model), dtype)
 
 
-def _digest(model: PreTrainedModel) -> str:
+def weights_digest(model: PreTrainedModel) -> str:
     """Of the first values of each weight: tells a model from another one of its kind."""
     values = [weight.detach().reshape(-1)[:4].float() for weight in model.parameters()]
     return hashlib.sha256(torch.cat(values).cpu().numpy().tobytes()).hexdigest()[:16]

@@ -14,6 +14,7 @@ from speccompile.hidden_states.claim import Claim
 from speccompile.hidden_states.options import WHERE, SaveHiddenStates
 from speccompile.hidden_states.reader import SavedHiddenStates
 from speccompile.hidden_states.records import About, Record, encode
+from speccompile.utils.whole_files import write_whole
 
 
 class RecordWriter:
@@ -163,25 +164,10 @@ class RecordWriter:
     def _write(self, records: list[Record]) -> None:
         self._number += 1
         name = f"{self._prefix}_{self._number:06d}.safetensors"
-        partial = self.folder / f".{name}.partial"
-        with partial.open("wb") as file:
-            file.write(encode(self._about, records))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.folder / name)
-        _sync_folder(self.folder)
+        write_whole(self.folder / name, encode(self._about, records))
         self._written |= {record.id for record in records}
 
 
 def _last_number(pattern: str, names: Iterable[str], *, none: int) -> int:
     """The greatest of what the group of ``pattern`` has in ``names``, or ``none``."""
     return max((int(found[1]) for name in names if (found := re.fullmatch(pattern, name))), default=none)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring its names to the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

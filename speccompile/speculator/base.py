@@ -16,6 +16,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.graph.stage import Stages
 from speccompile.graph.step_graph import Route
+from speccompile.hidden_states.records import weights_digest
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.kernel_list import KernelCall, kernels_called
@@ -155,6 +156,12 @@ class SpeculatorBase:
         """What lowers step graphs here; any stage can be lowered with it."""
         self._open()
         return self._config.backend
+
+    @property
+    def target_id(self) -> str:
+        """Names the target: its class, a digest of some of its weights' values, and the form they were rounded to."""
+        model, form = self._open()[1].model, self._given.weights
+        return " ".join([type(model).__name__, weights_digest(model), *[form] * (form != "same")])
 
     @property
     def hidden_states(self) -> RecordWriter:

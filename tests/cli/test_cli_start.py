@@ -57,7 +57,7 @@ def run(commands: list[list[str]], folder: Path) -> list[Run]:
     ]
 
 
-COMMANDS = ["demo", "generate", "inspect", "families", "policy-lab", "save-hidden-states"]
+COMMANDS = ["demo", "generate", "inspect", "families", "policy-lab", "save-hidden-states", "make-texts"]
 ERRORS = [
     (["generate", "tiny"], "--prompt"),
     (["generate", "tiny", "--prompt", "a", "--mode", "telepathy"], "unknown mode 'telepathy'"),
@@ -68,6 +68,8 @@ ERRORS = [
     (["generate", "tiny", "--prompt", "a", "--temperature", "0"], "--temperature=0 is not valid: it must be above 0"),
     (["demo", "--prompts", "nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
     (["save-hidden-states", "tiny", "--data", "nowhere.jsonl", "--output", "x"], "'nowhere.jsonl' does not exist"),
+    (["make-texts", "tiny", "--output", "x", "--exclude", "nowhere.txt"], "there is no such file"),
+    (["make-texts", "tiny", "--output", "x", "--top-p", "3"], "must be a number of at least 0 and at most 1"),
     (["generate", "tiny", "--prompt", ""], "prompt 0 is empty"),
     (["generate", "tiny", "--prompt", "a", "--greedy", "--top-k", "3"], "leave out --greedy or --top-k"),
     (["generate", "./nowhere", "--prompt", "a"], "no such folder: './nowhere'"),

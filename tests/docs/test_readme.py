@@ -16,7 +16,7 @@ from support.tiny import tiny_llama
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/guide.md")
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+TEMPLATE = "{% for message in messages %}<{{ message['content'] }}>{% endfor %}"
 
 
 def blocks(page: str) -> list[str]:

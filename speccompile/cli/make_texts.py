@@ -1,0 +1,30 @@
+"""``speccompile make-texts``: the target writes texts to train a draft head from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from speccompile import modes, wrap
+from speccompile.cli.models import load
+from speccompile.cli.session import session
+from speccompile.compiler.options import WrapOptions
+from speccompile.training import TextOptions, make_texts, most_tokens
+from speccompile.training.text_maker import counts
+
+# Every max_len has compiled code of its own, so nearby needs share one.
+_MAX_LEN_STEP = 256
+
+
+def run(model: str, output: Path, texts: TextOptions, options: WrapOptions) -> None:
+    """See ``speccompile make-texts --help``."""
+    with session():
+        # Before the model is loaded, since that takes a while.
+        modes.create(options.mode, {})
+        target, tokenizer = load(model)
+        max_len = -(-most_tokens(tokenizer, texts) // _MAX_LEN_STEP) * _MAX_LEN_STEP
+        with wrap(target, **replace(options, max_len=max_len).arguments()) as spec:
+            made = make_texts(spec, tokenizer, output, texts)
+        typer.echo(f"{len(made)} texts of {made.tokens} tokens in {output}; dropped: {counts(made.dropped)}")

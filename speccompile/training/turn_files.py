@@ -1,0 +1,67 @@
+"""User turns from files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speccompile.errors import InvalidInput
+
+
+def read_turns(path: Path) -> list[list[str]]:
+    """The user turns of each conversation of a file, empty lines left out.
+
+    A file whose name ends in ``.jsonl`` has a JSON object in each line: ``turns`` (a list of texts), ``messages`` or
+    ``conversations`` (lists of ``role`` and ``content``), ``prompt`` or ``text``. Each line of another file is a
+    conversation of one turn. A name may also end in ``.gz``.
+
+    Raises:
+        InvalidInput: names the file, and the line.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = suffixes[-1:] == [".gz"]
+    as_json = (suffixes[:-1] if packed else suffixes)[-1:] == [".jsonl"]
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+            # Not by splitlines(), which takes more characters than the newline for one.
+            lines = file.read().split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
+    found = list(_conversations(lines, path, as_json))
+    if not found:
+        raise InvalidInput(name=f"the file {path}", reason="it has no user turns")
+    return found
+
+
+def _conversations(lines: list[str], path: Path, as_json: bool) -> Iterator[list[str]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if not as_json:
+            yield [line.strip()]
+            continue
+        try:
+            yield _turns(json.loads(line))
+        except ValueError as error:
+            raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
+
+
+def _turns(fields: Any) -> list[str]:
+    if not isinstance(fields, dict):
+        raise ValueError("it is not a JSON object")
+    turns: Any = None
+    if "turns" in fields:
+        turns = fields["turns"]
+    elif "messages" in fields or "conversations" in fields:
+        messages: Any = fields.get("messages", fields.get("conversations"))
+        if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+            turns = [message.get("content") for message in messages if message.get("role") == "user"]
+    elif "prompt" in fields or "text" in fields:
+        turns = [fields.get("prompt", fields.get("text"))]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise ValueError("it must have user turns as 'turns', 'messages', 'conversations', 'prompt' or 'text'")
+    return turns
