@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.graph.arena import Arena
-from speccompile.runtime.outcomes import HostBuffer, Outcomes, pack
+from speccompile.runtime.outcomes import HostBuffer
 from speccompile.runtime.request import Request
 from support.engines import MAX_BATCH, MAX_LEN, greedy
 from support.tiny import admitted, random_prompt
@@ -92,13 +92,14 @@ class Overtaken(HostBuffer):
 
 @pytest.mark.parametrize(("mode", "seeds"), [("none", (0, 1)), ("ngram", (1, 2)), ("early_exit", (3, 0))])
 def test_texts_are_the_same_when_results_are_read_a_step_late(
-    model: LlamaForCausalLM, mode: str, seeds: tuple[int, ...]
+    model: LlamaForCausalLM, mode: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early, late = (wrap(model, mode) for _ in range(2))
     assert not early.engine.scheduler.late, "the host has to wait for a CPU in any case"
     late.engine.scheduler.late = True
     arena = late.arena
-    late.engine.scheduler.outcomes = Outcomes(partial(pack, arena), partial(Overtaken, arena))
+    # Not another Outcomes for the scheduler alone: prompts have to use the same buffers.
+    monkeypatch.setattr(late.engine.scheduler.outcomes, "_make", partial(Overtaken, arena))
     for seed in seeds:
         expected, got = (comings_and_goings(spec, seed) for spec in (early, late))
         for one, other in zip(expected, got, strict=True):
