@@ -20,6 +20,7 @@ from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.native.choose_sampling import ChooseSampling
 from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafting
 from speccompile.passes.native.step_ops import UseStepOps
+from speccompile.passes.own import specs_of
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placed import placed
 from speccompile.passes.step.advance_guide import AdvanceGuide, CutDrafts
@@ -147,7 +148,7 @@ def check_anchors(config: BuildConfig, vocab_size: int) -> None:
             anchors = " or ".join(map(repr, item.anchors_after or item.anchors_before))
             reason = f"pass {item.name!r} goes {word} {anchors}, which is not among the passes"
             raise refuse(item, f"{reason}: {', '.join(ours)}")
-        for spec in item.state_specs():
+        for spec in specs_of(item):
             if spec.name in taken:
                 raise refuse(item, f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}")
             taken.add(spec.name)

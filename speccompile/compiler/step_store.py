@@ -23,8 +23,9 @@ from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.step.sample import state_of
 from speccompile.sampling.pipeline import all_processors
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.code_key import own_code_key
 from speccompile.utils.sources import sources
-from speccompile.utils.stable_key import NoStableKey, own_code_key, stable_key
+from speccompile.utils.stable_key import NoStableKey, stable_key
 from speccompile.utils.storage import Storage, digest
 
 

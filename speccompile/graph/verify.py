@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import torch
@@ -93,17 +93,18 @@ def _views_of(node: fx.Node) -> Iterator[fx.Node]:
                         yield item
 
 
-def written_state(graph: StepGraph, nodes: Collection[fx.Node]) -> set[str]:
-    """Names of the state tensors that ``nodes`` write, also through views."""
+def state_writes(graph: StepGraph) -> dict[fx.Node, set[str]]:
+    """Which nodes write which state tensors, also through views."""
     root: dict[fx.Node, fx.Node] = {node: node for node in graph.placeholders}
-    found = set()
+    found: dict[fx.Node, set[str]] = {}
     for node in graph.graph.nodes:
-        if node in nodes:
-            found |= {root[target].name for target in written(graph, node) if target in root}
+        names = {root[target].name for target in written(graph, node) if target in root}
+        if states := {name for name in names if graph.ports[name].role == "state"}:
+            found[node] = states
         for source in _views_of(node):
             if source in root:
                 root[node] = root[source]
-    return {name for name in found if graph.ports[name].role == "state"}
+    return found
 
 
 def _check_mutation(graph: StepGraph, fail: Fail) -> None:

@@ -11,17 +11,14 @@ import networkx as nx
 from speccompile.errors import (
     MissingFact,
     NothingMatched,
-    PassFailed,
     PassOrderError,
-    SpecCompileError,
     UnknownStage,
-    VerifierError,
-    error_line,
 )
 from speccompile.graph.stage import Stage, Stages
 from speccompile.graph.step_graph import StepGraph
-from speccompile.graph.verify import verify, written_state
+from speccompile.graph.verify import verify
 from speccompile.passes.base import Changes, Facts, Pass
+from speccompile.passes.own import run_own
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Pipeline:
         """Run them on ``graph`` itself, one with each turn."""
         self.check(graph.facts)
         for item in self.passes:
-            changes = _run_users(item, graph) if item.is_users else item.run(graph)
+            changes = run_own(item, graph) if item.is_users else item.run(graph)
             if changes.matched == 0 and not item.optional:
                 raise NothingMatched(name=item.name, looked_for=item.looks_for)
             self._finish(graph, item)
@@ -104,8 +101,6 @@ class Pipeline:
 
     def _finish(self, graph: StepGraph, item: Pass) -> None:
         graph.facts = (graph.facts - item.invalidates) | item.provides
-        if item.is_users:
-            _check_writes(item, graph)
         for node in graph.graph.nodes:
             if node.op in ("call_function", "call_module"):
                 node.meta.setdefault("pass", item.name)
@@ -114,28 +109,3 @@ class Pipeline:
 
 def _missing(consumer: str, fact: str, held: Iterable[str]) -> MissingFact:
     return MissingFact(consumer=consumer, fact=fact, provided=", ".join(sorted(held)) or "nothing")
-
-
-def _run_users(item: Pass, graph: StepGraph) -> Changes:
-    """Run a pass of the user's own. Raises PassFailed, with its name, for whatever it raises."""
-    try:
-        changes = item.run(graph)
-    except SpecCompileError as error:
-        raise PassFailed(name=item.name, reason=str(error)) from error
-    except Exception as error:
-        raise PassFailed(name=item.name, reason=error_line(error)) from error
-    if not isinstance(changes, Changes):
-        raise PassFailed(name=item.name, reason=f"its run() has to return Changes, and returned {changes!r}")
-    return changes
-
-
-def _check_writes(item: Pass, graph: StepGraph) -> None:
-    """A pass of the user's own may write the state that it declares."""
-    declared = {spec.name for spec in item.state_specs()} | item.writes
-    new = {node for node in graph.graph.nodes if node.op == "call_function" and "pass" not in node.meta}
-    for name in sorted(written_state(graph, new) - declared):
-        raise VerifierError(
-            name=item.name,
-            problem=f"it writes the state tensor {name!r}, which it does not declare: name it in writes, or write a "
-            "tensor of the pass's own state_specs()",
-        )

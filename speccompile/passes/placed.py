@@ -6,28 +6,46 @@ from collections.abc import Iterable, Sequence
 
 from speccompile.errors import InvalidOption
 from speccompile.passes.base import Pass
+from speccompile.passes.own import specs_of
 
 
 def placed(passes: Sequence[Pass], own: Sequence[Pass]) -> tuple[Pass, ...]:
-    """``passes`` with those of ``own`` among them whose anchor is there. Passes with one anchor keep their order."""
+    """``passes`` with those of ``own`` among them whose anchor is there, which may be one of ``own``, too. Passes with
+    one anchor keep their order."""
     order = list(passes)
-    for item in own:
+    left = list(own)
+    #: By the name of the pass that they follow.
+    followers: dict[str, list[Pass]] = {}
+    while left:
         names = [other.name for other in order]
-        if after := [names.index(name) for name in item.anchors_after if name in names]:
-            place = after[0] + 1
-            while place < len(order) and order[place].anchors_after == item.anchors_after:
-                place += 1
-            order.insert(place, item)
-        elif before := [names.index(name) for name in item.anchors_before if name in names]:
-            order.insert(before[0], item)
+        item = next((item for item in left if _anchor(item, names) is not None), None)
+        if item is None:
+            break
+        left.remove(item)
+        anchor = _anchor(item, names)
+        assert anchor is not None
+        if item.anchors_before:
+            order.insert(names.index(anchor), item)
+            continue
+        last = anchor
+        while last in followers:
+            last = followers[last][-1].name
+        order.insert(names.index(last) + 1, item)
+        followers.setdefault(anchor, []).append(item)
     return tuple(order)
+
+
+def _anchor(item: Pass, names: Sequence[str]) -> str | None:
+    return next((name for name in (*item.anchors_after, *item.anchors_before) if name in names), None)
 
 
 def check_passes(given: object) -> tuple[Pass, ...]:
     """The user's passes, checked by themselves.
 
     Raises:
-        InvalidOption: one is no pass, has no place, or a name that another has.
+        InvalidOption: one is no pass, has no place, or a name that another has, or an attribute is not what it has to
+            be.
+        PassFailed: its ``state_specs()`` fails.
     """
 
     def refuse(value: object, reason: str) -> InvalidOption:
@@ -39,9 +57,26 @@ def check_passes(given: object) -> tuple[Pass, ...]:
     for item in given:
         if not isinstance(item, Pass):
             raise refuse(item, "an item has to be an object of a class derived from speccompile.passes.Pass")
+        name = getattr(item, "name", None)
+        if not isinstance(name, str) or not name.isidentifier():
+            raise refuse(item, f"the name of a pass has to be an identifier, and is {name!r}")
+        if not isinstance(getattr(item, "looks_for", None), str):
+            raise refuse(item, f"looks_for of pass {name!r} has to say what it changes, in case nothing matches")
+        for attribute in ("after", "before"):
+            anchors = getattr(item, attribute)
+            if not isinstance(anchors, str) and not _are_texts(anchors, tuple):
+                raise refuse(item, f"{attribute} of pass {name!r} has to be a name of a pass or a tuple of them")
+        for attribute in ("requires", "provides", "invalidates", "writes"):
+            if not _are_texts(getattr(item, attribute), frozenset):
+                raise refuse(item, f"{attribute} of pass {name!r} has to be facts(...), a frozenset of names")
         if bool(item.anchors_after) == bool(item.anchors_before):
-            raise refuse(item, f"set one of after and before of pass {item.name!r} to the name of a pass")
-        if item.name in [other.name for other in own]:
-            raise refuse(item, f"two passes have the name {item.name!r}")
+            raise refuse(item, f"set one of after and before of pass {name!r} to the name of a pass")
+        if name in [other.name for other in own]:
+            raise refuse(item, f"two passes have the name {name!r}")
+        specs_of(item)
         own.append(item)
     return tuple(own)
+
+
+def _are_texts(value: object, kind: type[tuple[str, ...]] | type[frozenset[str]]) -> bool:
+    return isinstance(value, kind) and all(isinstance(item, str) for item in value)

@@ -42,6 +42,7 @@ from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import EosTokens, Target
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
+from speccompile.runtime.timing import clock_of
 from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.utils.devices import traits_of
@@ -130,6 +131,7 @@ class Engine:
         drafter = None if host_draft is None else HostDrafter(host_draft, arena)
         answers = HostAnswers(arena, departures, drafter)
         widths = sorted({width for width, _ in table.prefill})
+        clock = clock_of(arena.device)
         self.prompts = PromptReader(
             arena,
             table,
@@ -142,6 +144,7 @@ class Engine:
             outcomes,
             self.stats,
             PrefillBudget(widths, options.prefill_budget, fixed=traits.one_shape),
+            clock,
         )
         self.choice = TierChoice(arena, batch, table, self.policies, traits)
         # Results are read late only where the device runs beside the host, and where nothing of a step decides which
@@ -160,6 +163,7 @@ class Engine:
             departures,
             outcomes,
             self.stats,
+            clock,
             late=traits_of(arena.device).asynchronous and not waits,
             clears_rejected=traits.reads_dead_places,
         )

@@ -16,7 +16,7 @@ from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_table import TierTable
-from speccompile.runtime.timing import clock_of
+from speccompile.runtime.timing import Clock
 from speccompile.runtime.waiting import WaitingQueue
 
 
@@ -27,6 +27,7 @@ class PromptReader:
         answers: of the host, for the first new token.
         outcomes: results of the last chunk of a prompt.
         budget: how much is read between two steps; it learns what chunks and steps cost.
+        clock: times chunks.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class PromptReader:
         outcomes: Outcomes,
         stats: Stats,
         budget: PrefillBudget,
+        clock: Clock,
     ) -> None:
         self._arena = arena
         self._table = table
@@ -53,7 +55,7 @@ class PromptReader:
         self._answers = answers
         self._outcomes = outcomes
         self._stats = stats
-        self._clock = clock_of(arena.device)
+        self._clock = clock
         self.budget = budget
 
     def read(self) -> bool:

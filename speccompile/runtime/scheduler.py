@@ -23,7 +23,7 @@ from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
-from speccompile.runtime.timing import clock_of
+from speccompile.runtime.timing import Clock
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Scheduler:
 
     Args:
         outcomes: results of each run.
+        clock: the prompt reader's, so that measurements arrive in the order of runs.
         late: read a step's results when the next one has been launched, so that the device never waits for the host.
         clears_rejected: a row whose drafts made its logits NaN has its state after the sequence cleared.
 
@@ -74,6 +75,7 @@ class Scheduler:
         departures: Departures,
         outcomes: Outcomes,
         stats: Stats,
+        clock: Clock,
         *,
         late: bool,
         clears_rejected: bool,
@@ -90,7 +92,7 @@ class Scheduler:
         self._departures = departures
         self._stats = stats
         self._clears_rejected = clears_rejected
-        self._clock = clock_of(arena.device)
+        self._clock = clock
         self.outcomes = outcomes
         self.late = late
         self.flights: deque[Flight] = deque()

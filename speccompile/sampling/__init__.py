@@ -6,6 +6,7 @@ processor derives from ``Processor`` and is added by ``register_processor`` (``e
 
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, Processor, number, whole
-from speccompile.sampling.pipeline import OPTIONS, register_processor
+from speccompile.sampling.pipeline import OPTIONS
+from speccompile.sampling.register import register_processor
 
 __all__ = ["OPTIONS", "N", "Option", "Processor", "StateSpec", "number", "register_processor", "whole"]

@@ -45,6 +45,23 @@ class Option:
         return value is None or bool(value == self.neutral)
 
 
+#: Whose function an op calls, by the op's name.
+IMPLEMENTATIONS: dict[str, Any] = {}
+
+
+def define_op(
+    processor: Processor, name: str, dispatch_key: str, function: Callable[[Any], Callable[..., None]]
+) -> None:
+    """Define ``speccompile::<name>``, which calls ``function(processor)``."""
+    known = name in IMPLEMENTATIONS
+    IMPLEMENTATIONS[name] = processor
+    if known:
+        return
+    library.define(f"{name}{SCHEMA}")
+    library.impl(name, lambda *tensors: function(IMPLEMENTATIONS[name])(*tensors), dispatch_key)
+    torch.library.register_fake(f"speccompile::{name}", lambda *_: None, lib=library)
+
+
 class Processor(ABC):
     """One step of the pipeline between the target's logits and the chosen token.
 
@@ -108,10 +125,9 @@ class Processor(ABC):
         return overload
 
     def register(self) -> None:
-        """Make :attr:`op`, which is what a step's graph calls."""
-        library.define(f"{self.name}_{SCHEMA}")
-        library.impl(f"{self.name}_", self.call, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"speccompile::{self.name}_", lambda *_: None, lib=library)
+        """Define :attr:`op`, which is what a step's graph calls. An op of that name, if there is one, calls this
+        processor from now on."""
+        define_op(self, f"{self.name}_", "CompositeExplicitAutograd", lambda processor: processor.call)
 
 
 def context_lengths(scores: torch.Tensor, length: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import speccompile.ops.native  # noqa: F401  defines ops
-from speccompile.sampling.base import SCHEMA, Processor, library
+from speccompile.sampling.base import Processor, define_op
 from speccompile.utils.torch_private import OpOverload
 
 
@@ -62,7 +62,4 @@ class KeepGreatest(Processor):
 
     def register(self) -> None:
         super().register()
-        name = f"native_{self.name}_"
-        library.define(name + SCHEMA)
-        library.impl(name, self.native_call, "CPU")
-        torch.library.register_fake(f"speccompile::{name}", lambda *_: None, lib=library)
+        define_op(self, f"native_{self.name}_", "CPU", lambda processor: processor.native_call)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NoReturn
 
 import torch
 
 import speccompile.sampling.on_cuda  # noqa: F401  kernels of top-k and top-p
-from speccompile.errors import InvalidOption
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.base import Option, Processor
@@ -51,47 +49,8 @@ OPTIONS: dict[str, Option] = {option.name: option for processor in PROCESSORS fo
 for _processor in PROCESSORS:
     _processor.register()
 
-#: By the name of the processor after which they run.
-_registered: dict[str, list[Processor]] = {}
-
-
-def register_processor(processor: Processor, *, after: str) -> None:
-    """Add ``processor`` to the sampling pipeline of every model that is wrapped from now on.
-
-    Its options are request options (``generate``, ``submit``), its state is in the arena of each slot, and its op is a
-    node of every sampled step. Drafts stay possible, and the text stays independent of them.
-
-    Args:
-        after: the name of the penalty or warper after which it runs, one of :data:`PENALTIES` or :data:`WARPERS`
-            (``"repetition_penalty"``, ``"top_p"``), or of a processor that was registered before.
-
-    Raises:
-        InvalidOption: it is not a processor, its name, an option or a state tensor exists already, or ``after`` is not
-            a place.
-    """
-
-    def refuse(field: str, value: object, reason: str) -> NoReturn:
-        raise InvalidOption(where="register_processor", name=field, value=value, reason=reason)
-
-    if not isinstance(processor, Processor):
-        refuse("processor", processor, "give an object of a class derived from speccompile.sampling.Processor")
-    known = [*PROCESSORS, *registered_processors()]
-    if processor.name in [item.name for item in known]:
-        refuse("processor", processor, f"there is a processor called {processor.name!r}")
-    if not processor.state:
-        refuse("processor", processor, "it needs a state tensor, which holds what the request of a slot wants")
-    for option in processor.options:
-        if option.name in OPTIONS:
-            refuse("processor", processor, f"there is a request option called {option.name!r}")
-    for spec in processor.state:
-        if spec.name in {other.name for other in sampling_state()}:
-            refuse("processor", processor, f"there is a state tensor called {spec.name!r}")
-    places = [item.name for item in (*PENALTIES, *WARPERS, *registered_processors())]
-    if after not in places:
-        refuse("after", after, f"use one of {', '.join(places)}")
-    processor.register()
-    _registered.setdefault(after, []).append(processor)
-    OPTIONS.update({option.name: option for option in processor.options})
+#: From outside, by the name of the processor after which they run (:mod:`speccompile.sampling.register`).
+REGISTERED: dict[str, list[Processor]] = {}
 
 
 def registered_processors(state: Collection[str] | None = None) -> list[Processor]:
@@ -100,7 +59,7 @@ def registered_processors(state: Collection[str] | None = None) -> list[Processo
     Args:
         state: names of a speculator's state tensors: those that were registered when it was wrapped.
     """
-    found = [processor for processors in _registered.values() for processor in processors]
+    found = [processor for processors in REGISTERED.values() for processor in processors]
     return found if state is None else [item for item in found if item.state[0].name in state]
 
 
@@ -113,7 +72,7 @@ def in_order(processors: Sequence[Processor], state: Collection[str] | None = No
     for processor in processors:
         yield processor
         known = registered_processors(state)
-        yield from in_order([item for item in _registered.get(processor.name, ()) if item in known], state)
+        yield from in_order([item for item in REGISTERED.get(processor.name, ()) if item in known], state)
 
 
 def all_processors(state: Collection[str]) -> tuple[Processor, ...]:
@@ -121,7 +80,7 @@ def all_processors(state: Collection[str]) -> tuple[Processor, ...]:
     return tuple(in_order(PROCESSORS, state))
 
 
-def sampling_state() -> list[StateSpec]:
-    """Per-slot state of all processors, and the seed."""
-    processors = [*PROCESSORS, *registered_processors()]
+def sampling_state(processors: Sequence[Processor] | None = None) -> list[StateSpec]:
+    """Per-slot state of ``processors``, and the seed; None is all of them."""
+    processors = [*PROCESSORS, *registered_processors()] if processors is None else processors
     return [StateSpec("seed", (N,), torch.int64, high=2), *(spec for item in processors for spec in item.state)]

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile.errors import CannotSave, InvalidOption, PassFailed, VerifierError
 from speccompile.graph.state import N, S
+from speccompile.graph.verify import state_writes
 from speccompile.passes import Changes, Pass, StateSpec, StepGraph, facts
 from speccompile.speculator.speculator import Speculator
 from support.tiny import tiny_llama
@@ -114,11 +115,28 @@ def test_passes_with_one_anchor_keep_their_order(model: LlamaForCausalLM) -> Non
     assert names[at + 1 : at + 3] == ["first", "second"] and names[names.index("commit") - 1] == "third"
 
 
+def test_an_anchor_may_be_one_of_several_and_another_pass_of_the_user(model: LlamaForCausalLM) -> None:
+    anchors = {"last": "first", "first": ("bind_rows", "bind_mixed_rows"), "second": "bind_rows"}
+    given: dict[str, Any] = {"state_specs": lambda self: [], "run": lambda self, graph: Changes(1)}
+    passes = [own(name=name, after=after, **given) for name, after in anchors.items()]
+    with speccompile.wrap(model, "none", passes=passes, **{**OPTIONS, "tiers": (0,)}) as spec:
+        names = list(spec.stages)
+    at = names.index("bind_rows")
+    assert names[at + 1 : at + 4] == ["first", "last", "second"]
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"after": "no_such_pass"}, "'no_such_pass', which is not among the passes"),
     ({"after": ()}, "set one of after and before"),
     ({"before": "commit"}, "set one of after and before"),
     ({"name": "commit"}, "a pass of this package has the name 'commit'"),
+    ({"name": 3}, "the name of a pass has to be an identifier"),
+    ({"name": "a/b c"}, "the name of a pass has to be an identifier"),
+    ({"looks_for": None}, "looks_for of pass 'count'"),
+    ({"after": 3}, "after of pass 'count'"),
+    ({"after": None}, "after of pass 'count'"),
+    ({"requires": "rows"}, "requires of pass 'count'"),
+    ({"writes": "accepted"}, "writes of pass 'count'"),
     ({"state_specs": lambda self: [StateSpec("tokens", (N, S), torch.int64)]}, "has the name 'tokens'"),
 ]
 
@@ -196,3 +214,41 @@ def test_state_that_is_named_in_writes_may_be_written(model: LlamaForCausalLM) -
 def test_a_package_holds_no_code_of_the_users(spec: Speculator, tmp_path: Path) -> None:
     with pytest.raises(CannotSave):
         spec.save(tmp_path / "x.spec")
+
+
+def length_written(graph: StepGraph) -> Any:
+    """A node of this package that writes ``length``."""
+    return next(node for node, names in state_writes(graph).items() if "length" in names)
+
+
+def copied_meta(graph: StepGraph) -> None:
+    seen, slots = graph.state("length"), nodes(graph)[1]
+    graph.insert(lambda length, slots: length.index_add_(0, slots, slots), seen, slots)
+    for other in graph.graph.nodes:
+        other.meta.setdefault("pass", "commit")
+
+
+def erased(graph: StepGraph) -> None:
+    node = length_written(graph)
+    node.replace_all_uses_with(graph.state("length"))
+    graph.graph.erase_node(node)
+
+
+@pytest.mark.parametrize("change", [copied_meta, erased])
+def test_a_change_of_what_is_written_is_found_however_it_is_made(model: LlamaForCausalLM, change: Any) -> None:
+    def run(self: Pass, graph: StepGraph) -> Changes:
+        change(graph)
+        return Changes(1)
+
+    with pytest.raises(VerifierError) as found:
+        speccompile.wrap(model, "none", passes=[own(run=run, after="commit")], **{**OPTIONS, "tiers": (0,)})
+    assert found.value.fields["name"] == "count" and "'length'" in found.value.fields["problem"]
+
+
+@pytest.mark.parametrize(
+    "specs", [lambda self: None, lambda self: 1 / 0, lambda self: [StateSpec("my state", (N,), torch.int64)]]
+)
+def test_state_specs_that_fail_name_the_pass(model: LlamaForCausalLM, specs: Any) -> None:
+    with pytest.raises(PassFailed) as failed:
+        speccompile.wrap(model, "none", passes=[own(state_specs=specs)], **{**OPTIONS, "tiers": (0,)})
+    assert failed.value.fields["name"] == "count"

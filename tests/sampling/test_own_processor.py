@@ -14,7 +14,9 @@ from transformers import LlamaForCausalLM, LogitsProcessor
 import speccompile
 from speccompile import Speculator, sampling
 from speccompile.errors import ForeignPackage, InvalidOption, UnknownOption
+from speccompile.runtime.request_options import GenerateOptions, SubmitOptions
 from speccompile.sampling import N, Option, Processor, StateSpec, pipeline, whole
+from speccompile.sampling.register import ARGUMENTS
 from support.errors import raises
 from support.tiny import tiny_llama
 
@@ -50,9 +52,15 @@ def before(model: LlamaForCausalLM) -> Iterator[Speculator]:
 @pytest.fixture(scope="module")
 def registered(before: Speculator) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_registered", {})
+        patch.setattr(pipeline, "REGISTERED", own := {})
+        patch.setattr("speccompile.sampling.register.REGISTERED", own)
         patch.setattr(pipeline, "OPTIONS", options := dict(pipeline.OPTIONS))
-        for module in ("speccompile.sampling.request", "speccompile.runtime.inputs", "speccompile.runtime.arguments"):
+        for module in (
+            "speccompile.sampling.request",
+            "speccompile.sampling.register",
+            "speccompile.runtime.inputs",
+            "speccompile.runtime.arguments",
+        ):
             patch.setattr(f"{module}.OPTIONS", options)
         patch.setattr("speccompile.runtime.generate.OPTIONS", options)
         runpy.run_path(str(EXAMPLE))
@@ -117,9 +125,48 @@ def test_a_package_is_loaded_with_the_same_processors_only(
     with speccompile.load(tmp_path / "package", model) as loaded:
         texts = [one.engine.submit(PROMPT, max_count=3, max_new_tokens=9).result().token_ids for one in (loaded, spec)]
         assert texts[0] == texts[1]
-    monkeypatch.setattr(pipeline, "_registered", {})
+    monkeypatch.setattr(pipeline, "REGISTERED", {})
     with raises(ForeignPackage, what="registered processors", theirs=["max_count"], ours=[]):
         speccompile.load(tmp_path / "package", model)
+
+
+def test_arguments_of_calls_are_no_names_of_options() -> None:
+    names = {name for options in (SubmitOptions, GenerateOptions) for name in (*options.names(), *options.inputs)}
+    assert names | {"self", "options"} == ARGUMENTS
+
+
+class Never(Processor):
+    """Forbids one token."""
+
+    name, options = "never", (Option("never", whole(0)),)
+    state = (StateSpec("never", (N,), torch.int64, fill=-1),)
+
+    def place(self, values: Any, prompt_length: int) -> dict[str, Any]:
+        return {"never": values["never"]}
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        scores[torch.arange(len(scores)), :, state[0]] = -float("inf")
+
+
+class Always(Never):
+    """The opposite, by the same name."""
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        scores[torch.arange(len(scores)), :, state[0]] = 1e9
+
+
+def test_a_processor_takes_the_place_of_one_of_its_name(registered: None, model: LlamaForCausalLM) -> None:
+    sampling.register_processor(Never(), after="max_count")
+    with raises(InvalidOption, where="register_processor", name="processor"):
+        sampling.register_processor(Always(), after="max_count")
+    with speccompile.wrap(model, "none", **{**SIZES, "tiers": (0,), "policy": None}) as spec:
+        plain = spec.engine.submit(PROMPT, max_new_tokens=3).result().token_ids
+        without = spec.engine.submit(PROMPT, max_new_tokens=3, never=plain[0]).result().token_ids
+        assert without[0] != plain[0]
+        sampling.register_processor(Always(), after="top_k", replace=True)
+        assert [item.name for item in pipeline.registered_processors()] == ["max_count", "never"]
+        spec.rebuild()
+        assert spec.engine.submit(PROMPT, max_new_tokens=3, never=9).result().token_ids == [9, 9, 9]
 
 
 class Stateless(Processor):
@@ -148,6 +195,34 @@ class Fine(SameName):
     name = "mine"
 
 
+class CoreState(SameName):
+    name, state = "mine", (StateSpec("tokens", (N,), torch.int64),)
+
+
+class Argument(Fine):
+    options = (Option("seed", whole(0)),)
+
+
+class TwoOfOneName(Fine):
+    options = (Option("mine", whole(0)), Option("mine", whole(1)))
+
+
+class NoName(Fine):
+    name = "top k!"
+
+
+class OpOfOurs(Fine):
+    name = "advance_guide"
+
+
+class NoOptions(Fine):
+    options = None  # type: ignore[assignment]
+
+
+class ReadsNothing(Fine):
+    reads = ("nothing",)
+
+
 @pytest.mark.parametrize(
     ("processor", "after", "field"),
     [
@@ -156,6 +231,8 @@ class Fine(SameName):
         (SameOption(), "top_k", "processor"),
         (SameState(), "top_k", "processor"),
         (Stateless, "top_k", "processor"),
+        *((kind(), "top_k", "processor") for kind in (CoreState, Argument, TwoOfOneName, NoName, OpOfOurs, NoOptions)),
+        (ReadsNothing(), "top_k", "processor"),
         (Fine(), "logits_processor", "after"),
         (Fine(), "nowhere", "after"),
     ],
