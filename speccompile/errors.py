@@ -253,8 +253,8 @@ class MissingFact(PassError):
 
 class PassOrderError(PassError):
     template = (
-        "pass {consumer!r} needs the fact {fact!r}, which pass {producer!r} provides later: passes run in the order of "
-        "their list, so put {producer!r} before {consumer!r}."
+        "pass {consumer!r} needs the fact {fact!r}, which pass {producer!r} provides later ({cycle}). "
+        "Passes run in the order of their list: put {producer!r} before {consumer!r}."
     )
 
 
@@ -279,6 +279,10 @@ class UnknownStage(UserError):
 
 class LoweringError(SpecCompileError):
     """A verified step graph could not be turned into an executable."""
+
+
+class BackendFailed(LoweringError):
+    template = "backend {name!r} could not lower {what}: {reason}."
 
 
 class CannotCapture(LoweringError):

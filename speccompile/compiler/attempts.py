@@ -32,7 +32,7 @@ from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
-from speccompile.lowering.backends import Eager
+from speccompile.lowering.backends import Eager, lower
 from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
@@ -156,7 +156,7 @@ def _check(
     outlined = built.model.last.graph
     with seconds.of("compile"):
         try:
-            lowered = config.backend.lower(outlined, "the captured model")
+            lowered = lower(config.backend, outlined, "the captured model")
         except LoweringError:
             # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
             _settle(config)

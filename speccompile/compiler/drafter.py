@@ -14,7 +14,7 @@ from speccompile.graph.splicing import PREFIX, prefix_bodies, prefix_names
 from speccompile.graph.stage import Stage, Stages
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering.backends import Eager
+from speccompile.lowering.backends import Eager, lower
 from speccompile.modes.network.draft_network import DraftNetwork, prefixed
 from speccompile.modes.network.draft_windows import add_wider_bodies
 from speccompile.ops.cpu.packing import WeightPacks
@@ -55,7 +55,7 @@ class Drafter:
         Raises:
             CaptureMismatch, LoweringError.
         """
-        lowered = config.backend.lower(self.graph, "the drafter")
+        lowered = lower(config.backend, self.graph, "the drafter")
 
         def reference(graph: StepGraph) -> Callable[..., object]:
             return Eager("reference").lower(graph, "the drafter")

@@ -24,6 +24,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
 from speccompile.graph.keys import Kind, PrefillName, TierKey, TierName
 from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering.backends import load
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.pooled import runs_on_ours
 from speccompile.lowering.tier import Executables, Tier, bind
@@ -141,7 +142,7 @@ class ExecutableMaker:
     def _bound(self, name: str, key: TierKey, draft_len: int, step: FinishedStep, pool_tokens: int = 0) -> Tier:
         pool_tokens = pool_tokens or key.tokens + key.prompt_tokens
         arena = self._arena
-        executable = self._config.backend.load(step.source, self._outlined, name)
+        executable = load(self._config.backend, step.source, self._outlined, name)
         drafter = None
         if step.drafter is not None:
             drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter, pool_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,15 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import torch
 
-from speccompile.errors import Degraded, InvalidOption, NeedsCuda, UnknownBackend
+from speccompile.errors import (
+    BackendFailed,
+    Degraded,
+    InvalidOption,
+    NeedsCuda,
+    SpecCompileError,
+    UnknownBackend,
+    error_line,
+)
 from speccompile.graph.arena import Arena
 from speccompile.graph.printing import callable_of, load_python, to_python
 from speccompile.graph.step_graph import StepGraph
@@ -165,7 +174,8 @@ def register_backend(name: str, backend: type[Eager] | type[Inductor], *, replac
         replace: whether it takes the place of another one of a user's own.
 
     Raises:
-        InvalidOption: the name is taken, or ``backend`` is no such class.
+        InvalidOption: the name is taken, ``backend`` is no such class, or its constructor needs more than ``wrap``
+            gives it.
     """
 
     def refuse(field: str, value: object, reason: str) -> NoReturn:
@@ -177,6 +187,10 @@ def register_backend(name: str, backend: type[Eager] | type[Inductor], *, replac
         refuse("backend", backend, "give a subclass of speccompile.backends.Eager or Inductor")
     if name == "auto" or name in BACKENDS:
         refuse("name", name, "this package has a backend of that name")
+    try:
+        inspect.signature(backend).bind("asked for", name=name)
+    except TypeError as error:
+        refuse("backend", backend, f"wrap makes it by {backend.__qualname__}(reason, name=...), which fails: {error}")
     if name in _own and not replace:
         refuse("name", name, f"{_own[name].__qualname__} is registered by it; pass replace=True to replace that")
     _own[name] = backend
@@ -185,6 +199,29 @@ def register_backend(name: str, backend: type[Eager] | type[Inductor], *, replac
 def backends() -> dict[str, type[Eager] | type[Inductor]]:
     """All by name: those of this package, and registered ones."""
     return BACKENDS | _own
+
+
+def lower(backend: Backend, graph: StepGraph, title: str) -> Callable[..., Any]:
+    """``backend.lower(graph, title)``.
+
+    Raises:
+        BackendFailed: the backend is a registered one, and raised.
+    """
+    return _named(backend, title, lambda: backend.lower(graph, title))
+
+
+def load(backend: Backend, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+    """``backend.load(source, graph, title)``. Raises as :func:`lower`."""
+    return _named(backend, title, lambda: backend.load(source, graph, title))
+
+
+def _named(backend: Backend, title: str, call: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    try:
+        return call()
+    except Exception as error:
+        if isinstance(error, SpecCompileError) or type(backend) not in _own.values():
+            raise
+        raise BackendFailed(name=backend.name, what=title, reason=error_line(error)) from error
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:

@@ -47,7 +47,8 @@ class Pipeline:
             for fact in sorted(item.requires - held):
                 later = [other.name for other in self.passes[place + 1 :] if fact in other.provides]
                 if later:
-                    raise PassOrderError(consumer=item.name, fact=fact, producer=later[0])
+                    cycle = f"{item.name} -> {later[0]} -> {item.name}"
+                    raise PassOrderError(consumer=item.name, fact=fact, producer=later[0], cycle=cycle)
                 raise _missing(f"pass {item.name!r}", fact, held)
             held = (held - item.invalidates) | item.provides
         for fact in sorted(self.goals - held):

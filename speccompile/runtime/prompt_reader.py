@@ -160,7 +160,7 @@ class PromptReader:
         self._count_read(request, count)
         if is_last:
             self._batch.join(request)
-            record = request.records.look(request.slot, 1)
+            record = request.records.look(arena, request.slot, 1)
             emitted, _, _, alive, *newest = (column[request.slot] for column in self._outcomes.take().read())
             self._delivery.hand_out(request, newest[:emitted], bool(alive), record)
             self._departures.retire([request])

@@ -42,6 +42,18 @@ class Driver(Protocol):
         """The same, without blocking the event loop."""
 
 
+class NoDriver:
+    """Of a request that has left: it needs no steps, and keeps no engine alive."""
+
+    def ended(self, request: Request) -> None: ...
+
+    def abandoned(self, request: Request) -> None: ...
+
+    def wait(self, request: Request, seen: int, timeout: float | None = None) -> None: ...
+
+    async def wait_async(self, request: Request, seen: int) -> None: ...
+
+
 @dataclass(frozen=True)
 class Params:
     """What a request was submitted with, checked.
@@ -156,7 +168,7 @@ class Request:
         self.closed = False
         #: Those that read or wait for it.
         self.readers: set[object] = set()
-        self.driver = driver
+        self.driver: Driver = driver
         self._lock = threading.Lock()
         self._submitted = time.perf_counter()
         self._admitted: float | None = None
@@ -328,6 +340,7 @@ class Request:
     def close(self) -> None:
         """It has ended and owns nothing any more: tell its listener."""
         self.closed = True
+        self.driver = NoDriver()
         try:
             self.listener.end()
         except BaseException as error:

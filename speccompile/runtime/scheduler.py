@@ -147,7 +147,9 @@ class Scheduler:
         started = time.perf_counter()
         with self._clock.time(partial(note, draft_len)):
             tier.run()
-        records = {row: row.records.look(row.slot, tier.draft_len + 1) for row in rows if row.params.wanted}
+        records = {
+            row: row.records.look(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.wanted
+        }
         outcome, mixed = self.outcomes.take(), reader is not None
         self.flights.append(Flight(rows, outcome, records, offered, tier.draft_len, started, mixed))
         self._stats.count_step(tier.draft_len, tier.key.rows, proposed=any(row.draft_len for row in offered))

@@ -46,14 +46,13 @@ class Records:
     """What was recorded of one request. It may be ahead of the request's tokens, which a stop cuts."""
 
     def __init__(self, wanted: RecordRequest, arena: Mapping[str, torch.Tensor]) -> None:
-        self._arena = arena
         names = [name for name in STATE if getattr(wanted, name)]
         self._parts = {name: [arena[STATE[name]].new_empty(0, *arena[STATE[name]].shape[2:])] for name in names}
         self._prompt: list[float | None] | None = [None] if wanted.prompt_logprobs else None
 
-    def look(self, slot: int, count: int) -> Record:
+    def look(self, arena: Mapping[str, torch.Tensor], slot: int, count: int) -> Record:
         """A copy of what a run has recorded for the first ``count`` places, since the next run overwrites it."""
-        return {name: self._arena[STATE[name]][slot, :count].clone() for name in self._parts}
+        return {name: arena[STATE[name]][slot, :count].clone() for name in self._parts}
 
     def add(self, record: Record, emitted: int) -> None:
         for name, part in record.items():

@@ -11,7 +11,7 @@ import torch
 
 import speccompile
 from speccompile.backends import Eager
-from speccompile.errors import InvalidOption, UnknownBackend
+from speccompile.errors import BackendFailed, InvalidOption, UnknownBackend
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import backends
 from support.tiny import tiny_llama
@@ -37,6 +37,21 @@ class Counting(Eager):
 
 class Elsewhere(Eager):
     devices = ("tpu",)
+
+
+@dataclass(frozen=True)
+class Raising(Eager):
+    """Lowers the model, and no tier."""
+
+    def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        if title.startswith("tier"):
+            raise ArithmeticError("no code today")
+        return super().load(source, graph, title)
+
+
+class Demanding(Eager):
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +86,21 @@ def test_a_wrong_name_or_class_is_refused(name: Any, backend: Any) -> None:
     with pytest.raises(InvalidOption) as refused:
         speccompile.register_backend(name, backend)
     assert refused.value.fields["where"] == "register_backend"
+
+
+def test_what_a_backend_raises_names_it_and_the_step() -> None:
+    speccompile.register_backend("raising", Raising)
+    with pytest.raises(BackendFailed) as failed:
+        speccompile.wrap(tiny_llama(), backend="raising", **OPTIONS)
+    assert failed.value.fields["name"] == "raising"
+    assert failed.value.fields["what"].startswith("tier")
+    assert failed.value.fields["reason"] == "ArithmeticError: no code today"
+
+
+def test_a_constructor_that_needs_more_is_refused_when_it_is_registered() -> None:
+    with pytest.raises(InvalidOption) as refused:
+        speccompile.register_backend("demanding", Demanding)
+    assert refused.value.fields["name"] == "backend" and "name" in refused.value.fields["reason"]
 
 
 def test_a_name_is_taken_until_it_is_replaced() -> None:

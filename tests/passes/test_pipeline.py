@@ -83,7 +83,12 @@ def test_a_pass_before_its_producer_is_refused_with_both_names() -> None:
     pipeline = Pipeline((made("reads", "a"), made("makes", "start", "a"), made("farm")), facts())
     with pytest.raises(PassOrderError) as caught:
         pipeline.run(small_graph())
-    assert caught.value.fields == {"consumer": "reads", "fact": "a", "producer": "makes"}
+    assert caught.value.fields == {
+        "consumer": "reads",
+        "fact": "a",
+        "producer": "makes",
+        "cycle": "reads -> makes -> reads",
+    }
 
 
 def test_a_pass_after_one_that_ends_its_fact_is_refused() -> None:

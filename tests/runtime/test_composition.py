@@ -88,6 +88,21 @@ def test_no_part_knows_the_engine() -> None:
             gc.enable()
 
 
+def test_a_request_that_is_kept_keeps_no_arena() -> None:
+    with speccompile.wrap(tiny_llama(), "ngram", tiers=(0, 1), max_len=32, backend="eager") as spec:
+        finished = spec.engine.submit([1, 2, 3], max_new_tokens=4, logprobs=True)
+        finished.result()
+        cancelled = spec.engine.submit([1, 2, 3])
+        spec.engine.step()
+        arena = weakref.ref(spec.arena)
+    del spec
+    gc.collect()
+    assert arena() is None
+    assert finished.result().finish_reason == "max_new_tokens" and len(finished.result().logprobs or ()) == 4
+    assert cancelled.result().finish_reason == "cancelled" and not cancelled.cancel()
+    assert list(cancelled) == cancelled.new_tokens
+
+
 # --- parts by themselves -------------------------------------------------------------------------
 
 
