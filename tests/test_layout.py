@@ -18,6 +18,13 @@ def test_every_folder_is_a_room_of_the_package() -> None:
     assert {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"} <= rooms | OTHERS
 
 
+def test_every_folder_of_the_package_has_a_folder_of_tests() -> None:
+    """Where it has modules: one that only exports names of others, as ``heads``, has nothing to test."""
+    folders = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
+    tested = {path.parent.relative_to(TESTS) for path in FILES if path.name.startswith("test_")}
+    assert sorted(str(folder) for folder in folders - tested) == []
+
+
 def test_file_names_are_unique() -> None:
     """pytest imports test modules by their names alone."""
     names = Counter(path.name for path in FILES if path.name != "conftest.py")
