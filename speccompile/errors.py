@@ -229,7 +229,8 @@ class AnchorError(CaptureError):
 
 
 class CaptureMismatch(CaptureError):
-    """``fields`` hold ``difference``, ``allowed`` (both in logits) and ``where``."""
+    """``fields`` hold ``difference``, ``allowed`` (both in logits) and ``where``; of a model that does not take them
+    also ``missing="position_ids"``."""
 
     template = (
         "the captured graph does not compute what {model} computes: largest logit difference "
@@ -461,4 +462,5 @@ class OutputTruncated(UserWarning):
 
 
 class PretrainedError(SpecCompileError):
-    """The demonstration model could not be fetched or converted."""
+    """A model could not be fetched, found or loaded. ``fields`` hold its ``source`` (a name or a path) and the
+    ``reason``."""

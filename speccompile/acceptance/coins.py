@@ -76,7 +76,9 @@ class CoinAccept(Pass):
         if self.needs_draft_probs and drafts_of(graph) and "draft_probs" not in graph.values:
             raise PassError(
                 "the mode says draft_probs = True, but its sampled_draft_passes left no draft_probs in the graph: name "
-                "them with graph.name_value('draft_probs', node), or take acceptance='rejection'"
+                "them with graph.name_value('draft_probs', node), or take acceptance='rejection'",
+                name=self.name,
+                missing="draft_probs",
             )
         names = ("scores", "drafts", "row_draft_lens", "slots")
         state = [graph.state(name) for name in ("length", "temperature", "seed")]

@@ -76,7 +76,9 @@ class StepMaker:
             if to_python(stages.last.graph, pipeline.tier) != source:
                 raise PassError(
                     f"the stored {pipeline.tier} is not what its passes make now, though its key is the same: delete "
-                    f"{name} in the cache folder and wrap again"
+                    f"{name} in the cache folder and wrap again",
+                    tier=pipeline.tier,
+                    file=name,
                 )
             return stages
 

@@ -165,7 +165,11 @@ def _target(node: fx.Node) -> str:
         return str(node.target)
     if isinstance(node.target, OpOverload):
         return f"torch.ops.{node.target}"
-    raise LoweringError(f"cannot print the call of {node.target!r} (node {node.name!r}): it is no torch op")
+    raise LoweringError(
+        f"cannot print the call of {node.target!r} (node {node.name!r}): it is no torch op",
+        node=node.name,
+        target=repr(node.target),
+    )
 
 
 def _arguments(node: fx.Node) -> str:

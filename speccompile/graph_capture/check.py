@@ -69,16 +69,21 @@ def check_capture(
     if captured <= allowed:
         raise LoweringError(
             f"the compiled graph differs from the captured one by {difference:.3g} (allowed {allowed:.3g}) {where}; "
-            "use backend='eager'"
+            "use backend='eager'",
+            difference=difference,
+            allowed=allowed,
+            where=where,
         )
     where = f"{captured_where}; {_first_wrong_layer(model, info, graph, probe, reference)}"
-    message = None
-    if not takes(model, "position_ids"):
-        message = (
-            f"{info.name} cannot be captured: it takes no position_ids, so that rows cannot stand at positions of "
-            f"their own (logits differ by {captured:.3g}, allowed {allowed:.3g}, {where})."
-        )
-    raise CaptureMismatch(message, model=info.name, difference=captured, allowed=allowed, where=where)
+    fields: dict[str, Any] = {"model": info.name, "difference": captured, "allowed": allowed, "where": where}
+    if takes(model, "position_ids"):
+        raise CaptureMismatch(**fields)
+    raise CaptureMismatch(
+        f"{info.name} cannot be captured: it takes no position_ids, so that rows cannot stand at positions of "
+        f"their own (logits differ by {captured:.3g}, allowed {allowed:.3g}, {where}).",
+        missing="position_ids",
+        **fields,
+    )
 
 
 @dataclass(frozen=True)

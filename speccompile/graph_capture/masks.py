@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,16 +73,17 @@ class MaskLog:
 
     def __init__(self, known: Sequence[Mask | ForeignMask] | None = None) -> None:
         self.seen: list[Mask | ForeignMask] = []
-        self._known: Iterator[Mask | ForeignMask] | None = None if known is None else iter(known)
+        self._known = known
 
     def ask(self, function: MaskFunction, local_size: int | None, device: torch.device) -> Mask | ForeignMask:
         """What ``function`` computes; raises CaptureError if export asks for more masks than were recorded."""
         if self._known is not None:
-            mask = next(self._known, None)
-            if mask is None:
-                raise CaptureError("under export the model asks for more attention masks than in a forward")
-            return mask
-        self.seen.append(recognise(function, local_size, device) or ForeignMask(_name(function)))
+            if len(self.seen) == len(self._known):
+                reason = "under export the model asks for more attention masks than in a forward"
+                raise CaptureError(reason, masks=len(self._known))
+            self.seen.append(self._known[len(self.seen)])
+        else:
+            self.seen.append(recognise(function, local_size, device) or ForeignMask(_name(function)))
         return self.seen[-1]
 
 

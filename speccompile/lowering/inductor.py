@@ -169,7 +169,8 @@ def _file_of(artifact: CompiledArtifact, body: Body) -> bytes:
     if not _is_saveable(artifact):
         raise LoweringError(
             f"Inductor keeps nothing of {body.name!r} that could be saved. Its caches are off: unset "
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES, TORCHINDUCTOR_FX_GRAPH_CACHE and TORCHINDUCTOR_AUTOGRAD_CACHE"
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES, TORCHINDUCTOR_FX_GRAPH_CACHE and TORCHINDUCTOR_AUTOGRAD_CACHE",
+            unsaved=body.name,
         )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "artifact")
@@ -186,7 +187,9 @@ def _read(name: str, data: bytes) -> CompiledArtifact:
         except Exception as error:
             raise LoweringError(
                 f"Inductor could not load what was compiled before ({error_line(error)}). Delete {name} in the cache "
-                "folder, or wrap the model instead of loading a package, to compile again"
+                "folder, or wrap the model instead of loading a package, to compile again",
+                file=name,
+                reason=error_line(error),
             ) from error
 
 
@@ -221,7 +224,8 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
         with torch.no_grad(), inductor_config.patch(options), _without_hints():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
-        raise LoweringError(f"Inductor could not compile {body.name!r}: {error}") from error
+        message = f"Inductor could not compile {body.name!r}: {error}"
+        raise LoweringError(message, body=body.name, reason=error_line(error)) from error
 
 
 @contextlib.contextmanager

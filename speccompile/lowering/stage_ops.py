@@ -20,5 +20,6 @@ def load_compiled() -> None:
     if missing is not None:
         raise LoweringError(
             f"This stage calls the C++ ops, which cannot be loaded: {missing}. "
-            "A stage that is printed with backend='eager' runs without them."
+            "A stage that is printed with backend='eager' runs without them.",
+            reason=missing,
         )

@@ -29,7 +29,9 @@ def check_reachable(repo_id: str) -> None:
             return
         raise PretrainedError(
             f"cannot load {repo_id!r}: there is no such folder, it is not in the cache of huggingface_hub, and the hub "
-            f"cannot be reached ({error_line(error)})."
+            f"cannot be reached ({error_line(error)}).",
+            source=repo_id,
+            reason=f"the hub cannot be reached: {error_line(error)}",
         ) from error
 
 

@@ -40,11 +40,12 @@ def check_model_name(name: str) -> None:
     """
     if is_gguf(name):
         if not Path(name).is_file():
-            raise PretrainedError(f"no such file: {name!r}.")
+            raise PretrainedError(f"no such file: {name!r}.", source=name, reason="no such file")
     elif is_hub_id(name) and not _HUB_ID.fullmatch(name):
         if Path(name).is_file():
-            raise PretrainedError(f"{name!r} is a file; give the folder of a checkpoint, or a GGUF file (*.gguf).")
-        raise PretrainedError(f"no such folder: {name!r}.")
+            message = f"{name!r} is a file; give the folder of a checkpoint, or a GGUF file (*.gguf)."
+            raise PretrainedError(message, source=name, reason="it is a file")
+        raise PretrainedError(f"no such folder: {name!r}.", source=name, reason="no such folder")
 
 
 # What `save_pretrained` and the tokenizer classes of transformers call their files.
@@ -66,7 +67,9 @@ def check_tokenizer(name: str) -> None:
     if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
         raise PretrainedError(
             f"{name!r} has no tokenizer, and text needs one. Save the model's tokenizer into that folder: "
-            f"transformers.AutoTokenizer.from_pretrained(HUB_ID).save_pretrained({name!r})."
+            f"transformers.AutoTokenizer.from_pretrained(HUB_ID).save_pretrained({name!r}).",
+            source=name,
+            reason="it has no tokenizer",
         )
 
 

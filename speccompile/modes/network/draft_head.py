@@ -236,7 +236,7 @@ class HeadNetwork(DraftNetwork):
             captured = probe.difference(reference(graph), expected)
         if captured <= allowed:
             reason = f"the compiled head differs from the captured one by {difference:.3g} (allowed {allowed:.3g})"
-            raise LoweringError(f"{reason}; use backend='eager'")
+            raise LoweringError(f"{reason}; use backend='eager'", difference=difference, allowed=allowed)
         raise CaptureMismatch(model=self.info.name, difference=captured, allowed=allowed, where="of the draft head")
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from speccompile.errors import PassError
+from speccompile.errors import PassError, error_line
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.step_ops import uses_step_ops
@@ -74,7 +74,9 @@ class Propose(Pass):
             drafter = self.drafter or getattr(self.propose, "__qualname__", repr(self.propose))
             raise PassError(
                 f"the drafter {drafter} cannot be traced into the step: {error}. It has to be plain PyTorch without "
-                f"decisions on values; constants come from torch.arange, torch.full or state{self.advice}"
+                f"decisions on values; constants come from torch.arange, torch.full or state{self.advice}",
+                drafter=drafter,
+                reason=error_line(error),
             ) from error
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
@@ -136,11 +138,11 @@ def _checked(proposal: Any, rows: int, longest: int, *, scored: bool) -> tuple[t
     wanted = f"it has to return {names}"
     if not (isinstance(proposal, tuple) and len(proposal) == len(parts)):
         seen = "one tensor" if isinstance(proposal, torch.Tensor) else repr(proposal)
-        raise PassError(f"the drafter returned {seen}; {wanted}")
+        raise PassError(f"the drafter returned {seen}; {wanted}", returned=seen)
     for value, (shape, dtype, _) in zip(proposal, parts, strict=True):
         if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != dtype:
             seen = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            raise PassError(f"the drafter returned {seen}; {wanted}")
+            raise PassError(f"the drafter returned {seen}; {wanted}", returned=seen)
     return proposal
 
 
