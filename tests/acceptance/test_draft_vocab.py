@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from speccompile.acceptance import Block, Rejection
 from speccompile.errors import InvalidInput
 from speccompile.ops import noise
 from speccompile.sampling.draft_vocab import check_d2t, in_target_vocab, target_ids
+from support.errors import raises
 from support.rule_laws import (
     VOCAB,
     Bars,
@@ -121,5 +123,5 @@ def test_many_rounds_through_the_hash(rule: str) -> None:
     ],
 )
 def test_offsets_of_another_target(d2t: torch.Tensor, says: str) -> None:
-    with pytest.raises(InvalidInput, match=says):
+    with raises(InvalidInput, name="d2t", reason=re.compile(says)):
         check_d2t(d2t, 10)

@@ -106,31 +106,31 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose_rule("exact") == Exact(), "what is asked for wins"
     for text in ("two", "-1", "nan", "inf"):
         monkeypatch.setenv(VARIABLE, text)
-        with pytest.raises(InvalidOption, match=f"{VARIABLE}='{text}'"):
+        with raises(InvalidOption, where="the environment", name=VARIABLE, value=text):
             choose_rule(None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "name", "reason"),
     [
-        ({}, "give one of accepted, rates and trace"),
-        ({"accepted": 1, "rates": (0.5,)}, "give one of accepted, rates and trace"),
-        ({"accepted": 1, "trace": [1]}, "give one of accepted, rates and trace"),
-        ({"accepted": -1}, "number of at least 0"),
-        ({"accepted": float("nan")}, "number of at least 0"),
-        ({"accepted": True}, "number of at least 0"),
-        ({"rates": ()}, "must not increase"),
-        ({"rates": (0.5, 0.6)}, "must not increase"),
-        ({"rates": (1.5,)}, "must not increase"),
-        ({"rates": ["a"]}, "list of numbers"),
-        ({"rates": 0.5}, "list of numbers"),
-        ({"accepted": 1, "seed": -1}, "seed=-1"),
-        ({"accepted": 1, "seed": 2**63}, r"int in 0 \.\. 9223372036854775807"),
-        ({"accepted": 1, "seed": True}, "seed=True"),
+        ({}, "accepted", "give one of accepted, rates and trace"),
+        ({"accepted": 1, "rates": (0.5,)}, "accepted", "give one of accepted, rates and trace"),
+        ({"accepted": 1, "trace": [1]}, "accepted", "give one of accepted, rates and trace"),
+        ({"accepted": -1}, "accepted", "number of at least 0"),
+        ({"accepted": float("nan")}, "accepted", "number of at least 0"),
+        ({"accepted": True}, "accepted", "number of at least 0"),
+        ({"rates": ()}, "rates", "must not increase"),
+        ({"rates": (0.5, 0.6)}, "rates", "must not increase"),
+        ({"rates": (1.5,)}, "rates", "must not increase"),
+        ({"rates": ["a"]}, "rates", "list of numbers"),
+        ({"rates": 0.5}, "rates", "list of numbers"),
+        ({"accepted": 1, "seed": -1}, "seed", r"int in 0 \.\. 9223372036854775807"),
+        ({"accepted": 1, "seed": 2**63}, "seed", r"int in 0 \.\. 9223372036854775807"),
+        ({"accepted": 1, "seed": True}, "seed", r"int in 0 \.\. 9223372036854775807"),
     ],
 )
-def test_options_of_forced_that_are_not_valid_are_refused(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidOption, match=says):
+def test_options_of_forced_that_are_not_valid_are_refused(arguments: dict[str, Any], name: str, reason: str) -> None:
+    with raises(InvalidOption, where="acceptance 'forced'", name=name, reason=re.compile(reason)):
         Forced(**arguments)
     with raises(InvalidOption, name="acceptance", reason=re.compile("say how many")):
         choose_rule("forced")

@@ -140,19 +140,19 @@ def test_the_ops_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trace", "says"),
+    ("trace", "value", "reason"),
     [
-        ([], "trace=.* has to be a list"),
-        (3, "trace=3 .* has to be a list"),
-        ("12", "has to be a list"),
-        ([1, -1], "-1 is no int of at least 0"),
-        ([1, 2.0], "2.0 is no int of at least 0"),
-        ([True], "True is no int"),
-        ([1] * (CAPACITY + 1), r"trace=\[1, 1, 1, 1, 1, 1, 1, 1, Ellipsis\] .* it has 4097 steps.* room for 4096"),
+        ([], [], "has to be a list"),
+        (3, 3, "has to be a list"),
+        ("12", "12", "has to be a list"),
+        ([1, -1], [1, -1], "-1 is no int of at least 0"),
+        ([1, 2.0], [1, 2.0], "2.0 is no int of at least 0"),
+        ([True], [True], "True is no int"),
+        ([1] * (CAPACITY + 1), [*[1] * 8, ...], "it has 4097 steps.* room for 4096"),
     ],
 )
-def test_traces_that_cannot_be_replayed_are_refused(trace: Any, says: str) -> None:
-    with pytest.raises(InvalidOption, match=says):
+def test_traces_that_cannot_be_replayed_are_refused(trace: Any, value: Any, reason: str) -> None:
+    with raises(InvalidOption, name="trace", value=value, reason=re.compile(reason)):
         Forced(trace=trace)
 
 

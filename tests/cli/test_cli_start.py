@@ -21,6 +21,7 @@ from speccompile.modes.registry import BUILT_IN
 from speccompile.tools.families import causal_lm_families
 from speccompile.tools.families.survey import Verdict
 from speccompile.utils.model_names import check_families, check_tokenizer
+from support.errors import raises
 
 #: Runs commands by their arguments, each in a fork of a process that has imported the command line and nothing else.
 PROGRAM = """
@@ -117,7 +118,7 @@ def test_a_folder_without_a_tokenizer_is_refused_before_torch_is_imported(tmp_pa
     assert done.code == 2
     assert f"'{tmp_path}' has no tokenizer, and text needs one. Save the model's tokenizer" in done.stderr
     assert done.stdout.splitlines()[-1] == "heavy []"
-    with pytest.raises(PretrainedError, match="has no tokenizer"):
+    with raises(PretrainedError, source=str(tmp_path), reason="it has no tokenizer"):
         pretrained.load(str(tmp_path))
 
 
@@ -130,7 +131,7 @@ def test_a_folder_with_a_file_of_a_tokenizer_is_not_refused(tmp_path: Path, name
 
 def test_no_family_that_exists_is_refused_by_name() -> None:
     check_families([family.name for family in causal_lm_families()])
-    with pytest.raises(UnknownFamily, match="'nosuch'"):
+    with raises(UnknownFamily, names="'nosuch'"):
         check_families(["llama", "nosuch"])
 
 

@@ -75,8 +75,9 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
 def test_wrong_lines_are_named(tmp_path: Path, item: Any, told: str) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    with pytest.raises(InvalidInput, match=f"line 2 of the file.*{told}"):
-        read_texts(lines(tmp_path, {"text": "a"}, item), tokenizer, 10)
+    path = lines(tmp_path, {"text": "a"}, item)
+    with raises(InvalidInput, name=f"line 2 of the file {path}", reason=re.compile(told)):
+        read_texts(path, tokenizer, 10)
 
 
 def test_files_that_hold_no_usable_texts_are_refused(tmp_path: Path) -> None:

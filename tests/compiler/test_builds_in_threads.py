@@ -26,6 +26,7 @@ from speccompile.runtime.engine import Engine
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.tracer_isolation import exported_alone, module_twin, silenced, traced_alone
+from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
 PROMPT = random_prompt(9, seed=1)
@@ -166,7 +167,7 @@ def test_a_request_that_a_rebuild_cancels_is_to_be_sent_again() -> None:
                 rebuild.start()
                 while not engine.turns.closed:
                     time.sleep(0.001)
-                with pytest.raises(Rebuilt, match="send the request again"):
+                with raises(Rebuilt):
                     spec.generate(IDS)
 
         def end(self) -> None:
@@ -174,13 +175,13 @@ def test_a_request_that_a_rebuild_cancels_is_to_be_sent_again() -> None:
 
     with wrapped(model) as spec:
         engine, rebuild = spec.engine, threading.Thread(target=spec.rebuild)
-        with pytest.raises(Rebuilt, match=r"spec\.rebuild\(\) closed the engine and cancelled its requests"):
+        with raises(Rebuilt):
             text_of(spec, streamer=Rebuilds())
         rebuild.join(60)
         assert text_of(spec) == greedy(model, PROMPT, NEW)
-        with pytest.raises(Rebuilt, match=r"to the new spec\.engine"):
+        with raises(Rebuilt):
             engine.submit(PROMPT)
-    with pytest.raises(Closed, match="wrap the model again"):
+    with raises(Closed):
         text_of(spec)
 
 
@@ -225,7 +226,7 @@ def test_a_rebuild_whose_sampling_steps_fail_leaves_the_speculator_closed(monkey
         with pytest.raises(LoweringError):
             spec.rebuild()
         assert spec.closed
-        with pytest.raises(Closed, match="wrap the model again"):
+        with raises(Closed):
             text_of(spec)
 
 

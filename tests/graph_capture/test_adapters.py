@@ -90,7 +90,7 @@ def test_a_merged_and_a_new_adapter_are_refused(spec: Speculator, adapted: PeftM
         text(spec)
     adapted.unmerge_adapter()
     adapted.add_adapter("third", lora(2))
-    with pytest.raises(ModelChanged, match=r"the module .*q_proj\.lora_\w+\.third \(\w+\) was added"):
+    with raises(ModelChanged, what=re.compile(r"the module .*q_proj\.lora_\w+\.third \(\w+\) was added")):
         text(spec)
     adapted.delete_adapter("third")
     assert len(text(spec)) == IDS.shape[1] + NEW
@@ -103,5 +103,5 @@ def test_an_adapter_that_is_not_in_the_layers_is_refused() -> None:
 
 
 def test_an_adapter_in_training_mode_is_refused() -> None:
-    with pytest.raises(ModelInTraining, match=r"Call model\.eval\(\) first"):
+    with raises(ModelInTraining, model="PeftModelForCausalLM"):
         wrapped(get_peft_model(tiny_llama(), lora(0, dropout=0.1)))

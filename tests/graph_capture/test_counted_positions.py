@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from speccompile.graph_capture import capture as capture_module
 from speccompile.graph_capture.counted_positions import lookup, own_positions
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import observe
+from support.errors import raises
 from support.families import greedy, model_of, periodic, speculative
 from support.tiny import captured
 
@@ -59,7 +61,7 @@ def test_the_look_up_reads_the_positions(name: str) -> None:
 
 def test_without_it_the_capture_check_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "own_positions", lambda graph: graph)
-    with pytest.raises(CaptureMismatch, match="BartForCausalLM cannot be captured: it takes no position_ids"):
+    with raises(CaptureMismatch, model="BartForCausalLM", missing="position_ids"):
         speccompile.wrap(model_of("bart", num_layers=3), "none", tiers=(0,), max_len=96, backend="eager")
 
 
@@ -73,7 +75,7 @@ def test_a_table_without_a_dimension_for_rows_is_left_as_it_is() -> None:
     # RoFormer's sines are [1, 1, T, D] for all rows.
     graph = captured_of("roformer")
     assert position_lookups(graph) == []
-    with pytest.raises(CaptureMismatch, match="takes no position_ids"):
+    with raises(CaptureMismatch, model="RoFormerForCausalLM", missing="position_ids"):
         speccompile.wrap(model_of("roformer"), "none", tiers=(0,), max_len=96, backend="eager")
 
 
@@ -88,7 +90,7 @@ def test_what_else_depends_on_the_count_is_checked_over_the_longest_text() -> No
     model = model_of("llama4_text", floor_scale=60, attn_scale=1.0)
     with speccompile.wrap(model, "none", tiers=(0,), max_len=59, backend="eager") as spec:
         assert speculative(spec, [periodic(seed=2)[:30]]) == [greedy(model, periodic(seed=2)[:30])]
-    with pytest.raises(CaptureMismatch, match=r"first wrong is model\.layers\.\d \(Llama4TextDecoderLayer\)"):
+    with raises(CaptureMismatch, where=re.compile(r"first wrong is model\.layers\.\d \(Llama4TextDecoderLayer\)")):
         speccompile.wrap(model, "none", tiers=(0,), max_len=200, backend="eager")
 
 

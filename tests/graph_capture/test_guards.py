@@ -155,9 +155,9 @@ def test_a_change_of_the_model_is_refused_by_name_until_it_is_undone(
     change, message = CHANGES[name]
     undo = change(model)
     try:
-        with pytest.raises(ModelChanged, match=message):
+        with raises(ModelChanged, what=re.compile(message)):
             text(spec)
-        with pytest.raises(ModelChanged, match=message):
+        with raises(ModelChanged, what=re.compile(message)):
             spec.engine.submit(PROMPT)
     finally:
         undo()
@@ -225,7 +225,7 @@ def test_values_that_a_hook_holds_are_watched(model: LlamaForCausalLM, name: str
         assert guard.unchanged()
         change(steer)
         assert not guard.unchanged()
-        with pytest.raises(ModelChanged, match=message):
+        with raises(ModelChanged, what=re.compile(message)):
             guard.check()
     finally:
         handle.remove()
@@ -373,7 +373,7 @@ def test_a_capture_is_stored_by_the_settings_of_its_modules(model: LlamaForCausa
 def test_dropout_of_a_module_that_was_added_later_is_refused() -> None:
     model = tiny_llama()
     model.model.layers[0].mlp.down_proj = nn.Sequential(model.model.layers[0].mlp.down_proj, nn.Dropout(0.1))
-    with pytest.raises(ModelInTraining, match=r"Call model\.eval\(\) first"):
+    with raises(ModelInTraining, model="LlamaForCausalLM"):
         wrapped(model)
 
 

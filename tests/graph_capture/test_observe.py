@@ -155,19 +155,19 @@ def bidirectional_bert() -> PreTrainedModel:
 
 
 REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
-    ("mamba2", lambda: family("mamba2"), rf"captured: backbone\.layers\.0 \(Mamba2Block\) {RECURRENT}\.$"),
+    ("mamba2", lambda: family("mamba2"), rf"^backbone\.layers\.0 \(Mamba2Block\) {RECURRENT}$"),
     ("mamba", lambda: family("mamba"), rf"backbone\.layers\.0 \(MambaBlock\) {RECURRENT}"),
     ("rwkv", lambda: family("rwkv"), rf"rwkv\.blocks\.0 \(RwkvBlock\) {RECURRENT}"),
     (
         "qwen3_next",
         lambda: family("qwen3_next"),
-        rf"captured: model\.layers\.\d+\.linear_attn \(Qwen3NextGatedDeltaNet\) {RECURRENT}\.$",
+        rf"^model\.layers\.\d+\.linear_attn \(Qwen3NextGatedDeltaNet\) {RECURRENT}$",
     ),
-    ("jamba", lambda: family("jamba"), rf"captured: model\.layers\.\d+\.mamba \(JambaMambaMixer\) {RECURRENT}\.$"),
+    ("jamba", lambda: family("jamba"), rf"^model\.layers\.\d+\.mamba \(JambaMambaMixer\) {RECURRENT}$"),
     ("recurrent_gemma", lambda: family("recurrent_gemma"), RECURRENT),
-    ("openai-gpt", lambda: family("openai-gpt"), r"OpenAIGPTLMHeadModel cannot be captured: it keeps no KV cache\.$"),
-    ("xlnet", lambda: family("xlnet"), "it keeps no KV cache"),
-    ("reformer", lambda: family("reformer"), "it keeps no KV cache"),
+    ("openai-gpt", lambda: family("openai-gpt"), "^it keeps no KV cache$"),
+    ("xlnet", lambda: family("xlnet"), "^it keeps no KV cache$"),
+    ("reformer", lambda: family("reformer"), "^it keeps no KV cache$"),
     (
         "glm_moe_dsa",
         lambda: family("glm_moe_dsa"),
@@ -177,11 +177,11 @@ REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_refused_by_place_class_and_reason(make: Callable[[], PreTrainedModel], message: str) -> None:
+@pytest.mark.parametrize(("make", "reason"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_refused_by_place_class_and_reason(make: Callable[[], PreTrainedModel], reason: str) -> None:
     model = make()
     assert hooks(model) == 0
-    with pytest.raises(UnsupportedModel, match=message):
+    with raises(UnsupportedModel, model=type(model).__name__, reason=re.compile(reason)):
         seen(model)
     assert hooks(model) == 0 and not model.training
 

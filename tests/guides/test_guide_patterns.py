@@ -80,7 +80,7 @@ def test_every_way_through_a_guide_is_a_text_that_re_matches(pattern: str, token
     ],
 )
 def test_bad_patterns_say_what_is_wrong(pattern: Any, message: str) -> None:
-    with pytest.raises(InvalidGuide, match=re.escape(message)):
+    with raises(InvalidGuide, reason=re.compile(re.escape(message))):
         regex_guide(pattern, common())
 
 
@@ -139,7 +139,7 @@ def tokenizer_with(vocab: dict[str, int]) -> PreTrainedTokenizerFast:
     ],
 )
 def test_tokenizers_that_do_not_tell_their_bytes(decoder: Any, seen: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(f"its decoders are {seen}")):
+    with raises(InvalidInput, name="tokenizer", reason=re.compile(re.escape(f"its decoders are {seen}"))):
         regex_guide("a", word_level(decoder))
 
 

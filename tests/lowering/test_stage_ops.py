@@ -16,6 +16,7 @@ import speccompile.lowering.stage_ops
 from speccompile.compiler.frontend import build_stages
 from speccompile.errors import LoweringError
 from speccompile.graph.keys import Kind
+from support.errors import raises
 from support.plans import planned
 from support.tiny import tiny_llama
 
@@ -73,5 +74,5 @@ def test_every_printed_stage_runs_in_a_process_of_its_own(tmp_path: Path) -> Non
 
 def test_a_stage_names_the_reason_when_the_compiled_ops_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speccompile.lowering.stage_ops.load_cpu_ops", lambda: "no C++ compiler was found")
-    with pytest.raises(LoweringError, match=r"no C\+\+ compiler was found\. .* backend='eager'"):
+    with raises(LoweringError, reason="no C++ compiler was found"):
         speccompile.lowering.stage_ops.load_compiled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
-from speccompile.errors import PretrainedError, UserError
+from speccompile.errors import InvalidOption, ModelInTraining, PretrainedError
 from support.dice import Dice
 from support.drafters import PENALTIES, TIERS, drafter_kv, ragged, random_drafter, together
+from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 4, "max_len": 95, "backend": "eager", "prefix_reuse": False}
@@ -182,19 +184,23 @@ def test_its_length_can_be_given(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "name", "reason"),
     [
-        ({}, r"draft=None.*give a transformers model"),
-        ({"draft": 3}, r"draft=3.*give a transformers model"),
-        ({"draft": tiny_llama(vocab=64)}, "its vocabulary has 64 tokens and the target's 128"),
-        ({"draft": tiny_llama(), "draft_max_len": 1}, "draft_max_len=1"),
-        ({"draft": tiny_llama(), "fused": 0}, "fused=0"),
-        ({"draft": tiny_llama().train()}, "training"),
+        ({}, "draft", "give a transformers model"),
+        ({"draft": 3}, "draft", "give a transformers model"),
+        ({"draft": tiny_llama(vocab=64)}, "draft", "its vocabulary has 64 tokens and the target's 128"),
+        ({"draft": tiny_llama(), "draft_max_len": 1}, "draft_max_len", "at least 2"),
+        ({"draft": tiny_llama(), "fused": 0}, "fused", "use True or False"),
     ],
 )
-def test_what_cannot_draft_is_refused(model: LlamaForCausalLM, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_what_cannot_draft_is_refused(model: LlamaForCausalLM, options: dict[str, Any], name: str, reason: str) -> None:
+    with raises(InvalidOption, name=name, reason=re.compile(reason)):
         wrap(model, "draft_target", **SIZES, **options)
+
+
+def test_a_draft_model_in_training_is_refused(model: LlamaForCausalLM) -> None:
+    with raises(ModelInTraining, model="LlamaForCausalLM"):
+        wrap(model, "draft_target", **SIZES, draft=tiny_llama().train())
 
 
 def test_no_such_folder(model: LlamaForCausalLM, tmp_path: Any) -> None:

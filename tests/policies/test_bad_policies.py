@@ -87,7 +87,7 @@ HUGE = "7" * 10_000
     ],
 )
 def test_an_error_shows_the_beginning_of_a_huge_value(made: Callable[[], object]) -> None:
-    with pytest.raises(InvalidPolicy, match="is not valid: ") as error:
+    with raises(InvalidPolicy) as error:
         made()
     assert len(str(error.value)) < 1000
 
@@ -100,7 +100,7 @@ def test_candidates_are_refused_before_there_is_a_wrap(policy: type[Ema | Cost],
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "reason"),
     [
         (lambda: Fixed("3"), "draft_len='3' has to be a whole number"),  # type: ignore[arg-type]
         (lambda: Fixed(-1), "draft_len=-1 has to be a whole number"),
@@ -116,8 +116,8 @@ def test_candidates_are_refused_before_there_is_a_wrap(policy: type[Ema | Cost],
         (lambda: ScheduleUpTo({4: 3}), "has to be pairs"),  # type: ignore[arg-type]
     ],
 )
-def test_simple_policies_are_checked_however_they_are_made(make: Callable[[], object], says: str) -> None:
-    with pytest.raises(InvalidPolicy, match=says):
+def test_simple_policies_are_checked_however_they_are_made(make: Callable[[], object], reason: str) -> None:
+    with raises(InvalidPolicy, reason=re.compile(reason)):
         make()
 
 

@@ -41,7 +41,7 @@ def test_a_streamer_that_raises(engine: Engine, model: LlamaForCausalLM, at: int
     streamer = Breaks(at)
     request = engine.submit(prompt(5), max_new_tokens=20, streamer=streamer)
     engine.run()
-    assert_failed(request, OSError, "error of its own: OSError: the pipe is closed")
+    assert_failed(request, OSError, "the pipe is closed")
     # The token it could not put is the request's last.
     assert request.new_tokens == greedy(model, prompt(5), 20)[: at - 1]
     assert len(streamer.received) == at, "it is not called again, not for the end either"
@@ -111,8 +111,10 @@ def test_a_criterion_that_answers_nonsense(engine: Engine, model: LlamaForCausal
 def test_generate_raises_what_its_streamer_raised(make: Make, model: LlamaForCausalLM) -> None:
     spec = make()
     for at in (1, 2, 6, None):
-        with pytest.raises(OSError, match="the pipe is closed"):
-            spec.generate(torch.tensor([prompt(5)]), max_new_tokens=20, streamer=Breaks(at))
+        error = OSError("the pipe is closed")
+        with pytest.raises(OSError) as caught:
+            spec.generate(torch.tensor([prompt(5)]), max_new_tokens=20, streamer=Breaks(at, error))
+        assert caught.value is error
         assert spec.engine.idle
     assert_usable(spec.engine, model)
 
@@ -152,13 +154,15 @@ def test_an_interrupt_in_a_callback_goes_on_to_whoever_steps(
     engine: Engine, model: LlamaForCausalLM, at: int | None, kind: type[BaseException]
 ) -> None:
     """Ctrl-C while a streamer prints, say. The neighbours' tokens of that step are not lost."""
+    error = kind("stop")
     before, request, after = (
         engine.submit(prompt(5, 101), max_new_tokens=30),
-        engine.submit(prompt(5), max_new_tokens=20, streamer=Breaks(at, kind("stop"))),
+        engine.submit(prompt(5), max_new_tokens=20, streamer=Breaks(at, error)),
         engine.submit(prompt(5, 102), max_new_tokens=30),
     )
-    with pytest.raises(kind, match="stop"):
+    with pytest.raises(kind) as caught:
         engine.run()
+    assert caught.value is error
     # Once.
     engine.run()
     assert_failed(request, RuntimeError, f"interrupted by {kind.__name__}")

@@ -86,7 +86,7 @@ def beside(engine: Engine, poisoned: Poisoned) -> list[Request]:
 
 
 def assert_undecided(request: Request, behind: int) -> None:
-    assert_failed(request, UndecidedLogits, f"behind token {behind} of the text: the model's logits are NaN")
+    assert_failed(request, UndecidedLogits, position=behind)
 
 
 def assert_next_ones_exact(engine: Engine, poisoned: Poisoned) -> None:

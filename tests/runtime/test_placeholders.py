@@ -45,7 +45,7 @@ def test_a_prompt_with_one_is_refused_by_name(spec: Speculator, token: int, name
         lambda: spec.engine.submit([5, token, 7]),
         lambda: spec.check([[5, token, 7]], max_new_tokens=2),
     ):
-        with pytest.raises(PlaceholderToken, match=rf"prompt token 1 is {token}, the model's {name}: it only stands"):
+        with raises(PlaceholderToken, position=1, token=token, name=name):
             decode()
     assert spec.engine.idle
 

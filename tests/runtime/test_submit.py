@@ -18,6 +18,7 @@ from speccompile.errors import (
     ModelInTraining,
     PromptTooLong,
     QueueFull,
+    SpecCompileError,
     TokenOutOfVocabulary,
     TooManyEosTokens,
     UnknownOption,
@@ -39,58 +40,54 @@ from support.engines import (
 from support.errors import raises
 from support.recorder import Recorder
 
-BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    (
-        {"top_h": 0.5, "num_beams": 2},
-        UnknownOption,
-        "submit does not take num_beams, top_h. It takes: ids, max_new",
-    ),
-    ({"ids": []}, EmptyPrompt, "prompt 0 is empty"),
-    ({"ids": torch.empty(1, 0, dtype=torch.int64)}, EmptyPrompt, "prompt 0 is empty"),
-    ({"ids": [1] * MAX_LEN}, PromptTooLong, "128 tokens, but with max_len=128 a prompt can have at most 127"),
-    *[
-        ({"ids": ids}, InvalidInput, "prompt 0 is not valid")
-        for ids in (
-            [1.5],
-            [True],
-            "text",
-            None,
-            [[1], [2]],
-            [[1, 2], [3]],
-            [2**70],
-            torch.zeros(2, 3, dtype=torch.int64),
-            torch.zeros(1, 1, 3, dtype=torch.int64),
-            torch.zeros(3, dtype=torch.int16),
-            {1: 2},
-        )
-    ],
-    ({"ids": [1, -1]}, TokenOutOfVocabulary, r"the token id -1, outside of 0 \.\. 127"),
-    ({"ids": [VOCAB]}, TokenOutOfVocabulary, r"the token id 128, outside of 0 \.\. 127 \(vocabulary of 128\)"),
-    *[({"max_new_tokens": n}, InvalidOption, "submit: max_new_tokens=") for n in (0, -1, 1.0, True, "3")],
-    *[({"seed": seed}, InvalidOption, "submit: seed=") for seed in (-1, 2**63, 1.0, True, "1")],
-    *[({"priority": n}, InvalidOption, "submit: priority=") for n in (2**63, -(2**63) - 1, None, 1.5, True)],
-    *[({"streamer": streamer}, InvalidInput, "no methods put and end") for streamer in (NoStreamer(), [], print)],
-    ({"stop": "a"}, InvalidInput, "stop strings need tokenizer="),
-    *[({"stop": stop, "tokenizer": ...}, InvalidInput, "stop is not valid") for stop in ("", [], ["a", ""], [1], 5)],
-    *[({"stopping_criteria": given}, InvalidInput, "it cannot be called") for given in (5, [print, 5])],
-    ({"eos_token_id": list(range(9))}, TooManyEosTokens, "9 EOS ids, but a slot has room for 8"),
-    *[({"eos_token_id": eos}, InvalidInput, "eos_token_id is not valid") for eos in ("x", 1.5, True, [1, None])],
-    *[
-        ({"eos_token_id": eos}, InvalidInput, r"no token id \(0 \.\. 127\); use \[\] for none")
-        for eos in (-1, [0, VOCAB])
-    ],
+
+def invalid(name: str, *values: Any) -> list[tuple[dict[str, Any], type[SpecCompileError], dict[str, Any]]]:
+    """Cases of one option that is not valid with any of these ``values``."""
+    return [({name: value}, InvalidOption, {"where": "submit", "name": name}) for value in values]
+
+
+NO_PROMPTS = (
+    *([1.5], [True], "text", None, [[1], [2]], [[1, 2], [3]], [2**70], {1: 2}),
+    *(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(1, 1, 3, dtype=torch.int64), torch.zeros(3, dtype=torch.int16)),
+)
+NO_STREAMER = {"name": "streamer"}
+NO_TEXT = {"name": "stop", "reason": re.compile("is no text and no list of texts")}
+NO_CRITERION = {"name": "stopping_criteria", "reason": re.compile("it cannot be called")}
+OUTSIDE = {"name": "eos_token_id", "reason": re.compile(r"no token id \(0 \.\. 127\); use \[\] for none")}
+BAD: list[tuple[dict[str, Any], type[SpecCompileError], dict[str, Any]]] = [
+    ({"top_h": 0.5, "num_beams": 2}, UnknownOption, {"where": "submit", "names": "num_beams, top_h"}),
+    ({"ids": []}, EmptyPrompt, {"row": 0}),
+    ({"ids": torch.empty(1, 0, dtype=torch.int64)}, EmptyPrompt, {"row": 0}),
+    ({"ids": [1] * MAX_LEN}, PromptTooLong, {"length": 128, "max_len": 128, "allowed": 127}),
+    *[({"ids": ids}, InvalidInput, {"name": "prompt 0"}) for ids in NO_PROMPTS],
+    ({"ids": [1, -1]}, TokenOutOfVocabulary, {"token": -1, "last": 127}),
+    ({"ids": [VOCAB]}, TokenOutOfVocabulary, {"token": 128, "last": 127, "vocab": 128}),
+    *invalid("max_new_tokens", 0, -1, 1.0, True, "3"),
+    *invalid("seed", -1, 2**63, 1.0, True, "1"),
+    *invalid("priority", 2**63, -(2**63) - 1, None, 1.5, True),
+    *[({"streamer": streamer}, InvalidInput, NO_STREAMER) for streamer in (NoStreamer(), [], print)],
+    ({"stop": "a"}, InvalidInput, {"name": "stop", "reason": re.compile("stop strings need tokenizer=")}),
+    *[({"stop": stop, "tokenizer": ...}, InvalidInput, NO_TEXT) for stop in ("", [], ["a", ""], [1], 5)],
+    *[({"stopping_criteria": given}, InvalidInput, NO_CRITERION) for given in (5, [print, 5])],
+    ({"eos_token_id": list(range(9))}, TooManyEosTokens, {"count": 9, "capacity": 8}),
+    *[({"eos_token_id": eos}, InvalidInput, {"name": "eos_token_id"}) for eos in ("x", 1.5, True, [1, None])],
+    *[({"eos_token_id": eos}, InvalidInput, OUTSIDE) for eos in (-1, [0, VOCAB])],
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=[str(case[0])[:40] for case in BAD])
+@pytest.mark.parametrize(("arguments", "error", "fields"), BAD, ids=[str(case[0])[:40] for case in BAD])
 def test_a_bad_argument_is_refused_and_leaves_the_engine_as_it_was(
-    engine: Engine, letters: PreTrainedTokenizerFast, arguments: dict[str, Any], error: type[Exception], message: str
+    engine: Engine,
+    letters: PreTrainedTokenizerFast,
+    arguments: dict[str, Any],
+    error: type[SpecCompileError],
+    fields: dict[str, Any],
 ) -> None:
     if "tokenizer" in arguments:
         arguments = arguments | {"tokenizer": letters}
     streamer = Recorder()
     before = snapshot(engine)
-    with pytest.raises(error, match=message):
+    with raises(error, **fields):
         engine.submit(**{"ids": [1, 2, 3], "streamer": streamer} | arguments)
     assert_unchanged(engine, before)
     assert streamer.received == []
@@ -243,14 +240,12 @@ def test_a_full_queue_refuses_and_changes_nothing(make: Make, limit: int) -> Non
     engine = make(max_waiting=limit).engine
     first = [engine.submit(prompt(3, seed), max_new_tokens=100) for seed in range(MAX_BATCH + limit)]
     before = snapshot(engine)
-    with pytest.raises(
-        QueueFull, match=f"no room for 1 more: {MAX_BATCH + limit} requests wait, and max_waiting={limit}"
-    ):
+    with raises(QueueFull, count=1, waiting=MAX_BATCH + limit, limit=limit):
         engine.submit([1])
     assert_unchanged(engine, before)
     admit_all(engine)
     # All slots are taken now, and as many wait as may.
-    with pytest.raises(QueueFull, match=f"no room for 1 more: {limit} requests wait"):
+    with raises(QueueFull, count=1, waiting=limit, limit=limit):
         engine.submit([1])
     first[-1].cancel()
     assert engine.capacity().room == 1

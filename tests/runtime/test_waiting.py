@@ -87,7 +87,7 @@ def test_the_limit_does_not_count_those_who_will_have_a_free_slot(limit: int, fr
     queue = WaitingQueue(limit)
     for _ in range(limit + free):
         queue.push([request()], free)
-    with pytest.raises(QueueFull, match=f"no room for 1 more: {limit + free} requests wait, and max_waiting={limit}"):
+    with raises(QueueFull, count=1, waiting=limit + free, limit=limit):
         queue.push([request()], free)
     assert len(queue) == limit + free
 

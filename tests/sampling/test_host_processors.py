@@ -14,8 +14,9 @@ from transformers.generation import logits_process as hf
 
 from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
-from speccompile.errors import InvalidInput, InvalidOption, RequestFailed
+from speccompile.errors import InvalidInput, InvalidOption
 from support.dice import Dice
+from support.engines import assert_failed
 from support.errors import raises
 from support.users_processors import MODES, NEW, PROMPTS, VOCAB, AfterLast, Once, model, new_tokens, of_transformers
 
@@ -213,8 +214,8 @@ def test_a_processor_replaces_the_option_of_its_type(
 
 def test_a_processor_that_replaces_in_front_of_another_option_is_refused() -> None:
     options: dict[str, Any] = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 3}
-    says = r"repetition_penalty=1\.8.*RepetitionPenaltyLogitsProcessor.*in front of no_repeat_ngram_size.*leave out"
-    with pytest.raises(InvalidOption, match=says):
+    reason = re.compile("RepetitionPenaltyLogitsProcessor.*in front of no_repeat_ngram_size.*leave out")
+    with raises(InvalidOption, name="repetition_penalty", value=1.8, reason=reason):
         spec_of().engine.submit([1, 2], logits_processor=[hf.RepetitionPenaltyLogitsProcessor(1.1)], **options)
     with raises(
         InvalidOption, name="min_new_tokens", reason=re.compile("MinLengthLogitsProcessor.*give one of the three")
@@ -269,15 +270,17 @@ def test_an_empty_list_is_no_processor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("processor", "says"),
+    ("processor", "kind", "fields"),
     [
-        (lambda ids, scores: scores[0], r"must return a tensor of shape \[1, 128\], got shape \[128\]"),
-        (lambda ids, scores: None, "got None"),
-        (lambda ids, scores: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda ids: ids, "TypeError"),
+        (lambda ids, scores: scores[0], InvalidInput, {"reason": re.compile(r"\[1, 128\], got shape \[128\]$")}),
+        (lambda ids, scores: None, InvalidInput, {"reason": re.compile(r"\[1, 128\], got None$")}),
+        (lambda ids, scores: 1 / 0, ZeroDivisionError, {}),
+        (lambda ids: ids, TypeError, {}),
     ],
 )
-def test_a_failing_processor_ends_its_own_request(processor: Any, says: str) -> None:
+def test_a_failing_processor_ends_its_own_request(
+    processor: Any, kind: type[Exception], fields: dict[str, Any]
+) -> None:
     spec = spec_of()
     calls = []
 
@@ -288,8 +291,7 @@ def test_a_failing_processor_ends_its_own_request(processor: Any, says: str) -> 
     expected = new_tokens(spec, PROMPTS[1:2])
     bad = spec.engine.submit([7, 8, 9], max_new_tokens=NEW, logits_processor=fails_at_last)
     assert new_tokens(spec, PROMPTS[1:2]) == expected
-    with pytest.raises(RequestFailed, match=says):
-        bad.result()
+    assert_failed(bad, kind, **fields)
     assert len(bad.new_tokens) == 3 and len(calls) == 4
     assert new_tokens(spec, PROMPTS[1:2]) == expected
 
@@ -346,7 +348,8 @@ def test_a_function_of_several_rows_may_read_and_not_remember() -> None:
     bias = torch.arange(VOCAB) / 9
     both = spec_of().generate(ids, max_new_tokens=NEW, logits_processor=lambda _, scores: scores + bias)
     assert both[:, 4:].tolist() == [of_transformers(row, [lambda _, scores: scores + bias]) for row in ids.tolist()]
-    with pytest.raises(InvalidInput, match=r"a call changed 'remembered' of the function .*all rows of the ba"):
+    reason = re.compile("a call changed 'remembered' of the function .*all rows of the batch")
+    with raises(InvalidInput, name="logits_processor", reason=reason):
         spec_of().generate(ids, max_new_tokens=NEW, logits_processor=remembers)
     remembered.clear()
     alone = of_transformers(ids[0].tolist(), [remembers])

@@ -163,19 +163,19 @@ def test_the_generation_config_is_heeded(model: LlamaForCausalLM, spec: Speculat
 
 @pytest.mark.parametrize("name", ["output_scores", "output_logits"])
 def test_outputs_need_a_dict(spec: Speculator, name: str) -> None:
-    with pytest.raises(InvalidOption, match=f"{name}=True .* it needs return_dict_in_generate=True"):
+    with raises(InvalidOption, name=name, value=True, reason="it needs return_dict_in_generate=True"):
         spec.generate(torch.tensor([[1]]), **{name: True})
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
 def test_what_never_leaves_a_step_is_refused(spec: Speculator, name: str) -> None:
     for more in ({}, {"return_dict_in_generate": True}):
-        with pytest.raises(InvalidOption, match=f"{name}=True"):
+        with raises(InvalidOption, name=name, value=True):
             spec.generate(torch.tensor([[1]]), **{name: True}, **more)
     assert spec.generate(torch.tensor([[1]]), max_new_tokens=2, **{name: False}).shape == (1, 3)
 
 
 @pytest.mark.parametrize("name", [*EVERYTHING, "output_attentions", "output_hidden_states"])
 def test_bad_values_of_outputs(spec: Speculator, name: str) -> None:
-    with pytest.raises(InvalidOption, match=f"generate: {name}=1 .* use True, False or None"):
+    with raises(InvalidOption, where="generate", name=name, value=1, reason="use True, False or None"):
         spec.generate(torch.tensor([[1]]), **{name: 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -241,7 +242,7 @@ def test_a_nucleus_wider_than_a_look(look: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "reason"),
     [
         ({"temperature": -0.1}, "number of at least 0"),
         ({"temperature": float("nan")}, "number of at least 0"),
@@ -276,18 +277,17 @@ def test_a_nucleus_wider_than_a_look(look: int) -> None:
     ],
     ids=str,
 )
-def test_sampling_values_that_are_not_valid_are_refused(options: dict[str, Any], says: str) -> None:
+def test_sampling_values_that_are_not_valid_are_refused(options: dict[str, Any], reason: str) -> None:
     (name,) = options
-    with pytest.raises(InvalidOption, match=says) as caught:
+    with raises(InvalidOption, where="submit", name=name, reason=re.compile(reason)) as caught:
         read(options, [0])
-    assert f"submit: {name}=" in str(caught.value)
     assert len(str(caught.value)) < 400, "a long value does not hide the reason"
 
 
 def test_options_that_draw_need_do_sample() -> None:
     for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
         value = 3 if name == "top_k" else 0.5
-        with pytest.raises(InvalidOption, match=f"{name}={value} is not valid: it needs do_sample=True"):
+        with raises(InvalidOption, name=name, value=value, reason="it needs do_sample=True"):
             read({name: value}, [], do_sample=False)
 
 

@@ -225,7 +225,7 @@ def test_numbers_of_numpy_are_numbers(specs: dict[str, Speculator]) -> None:
     assert requests[0].params == requests[1].params
     assert requests[0].result().token_ids == requests[1].result(timeout=np.float32(60)).token_ids
     for name, wrong in {"max_new_tokens": np.float32(6), "temperature": np.bool_(True), "top_k": np.float64(3)}.items():
-        with pytest.raises(InvalidOption, match=f"{name}="):
+        with raises(InvalidOption, where="submit", name=name):
             engine.submit([1, 2, 3, 1, 2], **options | {name: wrong})
 
 

@@ -157,7 +157,7 @@ def test_a_copy_is_refused_and_save_is_named(spec: Speculator, copied: Callable[
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_of_the_engine_is_refused_too(spec: Speculator, copied: Callable[[Any], Any]) -> None:
-    with pytest.raises(CannotCopy, match=r"its engine cannot be copied or pickled.* spec\.save\(path\)"):
+    with raises(CannotCopy):
         copied(spec.engine)
 
 

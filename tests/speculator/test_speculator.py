@@ -62,7 +62,7 @@ def test_replaced_weights_are_refused_and_changed_ones_used(model: LlamaForCausa
     assert spec.check([PROMPT[0]], max_new_tokens=20)
     model.load_state_dict(tiny_llama(seed=2).state_dict(), assign=True)
     for decode in (lambda: spec.generate(PROMPT), lambda: spec.check([PROMPT[0]])):
-        with pytest.raises(WeightsReplaced, match="wrap again"):
+        with raises(WeightsReplaced):
             decode()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import re
 import signal
 import threading
 import time
@@ -12,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from transformers import LlamaForCausalLM
 
@@ -26,6 +26,7 @@ from speccompile.runtime.policy_controller import Policy
 from speccompile.runtime.prefill import STEPS
 from speccompile.runtime.request import Request
 from support import tiny
+from support.errors import assert_error, raises
 from support.plans import planned
 from support.recorder import Recorder
 
@@ -239,11 +240,13 @@ def assert_usable(engine: Engine, model: LlamaForCausalLM) -> None:
     assert_exact(model, requests)
 
 
-def assert_failed(request: Request, kind: type[BaseException], message: str | None = None) -> None:
-    assert request.finish_reason == "error"
-    with pytest.raises(RequestFailed, match=message) as caught:
+def assert_failed(request: Request, kind: type[BaseException], message: str = "", **fields: Any) -> None:
+    """``request`` ended with an error of exactly the class ``kind``: with this ``message``, if it is one of others, or
+    with ``fields``, if it is one of the package's."""
+    with raises(RequestFailed, reason=re.compile(f"^{kind.__name__}: {re.escape(message)}")) as caught:
         request.result()
-    assert isinstance(caught.value.__cause__, kind)
+    assert request.finish_reason == "error"
+    assert_error(caught.value.__cause__, kind, **fields)
 
 
 class Breaks(Recorder):

@@ -21,9 +21,14 @@ def raises(kind: type[SpecCompileError], **fields: Any) -> Iterator[pytest.Excep
     """
     with pytest.raises(kind) as info:
         yield info
-    error = info.value
+    assert_error(info.value, kind, **fields)
+
+
+def assert_error(error: BaseException | None, kind: type[BaseException], **fields: Any) -> None:
+    """As :func:`raises` has it, of an error that is at hand. An error of others has no ``fields``."""
     assert type(error) is kind, f"expected {kind.__name__}, got {type(error).__name__}: {error}"
     for name, wanted in fields.items():
+        assert isinstance(error, SpecCompileError)
         assert name in error.fields, f"{kind.__name__} has the fields {sorted(error.fields)}, not {name!r}"
         found = error.fields[name]
         if isinstance(wanted, re.Pattern):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -282,7 +283,8 @@ def test_a_folder_of_other_options_is_refused(tmp_path: Path, changes: dict[str,
     write(tmp_path)
     before = files(tmp_path)
     other = TextOptions(**{"tokens": 3000, "max_user_tokens": 20, "max_answer_tokens": 20} | changes)
-    with pytest.raises(InvalidInput, match=f"were made with {next(iter(changes))} "):
+    reason = re.compile(f"were made with {next(iter(changes))} ")
+    with raises(InvalidInput, name=f"the folder {tmp_path}", reason=reason):
         write(tmp_path, other)
     assert files(tmp_path) == before
 
@@ -291,10 +293,10 @@ def test_a_folder_of_another_target_or_another_process_is_refused(tmp_path: Path
     write(tmp_path)
     target = ScriptedTarget()
     target.target_id = "Other"
-    with pytest.raises(InvalidInput, match="by the target Scripted, and this is Other"):
+    with raises(InvalidInput, reason=re.compile("by the target Scripted, and this is Other")):
         write(tmp_path, OPTIONS, target)
     source = read_texts(tmp_path).source
-    with text_writer.TextWriter(tmp_path, source), pytest.raises(InvalidInput, match="another process"):
+    with text_writer.TextWriter(tmp_path, source), raises(InvalidInput, reason=re.compile("another process")):
         write(tmp_path)
 
 

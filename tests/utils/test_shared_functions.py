@@ -15,6 +15,7 @@ from transformers import LogitsProcessor
 
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.utils.row_copies import own_copy
+from support.errors import raises
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -151,16 +152,15 @@ REMEMBERS = {
 )
 def test_a_call_that_changes_what_the_function_holds_is_an_error(name: str, function: Function) -> None:
     own = own_copy("logits_processor", function, 1)
-    says = rf"a call changed '{name}' of the function .*give an object of a class derived from Logits"
-    with torch.inference_mode(), pytest.raises(InvalidInput, match=says):
+    reason = re.compile(rf"a call changed '{name}' of the function .*give an object of a class derived from Logits")
+    with torch.inference_mode(), raises(InvalidInput, name="logits_processor", reason=reason):
         own(IDS, SCORES.clone())
 
 
 def test_what_cannot_be_compared_is_refused_at_once() -> None:
     event = threading.Event()
-    with pytest.raises(
-        InvalidOption, match=r"'event' of the function .*, of type Event, would be shared .* one row at a ti"
-    ):
+    reason = re.compile("'event' of the function .*, of type Event, would be shared .* one row at a time")
+    with raises(InvalidOption, name="stopping_criteria", reason=reason):
         own_copy("stopping_criteria", lambda ids, scores: event.is_set(), 0)
 
 

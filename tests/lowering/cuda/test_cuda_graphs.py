@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from speccompile.lowering.cuda.captures import CHECK, Captured, Captures
 from speccompile.lowering.cuda.device import CudaDevice
 from speccompile.lowering.tier import Executables, Tier
 from support.cuda_standin import with_line
+from support.errors import raises
 from support.tiny import random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -176,7 +178,7 @@ def test_a_tier_that_cannot_be_captured_names_the_node_and_leaves_cuda_usable(pl
     line = "looked_at = torch.ops.cuda_graphs_test.waits.default(length)"
     bad = with_line(plain_tier, line, behind="commit")
     stream = torch.cuda.current_stream()
-    with pytest.raises(CannotCapture, match="node 'looked_at' of pass 'commit'"):
+    with raises(CannotCapture, where=re.compile("node 'looked_at' of pass 'commit'")):
         captures.of(Executables({(3, ROWS, "greedy"): bad}, {}))
     assert torch.cuda.current_stream() == stream
     # The allocator, the default generator and the next capture are as before.
@@ -196,7 +198,7 @@ def test_addresses_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         decode(spec, 0)
         weight = model.model.layers[1].mlp.up_proj.weight
         weight.data = weight.data.clone()
-        with spec.arena.parked(), pytest.raises(StaleGraph, match=r"layers\.1\.mlp\.up_proj\.weight"):
+        with spec.arena.parked(), raises(StaleGraph, role="weight", name="model.layers.1.mlp.up_proj.weight"):
             spec.tiers[3].run()
 
 

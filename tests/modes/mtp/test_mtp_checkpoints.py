@@ -114,10 +114,10 @@ BROKEN: dict[str, tuple[list[str], dict[str, tuple[int, ...]], str]] = {
 def test_every_key_is_used_or_named(
     tmp_path: Path, model: PreTrainedModel, keys: dict[str, torch.Tensor], name: str
 ) -> None:
-    dropped, added, message = BROKEN[name]
+    dropped, added, problem = BROKEN[name]
     tensors = {key: value for key, value in keys.items() if key not in dropped}
     tensors |= {key: torch.zeros(shape) for key, shape in added.items()}
-    with pytest.raises(HeadKeys, match=message):
+    with raises(HeadKeys, problems=re.compile(problem)):
         load_mtp(saved(tmp_path, tensors), model)
 
 
@@ -128,7 +128,7 @@ def test_a_layout_s_unknown_key_is_named(tmp_path: Path, model: PreTrainedModel)
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "reason"),
     [
         ({"model.safetensors": {"model.layers.0.enorm.weight": torch.zeros(3)}}, "no MTP modules behind 2 layers"),
         ({}, r"no \*.safetensors"),
@@ -136,13 +136,13 @@ def test_a_layout_s_unknown_key_is_named(tmp_path: Path, model: PreTrainedModel)
     ],
     ids=["the target's layers alone", "no files", "a damaged file"],
 )
-def test_no_modules(tmp_path: Path, model: PreTrainedModel, files: dict[str, Any], message: str) -> None:
+def test_no_modules(tmp_path: Path, model: PreTrainedModel, files: dict[str, Any], reason: str) -> None:
     for name, content in files.items():
         if isinstance(content, bytes):
             (tmp_path / name).write_bytes(content)
         else:
             save_file(content, tmp_path / name)
-    with pytest.raises(InvalidHead, match=message):
+    with raises(InvalidHead, reason=re.compile(reason)):
         load_mtp(tmp_path, model)
 
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from speccompile.errors import CannotBeTiny, InvalidInput, UnknownFamily, Unsupp
 from speccompile.runtime.stats import Stats
 from speccompile.tools.families import causal_lm_families, find_families, tiny_model
 from speccompile.tools.families.survey import NEW_TOKENS, PERIODS, ROWS, TIERS, RandomTier, Row, Verdict, survey
+from support.errors import raises
 
 NAMES = ["llama", "bloom", "mamba2", "qwen3_next", "gemma4_assistant"]
 VERDICTS = [Verdict.EXACT, Verdict.EXACT, Verdict.REFUSED, Verdict.REFUSED, Verdict.NOT_MADE]
@@ -197,7 +199,7 @@ def test_it_refuses_in_one_line_before_anything_runs(
 
 
 def test_close_names_are_those_of_families() -> None:
-    with pytest.raises(UnknownFamily, match=r"gpt_neox.* \(for GPT-NeoX\)"):
+    with raises(UnknownFamily, names="'GPT-NeoX'", advice=re.compile(r"gpt_neox.* \(for GPT-NeoX\)")):
         find_families(["GPT-NeoX"])
 
 
@@ -246,7 +248,7 @@ def test_another_text_is_wrong(monkeypatch: pytest.MonkeyPatch, tampered: int, p
     assert "explained by a logit change of" in row.reason
 
 
-def raises(error: Exception) -> Any:
+def failing(error: Exception) -> Any:
     def fail(*_: object, **__: object) -> Any:
         raise error
 
@@ -254,14 +256,14 @@ def raises(error: Exception) -> Any:
 
 
 def test_an_error_of_somebody_elses_is_broken_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speccompile.compiler.plan.inspect_model", raises(KeyError("head_dim")))
+    monkeypatch.setattr("speccompile.compiler.plan.inspect_model", failing(KeyError("head_dim")))
     row = surveyed()
     assert (row.verdict, row.error) == ("broken", "KeyError")
     assert row.reason.startswith("KeyError: 'head_dim' (speccompile/compiler/plan.py:")
 
 
 def test_a_refusal_after_wrap_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Speculator, "generate", raises(InvalidInput(name="input_ids", reason="it is late")))
+    monkeypatch.setattr(Speculator, "generate", failing(InvalidInput(name="input_ids", reason="it is late")))
     row = surveyed()
     assert (row.verdict, row.error) == ("broken", "InvalidInput")
     assert row.reason.startswith(
@@ -270,7 +272,7 @@ def test_a_refusal_after_wrap_is_broken(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_transformers_text_there_is_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey_module, "transformers_greedy", raises(TypeError("no cache")))
+    monkeypatch.setattr(survey_module, "transformers_greedy", failing(TypeError("no cache")))
     row = surveyed()
     assert (row.verdict, row.error) == ("not made", "TypeError")
     assert row.reason == "transformers' own generate fails on the tiny model: TypeError: no cache."
@@ -279,7 +281,7 @@ def test_without_transformers_text_there_is_nothing_to_compare(monkeypatch: pyte
 def test_the_speculator_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Speculator] = []
     monkeypatch.setattr(Speculator, "close", lambda spec: closed.append(spec))
-    monkeypatch.setattr(Speculator, "generate", raises(KeyError()))
+    monkeypatch.setattr(Speculator, "generate", failing(KeyError()))
     assert surveyed().error == "KeyError"
     assert len(closed) == 1
 

@@ -123,7 +123,7 @@ def changed(lines: list[str], at: int, **columns: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "reason"),
     [
         (lambda lines: [], "it is no trace"),
         (lambda lines: ["{}"], "it is no trace"),
@@ -140,11 +140,11 @@ def changed(lines: list[str], at: int, **columns: object) -> list[str]:
         (lambda lines: changed(lines[:2], 1, emitted=[0, 0]), "no step of it emitted a token"),
     ],
 )
-def test_what_is_no_trace(tmp_path: Path, change, says: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_no_trace(tmp_path: Path, change, reason: str) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "run.jsonl"
     record(path, COSTS["cpu"])
     path.write_text("\n".join(change(path.read_text().splitlines())))
-    with pytest.raises(InvalidTrace, match=says):
+    with raises(InvalidTrace, path=str(path), reason=re.compile(reason)):
         read_trace(path)
 
 
