@@ -1,0 +1,21 @@
+"""Tokens on their way to a request, and why its row has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from speccompile.errors import UndecidedLogits
+from speccompile.runtime.delivery import Delivery
+from support.engine_parts import MAX_LEN, Parts, admitted
+
+
+@pytest.mark.parametrize(
+    ("new", "eos", "reason"),
+    [([7], (7,), "eos"), ([3, 4, 5, 6], (7,), "max_new_tokens"), ([3], (7,), "error")],
+)
+def test_delivery_finds_out_why_a_row_has_ended(new: list[int], eos: tuple[int, ...], reason: str) -> None:
+    parts = Parts()
+    request = admitted(parts.arena, eos=eos)
+    Delivery(parts.departures, parts.stats, MAX_LEN).hand_out(request, new, False, {})
+    assert (request.new_tokens, request.finish_reason) == (new, reason)
+    assert isinstance(request.error, UndecidedLogits) == (reason == "error")

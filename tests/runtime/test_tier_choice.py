@@ -1,0 +1,84 @@
+"""The tier of the next step: draft length, row count and kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from speccompile.graph.keys import Kind
+from speccompile.modes.base import proposal_state
+from speccompile.policies import Fixed
+from speccompile.runtime.options import StepTraits
+from speccompile.sampling.request import Sampling
+from support.engine_parts import Parts, request_of
+
+READY = StepTraits(ready=True)
+
+
+def draft_len(parts: Parts) -> int:
+    return parts.choice.draft_len(parts.choice.offers(), 0)
+
+
+@pytest.mark.parametrize("chosen", [0, 3])
+def test_the_policy_chooses_the_draft_length(chosen: int) -> None:
+    parts = Parts(Fixed(chosen))
+    parts.running(new=9)
+    assert draft_len(parts) == chosen
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [([0, 0], 0), ([0, 1], 3), ([1, None], 3)])
+def test_no_row_wants_more_drafts_than_the_tier_has(wanted: list[int | None], expected: int) -> None:
+    parts = Parts(Fixed(3))
+    for most in wanted:
+        parts.running(new=9, num_draft_tokens=most)
+    assert draft_len(parts) == expected
+
+
+@pytest.mark.parametrize(("proposed", "expected"), [([0, 0], 0), ([1, 0], 3), ([3, 3], 3)])
+def test_of_a_ready_drafter_the_smallest_tier_that_serves_its_proposals(proposed: list[int], expected: int) -> None:
+    parts = Parts(Fixed(3), *proposal_state(), traits=READY)
+    for count in proposed:
+        parts.arena.write("draft_lens", parts.running(new=9).slot, count)
+    assert draft_len(parts) == expected
+
+
+def test_the_policy_bounds_a_ready_drafter() -> None:
+    parts = Parts(Fixed(0), *proposal_state(), traits=READY)
+    parts.arena.write("draft_lens", parts.running(new=9).slot, 3)
+    assert draft_len(parts) == 0
+
+
+def test_a_row_whose_drafts_failed_has_none_in_its_next_step() -> None:
+    parts = Parts(Fixed(3))
+    parts.batch.stuck.add(parts.running(new=9))
+    assert draft_len(parts) == 0
+
+
+@pytest.mark.parametrize(("reach", "expected"), [(4, 0), (5, 3), (20, 3)])
+def test_no_drafts_where_all_rows_are_beyond_the_networks_reach(reach: int, expected: int) -> None:
+    parts = Parts(Fixed(3), traits=StepTraits(reach=reach))
+    # Three tokens with the first new one; the next is chosen anyhow, so a draft would be the fifth.
+    parts.running([1, 2], new=9)
+    assert draft_len(parts) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_smallest_row_count_that_holds_all_rows(rows: int) -> None:
+    parts = Parts()
+    for _ in range(rows):
+        parts.running(new=9)
+    assert parts.choice.name(0) == (0, rows, "greedy")
+
+
+@pytest.mark.parametrize(("sampling", "kind"), [(None, "greedy"), (Sampling({}), "sampled")])
+def test_the_least_kind_that_serves_all_rows(sampling: Sampling | None, kind: Kind) -> None:
+    parts = Parts()
+    parts.batch.rows += [request_of(parts.arena), request_of(parts.arena, sampling=sampling)]
+    assert parts.choice.name(3) == (3, 2, kind)
+
+
+def test_the_next_tier_is_the_one_that_a_step_runs() -> None:
+    parts = Parts(Fixed(3))
+    parts.running(new=9)
+    tier = parts.choice.next_tier()
+    parts.scheduler.run_step()
+    assert tier is parts.scheduler.tier and parts.runs == [tier.name]

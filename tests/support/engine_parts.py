@@ -1,0 +1,227 @@
+"""The parts of an engine over a real arena, with tiers that a few lines of Python stand in for: nothing is wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import StoppingCriteriaList
+
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import ChunkKind, Kind, PrefillName, TierKey, TierName
+from speccompile.graph.state import StateSpec, core_state, resolve_layout
+from speccompile.lowering.tier import Executables, Tier
+from speccompile.policies import Fixed
+from speccompile.policies.base import AnyPolicy
+from speccompile.policies.costs import CostTable
+from speccompile.runtime.batch import Batch
+from speccompile.runtime.delivery import Delivery
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime.listener import Listener, Streamer
+from speccompile.runtime.options import StepTraits
+from speccompile.runtime.outcomes import Outcomes, pack
+from speccompile.runtime.policy_controller import Policies
+from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.prompt_reader import PromptReader
+from speccompile.runtime.request import NoDriver, Params, Request
+from speccompile.runtime.scheduler import Scheduler
+from speccompile.runtime.score_records import Records
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import RequestStats, Stats
+from speccompile.runtime.tier_choice import TierChoice
+from speccompile.runtime.tier_table import TierTable
+from speccompile.runtime.timing import HostClock
+from speccompile.runtime.waiting import WaitingQueue
+
+VOCAB, MAX_LEN = 64, 24
+DRAFT_LENS, WIDTHS = (0, 3), (2, 4)
+
+
+def small_arena(*specs: StateSpec, max_batch: int = 2) -> Arena:
+    """With room for 3 drafts, and the state ``specs`` beside that of every mode."""
+    longest = DRAFT_LENS[-1]
+    layout = resolve_layout(
+        [*core_state(VOCAB), *specs],
+        max_batch=max_batch,
+        max_len=MAX_LEN,
+        max_draft_len=longest,
+        max_width=longest + 1,
+        vocab_size=VOCAB,
+    )
+    return Arena(layout, torch.device("cpu"))
+
+
+def request_of(
+    arena: Arena, prompt: list[int] | None = None, *, new: int = 4, streamer: Streamer | None = None, **params: Any
+) -> Request:
+    """One that waits; ``params`` are fields of :class:`Params`."""
+    prompt = [1, 2] if prompt is None else prompt
+    given = Params(**{"max_new_tokens": new, "eos": ()} | params)
+    listener = Listener(torch.tensor([prompt]), new, streamer, StoppingCriteriaList())
+    stats = RequestStats(arena.layout.max_draft_len, len(prompt))
+    return Request(NoDriver(), prompt, given, listener, stats, Records(given.wanted, arena))
+
+
+def admitted(arena: Arena, *, slot: int = 0, **options: Any) -> Request:
+    """One that owns ``slot``, though nothing of it was written there; ``options`` as :func:`request_of` has them."""
+    request = request_of(arena, **options)
+    request.admit(slot, 0)
+    return request
+
+
+@dataclass
+class CountingTier:
+    """Stands in for a tier, or for a prompt chunk: the tokens that a row emits count on from its newest one. A step
+    accepts all drafts; a chunk emits a token if it reads the end of the prompt.
+
+    Args:
+        runs: gets the name of each tier that runs.
+        before: called first.
+        silent: slots whose rows emit nothing and stay alive.
+    """
+
+    arena: Arena
+    name: str
+    key: TierKey
+    draft_len: int
+    runs: list[str]
+    before: Callable[[], object]
+    silent: set[int]
+
+    def run(self) -> None:
+        self.runs.append(self.name)
+        self.before()
+        arena = self.arena
+        if self.name.startswith("chunk"):
+            slot = int(arena["prefill_slot"][0])
+            self._emit(slot, int(arena["prefill_start"][0]) + self.key.width >= int(arena["length"][slot]))
+            return
+        for slot in arena["slots"][: self.key.rows].tolist():
+            self._emit(slot, 0 if slot in self.silent else self.draft_len + 1)
+
+    def _emit(self, slot: int, most: int) -> None:
+        arena = self.arena
+        length, limit = int(arena["length"][slot]), int(arena["limit"][slot])
+        count = min(most, limit - length) if arena["alive"][slot] else 0
+        for place in range(length, length + count):
+            arena["tokens"][slot, place] = arena["tokens"][slot, place - 1] + 1
+        arena["emitted"][slot], arena["accepted"][slot] = count, max(0, count - 1)
+        arena["proposed"][slot] = self.draft_len
+        arena["length"][slot] += count
+        arena["alive"][slot] &= length + count < limit
+
+
+class Parts:
+    """Put together as :class:`~speccompile.runtime.engine.Engine` does: two slots, tiers with 0 and 3 drafts, prompt
+    chunks of 2 and 4 tokens.
+
+    Args:
+        specs: of the arena, beside the state of every mode.
+        budget: prompt tokens between two steps.
+        reuse: of prompts' beginnings.
+
+    Attributes:
+        runs: names of the tiers that ran.
+        before: called first in each run.
+        silent: slots whose rows emit nothing and stay alive.
+    """
+
+    def __init__(
+        self,
+        policy: AnyPolicy | None = None,
+        *specs: StateSpec,
+        traits: StepTraits | None = None,
+        budget: int | None = None,
+        reuse: bool = False,
+        late: bool = False,
+        clears_rejected: bool = False,
+        host_draft: Callable[..., Any] | None = None,
+    ) -> None:
+        self.runs: list[str] = []
+        self.before: Callable[[], object] = lambda: None
+        self.silent: set[int] = set()
+        self.arena = arena = small_arena(*specs)
+        self.batch, self.stats, self.waiting = Batch(arena), Stats(DRAFT_LENS[-1]), WaitingQueue(100)
+        self.slots = Slots(arena, lambda: 0, reuse=reuse, clear=False)
+        self.table = TierTable(self.executables("greedy"), self.executables, self.mixed)
+        self.policies = Policies(policy or Fixed(0), DRAFT_LENS, ready=False, measure=lambda: CostTable({}))
+        self.departures = Departures(self.batch, self.slots, self.stats, None)
+        delivery = Delivery(self.departures, self.stats, MAX_LEN)
+        drafter = None if host_draft is None else HostDrafter(host_draft, arena)
+        self.answers = HostAnswers(arena, self.departures, drafter)
+        outcomes, clock = Outcomes.of(arena, lambda: pack(arena)), HostClock()
+        self.prompts = PromptReader(
+            arena,
+            self.table,
+            self.batch,
+            self.slots,
+            self.waiting,
+            self.departures,
+            delivery,
+            self.answers,
+            outcomes,
+            self.stats,
+            PrefillBudget(WIDTHS, budget, fixed=False),
+            clock,
+        )
+        self.choice = TierChoice(arena, self.batch, self.table, self.policies, traits or StepTraits())
+        self.scheduler = Scheduler(
+            arena,
+            self.table,
+            self.batch,
+            self.slots,
+            self.prompts,
+            self.choice,
+            self.policies,
+            self.answers,
+            delivery,
+            self.departures,
+            outcomes,
+            self.stats,
+            clock,
+            late=late,
+            clears_rejected=clears_rejected,
+        )
+
+    def _tier(self, name: str, key: TierKey, draft_len: int = 0) -> Tier:
+        made = CountingTier(self.arena, name, key, draft_len, self.runs, lambda: self.before(), self.silent)
+        return cast(Tier, made)
+
+    def executables(self, kind: Kind) -> Executables:
+        tiers = {
+            (k, rows, kind): self._tier(f"{kind} K={k} B={rows}", TierKey(rows, k + 1, kind), k)
+            for k in DRAFT_LENS
+            for rows in (1, 2)
+        }
+        kinds: list[ChunkKind] = ["inner", kind, "prompt_scored"]
+        chunks: dict[PrefillName, Tier] = {
+            (width, each): self._tier(f"chunk T={width} {each}", TierKey(1, width, each))
+            for width in WIDTHS
+            for each in kinds
+        }
+        return Executables(tiers, chunks)
+
+    def mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
+        return {
+            (k, rows, kind): self._tier(f"mixed K={k} B={rows}", TierKey(rows, k + 1, kind, WIDTHS[-1]), k)
+            for k in DRAFT_LENS
+            for rows in (1, 2)
+        }
+
+    def submit(self, prompt: list[int] | None = None, **options: Any) -> Request:
+        """One more that waits; ``options`` as :func:`request_of` has them."""
+        request = request_of(self.arena, prompt, **options)
+        self.waiting.push([request], self.slots.free)
+        return request
+
+    def running(self, prompt: list[int] | None = None, **options: Any) -> Request:
+        """One whose prompt has been read."""
+        request = self.submit(prompt, **options)
+        while request not in self.batch.rows:
+            self.prompts.read()
+        self.runs.clear()
+        return request
