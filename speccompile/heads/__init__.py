@@ -3,9 +3,19 @@
 from speccompile.modes.eagle3.checkpoints import load_eagle3
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.eagle3.save import save_eagle3
 from speccompile.modes.mtp.checkpoints import load_mtp
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.variants import MtpVariant
 from speccompile.passes.step.tap_hidden import default_taps
 
-__all__ = ["Eagle3Config", "Eagle3Head", "MtpHead", "MtpVariant", "default_taps", "load_eagle3", "load_mtp"]
+__all__ = [
+    "Eagle3Config",
+    "Eagle3Head",
+    "MtpHead",
+    "MtpVariant",
+    "default_taps",
+    "load_eagle3",
+    "load_mtp",
+    "save_eagle3",
+]

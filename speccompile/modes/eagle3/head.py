@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from speccompile.errors import InvalidHead, error_line
 from speccompile.graph.state import KVShape
 from speccompile.modes.eagle3.config import Eagle3Config, check_config
-from speccompile.modes.network.draft_head import DraftHead, HeadCache
+from speccompile.modes.network.draft_head import DraftHead, RowAttention
 from speccompile.sampling.draft_vocab import target_ids
 
 #: Rotary tables of these kinds change with the length of the text.
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         self.qk_norm = config.qk_norm
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: HeadCache, window: int | None
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: RowAttention, window: int | None
     ) -> torch.Tensor:
         query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
@@ -149,7 +149,7 @@ class Layer(nn.Module):
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        cache: HeadCache,
+        cache: RowAttention,
         window: int | None,
     ) -> torch.Tensor:
         residual = hidden
@@ -175,6 +175,8 @@ class Eagle3Head(DraftHead):
         self.config = config
         size, read = config.hidden_size, config.tapped * config.target_hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
+        #: Whether ``embed_tokens`` is the target's own tensor.
+        self.shares_embedding = False
         if config.fc_norm:
             norms = [RMSNorm(config.target_hidden_size, config.rms_norm_eps) for _ in range(config.tapped)]
             self.fc_norm = nn.ModuleList(norms)
@@ -227,6 +229,7 @@ class Eagle3Head(DraftHead):
 
     def share(self, *, embedding: torch.Tensor | None = None, lm_head: torch.Tensor | None = None) -> None:
         """Read these weights of the target, ``[V, H]``, instead of own ones."""
+        self.shares_embedding = self.shares_embedding or embedding is not None
         for module, weight in ((self.embed_tokens, embedding), (self.lm_head, lm_head)):
             if weight is not None:
                 module.weight = nn.Parameter(weight.detach(), requires_grad=False)
@@ -243,7 +246,7 @@ class Eagle3Head(DraftHead):
         return {index: KVShape(shape, shape, self.fc.weight.dtype) for index in range(len(self.layers))}
 
     def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: RowAttention
     ) -> dict[str, torch.Tensor]:
         """Rows of the head.
 
@@ -258,12 +261,8 @@ class Eagle3Head(DraftHead):
             over the target's vocabulary, -inf where the draft vocabulary has no token; ``target_ids`` ``[Vd]``, the
             target's ids of all draft tokens.
         """
-        fused = self._fused(hidden_states)
-        embedded = self.embed_tokens(input_ids)
-        cos, sin = self.rotary(position_ids, fused.dtype)
-        hidden = fused
-        for index, layer in enumerate(self.layers):
-            hidden = layer(embedded, hidden, cos, sin, cache, self.config.window(index))
+        fused = self.fuse(hidden_states)
+        hidden = self.read(input_ids, position_ids, fused, cache)
         normed = self.norm(hidden)
         logits = self.lm_head(normed)
         named = {"fused": fused, "hidden": hidden, "logits": logits}
@@ -275,11 +274,37 @@ class Eagle3Head(DraftHead):
             named["carried"] = normed
         return named
 
-    def _fused(self, tapped: torch.Tensor) -> torch.Tensor:
+    # --- its parts, of which training composes unrolled steps ------------------------------------
+
+    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """``[B, T, 3 * Ht]`` as ``[B, T, H]``."""
         if self.config.fc_norm:
-            chunks = tapped.chunk(self.config.tapped, dim=-1)
-            tapped = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+            chunks = hidden_states.chunk(self.config.tapped, dim=-1)
+            hidden_states = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
         if self.config.norm_before_fc:
-            tapped = self.input_norm(tapped)
-        fused: torch.Tensor = self.fc(tapped)
+            hidden_states = self.input_norm(hidden_states)
+        fused: torch.Tensor = self.fc(hidden_states)
         return fused
+
+    def read(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden: torch.Tensor, cache: RowAttention
+    ) -> torch.Tensor:
+        """What the layers leave, ``[B, T, H]``.
+
+        Args:
+            hidden: ``[B, T, H]``, what :meth:`fuse` or, of draft tokens, :meth:`carry` returned.
+        """
+        embedded = self.embed_tokens(input_ids)
+        cos, sin = self.rotary(position_ids, hidden.dtype)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(embedded, hidden, cos, sin, cache, self.config.window(index))
+        return hidden
+
+    def carry(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the next draft step reads, of what the layers leave."""
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., Vd]``, of what the layers leave."""
+        logits: torch.Tensor = self.lm_head(self.norm(hidden))
+        return logits

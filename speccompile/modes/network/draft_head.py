@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -37,6 +37,22 @@ from speccompile.utils.tracer_isolation import module_twin
 
 # Rows and tokens of what the check compares, in pieces, as far as there is room.
 ROWS, PIECES = 2, (3, 1, 5)
+
+
+class RowAttention(Protocol):
+    """How a head's layers attend. Inference is :class:`HeadCache`; training has another one."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Keep ``key`` and ``value`` ``[B, T, G, D]`` of these rows, and attend with ``query`` ``[B, T, H, D]`` to what
+        is kept of the rows' sequences; returns ``[B, T, H, Dv]``. Positions are already in them."""
 
 
 @dataclass
