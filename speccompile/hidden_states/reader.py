@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
+
 from speccompile.errors import InvalidInput
-from speccompile.hidden_states.records import About, Record, read_header, read_record
+from speccompile.hidden_states.records import About, Record, read_header, read_record, read_text
 
 
 class SavedHiddenStates(Mapping[str, Record]):
@@ -44,6 +46,10 @@ class SavedHiddenStates(Mapping[str, Record]):
         # Where there are records, it is known what they are about.
         assert self.about is not None
         return read_record(path, index, id, self.about.layers)
+
+    def text(self, id: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """``input_ids`` and ``loss_mask`` of a record, int64 ``[n]``; its hidden states are not read."""
+        return read_text(*self._places[id])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

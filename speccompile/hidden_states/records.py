@@ -25,6 +25,8 @@ FORMAT = 1
 #: Under which a file's metadata has what it is about.
 KEY = "speccompile"
 FIELDS = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
+#: A field that not all files have.
+CHOICES = "choices"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Record:
         hidden_state: ``[n, M]``, behind the final norm, what the lm_head reads.
         aux_hidden_state: ``[n, layers * M]``, the captured layers' outputs side by side.
         layers: the captured ones, -1 being the final norm.
+        choices: int32 ``[n]``, the target's likeliest token after each; None where that was not saved.
     """
 
     id: str
@@ -59,6 +62,7 @@ class Record:
     hidden_state: torch.Tensor
     aux_hidden_state: torch.Tensor
     layers: tuple[int, ...]
+    choices: torch.Tensor | None = None
 
     def as_trtllm(self) -> dict[str, Any]:
         """As TensorRT-LLM saves it: without ``aux_hidden_states`` if the final norm alone was captured.
@@ -125,6 +129,9 @@ def encode(about: About, records: Sequence[Record]) -> bytes:
         for index, record in enumerate(records)
         for field in FIELDS
     }
+    for index, record in enumerate(records):
+        if record.choices is not None:
+            tensors[f"{index}.{CHOICES}"] = record.choices
     return save(tensors, {KEY: json.dumps(described)})
 
 
@@ -151,6 +158,19 @@ def _about(described: Mapping[str, Any]) -> About:
     return About(described["model"], described["weights"], tuple(described["layers"]), described["dtype"])
 
 
+def read_text(path: Path, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``input_ids`` and ``loss_mask`` of a record, without its hidden states.
+
+    Raises:
+        CorruptRecords: the file was cut off or taken away meanwhile.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(f"{index}.input_ids"), file.get_tensor(f"{index}.loss_mask")
+    except (OSError, SafetensorError) as error:
+        raise CorruptRecords(path=str(path), reason=error_line(error)) from error
+
+
 def read_record(path: Path, index: int, id: str, layers: tuple[int, ...]) -> Record:
     """One of a file whose records have these layers.
 
@@ -159,6 +179,9 @@ def read_record(path: Path, index: int, id: str, layers: tuple[int, ...]) -> Rec
     """
     try:
         with safe_open(path, "pt") as file:
-            return Record(id, layers=layers, **{field: file.get_tensor(f"{index}.{field}") for field in FIELDS})
+            fields = {field: file.get_tensor(f"{index}.{field}") for field in FIELDS}
+            choices = f"{index}.{CHOICES}"
+            known = file.get_tensor(choices) if choices in set(file.keys()) else None
+            return Record(id, layers=layers, choices=known, **fields)
     except (OSError, SafetensorError) as error:
         raise CorruptRecords(path=str(path), reason=error_line(error)) from error
