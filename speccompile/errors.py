@@ -383,6 +383,20 @@ class CorruptTexts(SpecCompileError):
     )
 
 
+class TrainingNotSaved(SpecCompileError):
+    template = (
+        "the training cannot write to {folder}: {reason}. Checkpoints that are complete are safe; make room, and the "
+        "same call continues."
+    )
+
+
+class TrainingDiverged(SpecCompileError):
+    template = (
+        "the loss became {loss} in step {step} of the training, at a learning rate of {rate}. Use a lower "
+        "learning_rate, or precision='float32', with another output folder."
+    )
+
+
 class RequestFailed(SpecCompileError):
     template = "the request ended with an error of its own: {reason}."
 

@@ -37,7 +37,7 @@ ALLOWED = {
         "wrapping training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
-    "training": "graph_capture sampling hidden_states policies modes runtime speculator wrapping",
+    "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
     "cli": (
         "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator tools training"
     ),

@@ -1,5 +1,5 @@
 """The command line: ``speccompile demo``, ``generate``, ``inspect``, ``families``, ``policy-lab``,
-``save-hidden-states`` and ``make-texts``."""
+``save-hidden-states``, ``make-texts`` and ``train-head``."""
 
 from speccompile.cli.commands import app
 

@@ -33,6 +33,7 @@ from speccompile.runtime.request_options import GenerateOptions, SaveOptions
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
 from speccompile.training.text_options import TextOptions
+from speccompile.training.train_options import TrainOptions
 from speccompile.utils.hub import check_reachable
 from speccompile.utils.model_names import check_families, check_model_name, check_tokenizer, is_hub_id
 
@@ -349,12 +350,77 @@ def make_texts(
     make_texts.run(model, output, texts, options)
 
 
+@app.command("train-head")
+def train_head(
+    model: Model,
+    texts: Annotated[
+        Path,
+        typer.Option(exists=True, help="Texts of make-texts, or hidden states of save-hidden-states: their folder."),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the head, and for what the same command continues from.")],
+    kind: Annotated[str, option_of(TrainOptions, "kind", more="eagle3.")] = TrainOptions.kind,
+    epochs: Annotated[int, option_of(TrainOptions, "epochs")] = TrainOptions.epochs,
+    learning_rate: Annotated[float, option_of(TrainOptions, "learning_rate")] = TrainOptions.learning_rate,
+    warmup: Annotated[float, option_of(TrainOptions, "warmup")] = TrainOptions.warmup,
+    batch_tokens: Annotated[int, option_of(TrainOptions, "batch_tokens")] = TrainOptions.batch_tokens,
+    max_len: Annotated[int, option_of(TrainOptions, "max_len")] = TrainOptions.max_len,
+    unroll: Annotated[int, option_of(TrainOptions, "unroll")] = TrainOptions.unroll,
+    decay: Annotated[float, option_of(TrainOptions, "decay")] = TrainOptions.decay,
+    draft_vocab: Annotated[int | None, option_of(TrainOptions, "draft_vocab")] = TrainOptions.draft_vocab,
+    layers: Annotated[str | None, option_of(TrainOptions, "layers", more="Such as 1,14,26.")] = None,
+    start: Annotated[str, option_of(TrainOptions, "start", more="target or random.")] = TrainOptions.start,
+    learn_from: Annotated[str, option_of(TrainOptions, "learn_from", more="answers or all.")] = TrainOptions.learn_from,
+    held_out: Annotated[float, option_of(TrainOptions, "held_out")] = TrainOptions.held_out,
+    eval_every: Annotated[int, option_of(TrainOptions, "eval_every")] = TrainOptions.eval_every,
+    precision: Annotated[
+        str, option_of(TrainOptions, "precision", more="auto, float32 or bfloat16.")
+    ] = TrainOptions.precision,
+    seed: Annotated[int, option_of(TrainOptions, "seed")] = TrainOptions.seed,
+    states: Annotated[bool, option_of(TrainOptions, "states", "--states/--no-states")] = TrainOptions.states,
+    minutes: Annotated[float | None, option_of(TrainOptions, "minutes")] = TrainOptions.minutes,
+    layout: Annotated[str, option_of(TrainOptions, "layout", more="speculators or specforge.")] = TrainOptions.layout,
+) -> None:
+    """Train a draft head for a model from texts that it wrote. Killed, it continues when it is started again."""
+    with one_line_errors():
+        options = TrainOptions(
+            kind=kind,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            warmup=warmup,
+            batch_tokens=batch_tokens,
+            max_len=max_len,
+            unroll=unroll,
+            decay=decay,
+            draft_vocab=draft_vocab,
+            layers=None if layers is None else parse_layers(layers),
+            start=start,
+            learn_from=learn_from,
+            held_out=held_out,
+            eval_every=eval_every,
+            precision=precision,
+            seed=seed,
+            states=states,
+            minutes=minutes,
+            layout=layout,
+        )
+        _check_model(model)
+        check_tokenizer(model)
+    from speccompile.cli import train_head
+
+    train_head.run(model, texts, output, options)
+
+
 def _check(model: str, options: WrapOptions) -> None:
     """Raises: PretrainedError, UnknownMode, UnknownOption, UnknownBackend."""
     mode = str(options.mode)
     check_mode(mode)
     check_options(mode, options.mode_options.keys())
     check_backend(options.backend)
+    _check_model(model)
+
+
+def _check_model(model: str) -> None:
+    """Raises: PretrainedError."""
     check_model_name(model)
     if is_hub_id(model):
         check_reachable(model)

@@ -58,7 +58,7 @@ def run(commands: list[list[str]], folder: Path) -> list[Run]:
     ]
 
 
-COMMANDS = ["demo", "generate", "inspect", "families", "policy-lab", "save-hidden-states", "make-texts"]
+COMMANDS = ["demo", "generate", "inspect", "families", "policy-lab", "save-hidden-states", "make-texts", "train-head"]
 ERRORS = [
     (["generate", "tiny"], "--prompt"),
     (["generate", "tiny", "--prompt", "a", "--mode", "telepathy"], "unknown mode 'telepathy'"),
@@ -71,6 +71,8 @@ ERRORS = [
     (["save-hidden-states", "tiny", "--data", "nowhere.jsonl", "--output", "x"], "'nowhere.jsonl' does not exist"),
     (["make-texts", "tiny", "--output", "x", "--exclude", "nowhere.txt"], "there is no such file"),
     (["make-texts", "tiny", "--output", "x", "--top-p", "3"], "must be a number of at least 0 and at most 1"),
+    (["train-head", "tiny", "--texts", "nowhere", "--output", "x"], "'nowhere' does not exist"),
+    (["train-head", "tiny", "--texts", ".", "--output", "x", "--kind", "medusa"], "choose from eagle3"),
     (["generate", "tiny", "--prompt", ""], "prompt 0 is empty"),
     (["generate", "tiny", "--prompt", "a", "--greedy", "--top-k", "3"], "leave out --greedy or --top-k"),
     (["generate", "./nowhere", "--prompt", "a"], "no such folder: './nowhere'"),

@@ -98,6 +98,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "TextsNotWritten": {"folder": "texts", "reason": "OSError: [Errno 28] No space left on device"},
     "NoTexts": {"count": 256, "reasons": "3 duplicate, 253 long"},
     "CorruptTexts": {"path": "texts/texts_000001.npz", "reason": "BadZipFile: File is not a zip file"},
+    "TrainingNotSaved": {"folder": "head", "reason": "OSError: No space left on device"},
+    "TrainingDiverged": {"loss": float("nan"), "step": 12, "rate": "0.01"},
     "RequestFailed": {"reason": "ZeroDivisionError: division by zero"},
     "InsideStep": {"what": "generate"},
     "CannotMove": {"wanted": "cuda", "device": "cpu", "dtype": "torch.float32"},

@@ -1,0 +1,21 @@
+"""``speccompile train-head``: a draft head for a model, from texts that it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from speccompile.cli.models import load
+from speccompile.cli.session import session
+from speccompile.training import TrainOptions, train_head
+
+
+def run(model: str, texts: Path, output: Path, options: TrainOptions) -> None:
+    """See ``speccompile train-head --help``."""
+    with session():
+        target, tokenizer = load(model)
+        trained = train_head(target, texts, output, options, tokenizer=tokenizer)
+        ends = "" if trained.finished else "; the same command continues"
+        typer.echo(f"{trained.folder}: step {trained.step} of {trained.steps}{ends}")
+        typer.echo(f"best head: {trained.acceptance}")

@@ -1,0 +1,148 @@
+"""What a head is trained on: token ids of texts, which of them to learn from, and, where there are, hidden states."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from speccompile.errors import InvalidInput
+from speccompile.hidden_states import SavedHiddenStates
+from speccompile.training.text_files import PATTERN, SavedTexts
+
+#: Texts that ``make_texts`` wrote, records that ``save_hidden_states`` wrote, or the folder of either.
+Data: TypeAlias = str | Path | SavedTexts | SavedHiddenStates
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text.
+
+    Args:
+        name: unique among the examples.
+        input_ids: int32 ``[n]``.
+        loss_mask: bool ``[n]``, tokens to learn from.
+    """
+
+    name: str
+    input_ids: torch.Tensor
+    loss_mask: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class Examples(Sequence[Example]):
+    """All texts, in their order. Their token ids are in memory, their hidden states are not.
+
+    Args:
+        target: id of the target that they were made by.
+        states: records by the examples' names; None if the target has to read them.
+    """
+
+    items: tuple[Example, ...]
+    target: str
+    states: SavedHiddenStates | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
+        return self.items[index]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.items))
+
+    def digest(self) -> str:
+        """Equal for the same texts."""
+        found = hashlib.sha256()
+        for item in self.items:
+            found.update(item.input_ids.numpy().tobytes())
+            found.update(item.loss_mask.numpy().tobytes())
+        return found.hexdigest()[:16]
+
+    def counts(self, vocab: int) -> torch.Tensor:
+        """How often each token is learnt, int64 ``[V]``."""
+        counts = torch.zeros(vocab, dtype=torch.int64)
+        for item in self.items:
+            counts += torch.bincount(item.input_ids[item.loss_mask].long(), minlength=vocab)
+        return counts
+
+    def split(self, part: float) -> tuple[Examples, Examples]:
+        """The examples to train on and those that are held out. Whether a text is held out depends on its name alone,
+        so that it stays so when a folder grows; at least one is, if there are two.
+
+        Raises:
+            InvalidInput: there are fewer than two texts.
+        """
+        if len(self.items) < 2:
+            reason = f"there are {len(self.items)} with tokens to learn from, and one is held out"
+            raise InvalidInput(name="the texts", reason=reason)
+        chances = {item.name: _chance(item.name) for item in self.items}
+        count = sum(chance < part for chance in chances.values())
+        chosen = set(sorted(chances, key=lambda name: chances[name])[: min(max(count, 1), len(chances) - 1)])
+        held = tuple(item for item in self.items if item.name in chosen)
+        kept = tuple(item for item in self.items if item.name not in chosen)
+        return replace(self, items=kept), replace(self, items=held)
+
+
+def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> Examples:
+    """The examples of a folder, those without a token to learn from left out.
+
+    Args:
+        vocab: size of the target's vocabulary.
+        max_len: of longer texts the beginning is taken.
+        learn_from: ``answers`` or ``all``.
+
+    Raises:
+        InvalidInput: there are none, or they have tokens that the target does not know.
+        CorruptTexts, CorruptRecords: a file is cut off or changed.
+    """
+    opened = _open(data)
+    if isinstance(opened, SavedTexts):
+        target, states = opened.source.target, None
+        found = ((str(text.number), text.input_ids, text.loss_mask) for text in opened)
+    else:
+        assert opened.about is not None
+        target, states = f"{opened.about.model} {opened.about.weights}", opened
+        found = ((name, *opened.text(name)) for name in opened)
+    items = []
+    for name, ids, mask in found:
+        ids, mask = ids[:max_len].int(), mask[:max_len].bool()
+        if learn_from == "all":
+            mask = torch.ones_like(mask)
+        # A row needs the two tokens after its own: one that it reads, and one that it drafts.
+        if len(ids) > 2 and int((mask[1:-1] & mask[2:]).sum()):
+            items.append(Example(name, ids, mask))
+    if not items:
+        reason = "no text has an answer of two tokens; use learn_from='all' if all tokens are the target's"
+        raise InvalidInput(name="the texts", reason=reason)
+    greatest = max(int(item.input_ids.max()) for item in items)
+    if greatest >= vocab:
+        reason = f"they have the token {greatest}, and the target's vocabulary ends at {vocab - 1}"
+        raise InvalidInput(name="the texts", reason=f"{reason}; are they of another tokenizer?")
+    return Examples(tuple(items), target, states)
+
+
+def _open(data: Data) -> SavedTexts | SavedHiddenStates:
+    if isinstance(data, SavedTexts | SavedHiddenStates):
+        return data
+    path = Path(data)
+    if path.is_file() or any(path.glob(PATTERN)):
+        return SavedTexts(path)
+    records = SavedHiddenStates(path)
+    if not records:
+        reason = f"there are neither training texts ({PATTERN}) nor saved hidden states (*.safetensors)"
+        raise InvalidInput(name=f"the folder {path}", reason=reason)
+    return records
+
+
+def _chance(name: str) -> float:
+    """Of a text, in [0, 1)."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64

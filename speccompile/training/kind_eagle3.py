@@ -1,0 +1,97 @@
+"""EAGLE-3 heads: how they begin, what trains them, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead, InvalidOption
+from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.heads import Eagle3Config, Eagle3Head, default_taps, save_eagle3
+from speccompile.sampling.draft_vocab import target_ids
+from speccompile.training.draft_vocab import default_size, most_frequent
+from speccompile.training.kinds import HeadKind
+from speccompile.training.teacher import Teacher
+from speccompile.training.unrolled import UnrolledTraining
+
+
+class Training(HeadKind):
+    """One layer of the target's own sizes over three of its layers. The embedding is the target's, and stays."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        count, given = len(decoder_layers(self.target)[1]), self.options.layers
+        taps = default_taps(count) if given is None else tuple(given)
+        if taps[-1] >= count:
+            reason = f"the target has the layers 0 .. {count - 1}"
+            raise InvalidOption(where="train_head", name="layers", value=list(taps), reason=reason)
+        return taps
+
+    def build(self, counts: torch.Tensor, always: Collection[int]) -> Eagle3Head:
+        vocab = len(counts)
+        size = self.options.draft_vocab or default_size(vocab)
+        if size > vocab:
+            reason = f"the target's vocabulary has {vocab} tokens"
+            raise InvalidOption(where="train_head", name="draft_vocab", value=size, reason=reason)
+        text = self.target.config.get_text_config(decoder=True)
+        config = Eagle3Config.for_target(
+            self.target,
+            draft_vocab_size=size,
+            taps=self.taps,
+            max_position_embeddings=getattr(text, "max_position_embeddings", None) or 2048,
+            rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.options.seed)
+            head = Eagle3Head(config)
+        ids = torch.arange(vocab) if size == vocab else most_frequent(counts, size, always)
+        if head.d2t is not None:
+            head.d2t = ids - torch.arange(size)
+        if self.options.start == "target":
+            _begin_as_target(head, self.target, ids)
+        embedding: Any = self.target.get_input_embeddings()
+        if tuple(embedding.weight.shape) != (vocab, config.hidden_size):
+            reason = f"the target's embedding is {list(embedding.weight.shape)}, which a head cannot share"
+            raise InvalidHead(source="EAGLE-3", reason=reason)
+        head = head.to(self.target.device, torch.float32)
+        head.share(embedding=embedding.weight.float())
+        return head
+
+    def training(self, head: nn.Module, teacher: Teacher) -> UnrolledTraining:
+        d2t = cast(Eagle3Head, head).d2t
+        ids = torch.arange(teacher.weight.shape[0]) if d2t is None else target_ids(d2t)
+        return UnrolledTraining(head, teacher, ids, unroll=self.options.unroll, decay=self.options.decay)
+
+    def save(self, head: nn.Module, folder: Path) -> None:
+        layout: Any = self.options.layout
+        save_eagle3(cast(Eagle3Head, head), folder, layout=layout, target=type(self.target).__name__)
+
+
+@torch.no_grad()
+def _begin_as_target(head: Eagle3Head, target: PreTrainedModel, ids: torch.Tensor) -> None:
+    """Copy what the target's last layer, final norm and lm_head have of the same name and shape. Projections of the
+    attention read [embedding, hidden state], and the target's are put in the hidden state's half."""
+    lm_head: Any = target.get_output_embeddings()
+    late = head.config.target_hidden_size
+    if late == head.config.hidden_size:
+        head.fc.weight[:, -late:].add_(torch.eye(late))
+    cast(torch.Tensor, head.lm_head.weight).copy_(lm_head.weight[ids.to(lm_head.weight.device)])
+    path, layers = decoder_layers(target)
+    last = dict(layers[-1].named_parameters())
+    own = dict(head.layers[0].named_parameters())
+    for name, parameter in own.items():
+        given = last.get({"hidden_norm.weight": "input_layernorm.weight"}.get(name, name))
+        if given is None or name == "input_layernorm.weight":
+            continue
+        if given.shape == parameter.shape:
+            parameter.copy_(given)
+        elif given.ndim == 2 and (given.shape[0], 2 * given.shape[1]) == tuple(parameter.shape):
+            parameter[:, given.shape[1] :].copy_(given)
+    final = dict(target.get_submodule(path.rpartition(".")[0]).named_parameters()).get("norm.weight")
+    if final is not None and final.shape == head.norm.weight.shape:
+        head.norm.weight.copy_(final)

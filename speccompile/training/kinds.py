@@ -1,0 +1,65 @@
+"""Kinds of heads that can be trained, each in a module of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.training.teacher import Teacher
+from speccompile.training.train_options import KINDS, TrainOptions
+
+
+class HeadKind(ABC):
+    """How a kind of head is trained. One is made for each training.
+
+    Args:
+        target: the target, in eval mode.
+        options: of the training.
+    """
+
+    def __init__(self, target: PreTrainedModel, options: TrainOptions) -> None:
+        self.target, self.options = target, options
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers whose outputs the head reads.
+
+        Raises:
+            InvalidHead: the target has no such layers.
+        """
+
+    @abstractmethod
+    def build(self, counts: torch.Tensor, always: Collection[int]) -> nn.Module:
+        """A new head, in float32, on the target's device.
+
+        Args:
+            counts: int64 ``[V]``, how often each token is learnt.
+            always: tokens that the draft vocabulary has in any case.
+        """
+
+    @abstractmethod
+    def training(self, head: nn.Module, teacher: Teacher) -> nn.Module:
+        """The module that is trained: it holds ``head``, and its ``forward`` accepts a batch (see
+        :class:`~speccompile.training.batches.Batches`) and returns ``loss`` and, in eval mode, ``counts``."""
+
+    @abstractmethod
+    def save(self, head: nn.Module, folder: Path) -> None:
+        """Write the head as a checkpoint that the kind's mode loads.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+
+
+def kind_of(target: PreTrainedModel, options: TrainOptions) -> HeadKind:
+    """The kind that ``options`` name: class ``Training`` of the module of that name."""
+    assert options.kind in KINDS
+    found: type[HeadKind] = import_module(f"{__package__}.kind_{options.kind}").Training
+    return found(target, options)

@@ -1,0 +1,234 @@
+"""The training loop is transformers' ``Trainer``; here is how it is set up, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from tqdm import tqdm
+from transformers import (
+    EvalPrediction,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from speccompile.errors import TrainingDiverged, TrainingNotSaved, error_line
+from speccompile.training.acceptance import JUDGED, Acceptance
+from speccompile.training.batches import Batch, Batches
+from speccompile.training.train_options import TrainOptions
+from speccompile.utils.devices import traits_of
+
+#: Of a checkpoint's files the one that is written last.
+STATE = "trainer_state.json"
+CHECKPOINTS = "checkpoint-*"
+#: What torch.save raises when the disk does not take a file.
+_TORCH_SAVE = ("PytorchStreamWriter", "unexpected pos", "inline_container")
+
+
+def arguments(folder: Path, options: TrainOptions, device: torch.device) -> TrainingArguments:
+    """``Trainer``'s arguments. An item of the data is a whole batch."""
+    bfloat16 = options.precision == "bfloat16" or (
+        options.precision == "auto" and not traits_of(device).host_memory and torch.cuda.is_bf16_supported()
+    )
+    made = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=1,
+        per_device_eval_batch_size=1,
+        num_train_epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=options.warmup,
+        adam_beta2=0.95,
+        max_grad_norm=0.5,
+        bf16=bfloat16,
+        use_cpu=traits_of(device).host_memory,
+        seed=options.seed,
+        data_seed=options.seed,
+        eval_strategy="steps",
+        eval_steps=options.eval_every,
+        save_strategy="steps",
+        save_steps=options.eval_every,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model=f"length_{JUDGED}",
+        greater_is_better=True,
+        logging_steps=10,
+        # A loss that is not finite ends the training.
+        logging_nan_inf_filter=False,
+        # Marks batches as having what the loss is computed from; of the same shape on all devices.
+        label_names=["texts"],
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    # nn.DataParallel would split a batch's tensors; several GPUs are several processes (accelerate launch, torchrun).
+    made._n_gpu = min(made.n_gpu, 1)
+    return made
+
+
+def train(
+    module: nn.Module,
+    data: Batches,
+    held_out: Batches,
+    arguments: TrainingArguments,
+    *,
+    minutes: float | None,
+    progress: bool,
+) -> TrainerState:
+    """Train ``module``, from the newest checkpoint in the folder on if there is one; it has the weights of the best
+    checkpoint afterwards.
+
+    Raises:
+        TrainingDiverged: the loss is not finite.
+        TrainingNotSaved: the disk does not take a checkpoint.
+    """
+    trainer = _Trainer(
+        model=module,
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=held_out,
+        data_collator=_only,
+        compute_metrics=cast(Any, _metrics),
+        callbacks=[Judge()],
+    )
+    if minutes is not None:
+        trainer.add_callback(Slice(minutes))
+    if progress:
+        trainer.add_callback(Progress())
+    trainer.remove_callback(PrinterCallback)
+    newest = newest_checkpoint(Path(str(arguments.output_dir)))
+    try:
+        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(part in str(error) for part in _TORCH_SAVE):
+            raise
+        raise TrainingNotSaved(folder=str(arguments.output_dir), reason=error_line(error)) from error
+    state: TrainerState = trainer.state
+    return state
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete one; what a killed process left of others is removed."""
+    found = sorted(folder.glob(CHECKPOINTS), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    for path in found:
+        try:
+            json.loads((path / STATE).read_text())
+            return path
+        except (OSError, ValueError):
+            # Another process of this training may do so, too.
+            shutil.rmtree(path, ignore_errors=True)
+    return None
+
+
+class _Trainer(Trainer):
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
+        # Before the optimizer's step, so that neither weights nor checkpoints have it.
+        if not math.isfinite(float(loss)):
+            rate = f"{self.get_learning_rates()[0]:.2g}"
+            raise TrainingDiverged(loss=float(loss), step=self.state.global_step + 1, rate=rate)
+        return loss
+
+
+def _only(items: list[Batch]) -> Batch:
+    """An item is a whole batch."""
+    (batch,) = items
+    return batch
+
+
+def _metrics(found: EvalPrediction) -> dict[str, float]:
+    return Acceptance.of(torch.as_tensor(found.predictions).sum(0)).metrics()
+
+
+def acceptance_of(metrics: Mapping[str, float]) -> Acceptance:
+    """What ``Trainer`` has logged of an evaluation."""
+    names = [name for name in metrics if name.startswith("eval_accepted_")]
+    names.sort(key=lambda name: int(name.rpartition("_")[2]))
+    return Acceptance(tuple(metrics[name] for name in names), ())
+
+
+class Judge(TrainerCallback):
+    """Judges the head, and writes a checkpoint, at the end as well."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True
+        return control
+
+
+class Slice(TrainerCallback):
+    """Stops after so many minutes, with a checkpoint."""
+
+    def __init__(self, minutes: float) -> None:
+        self._ends = time.monotonic() + 60 * minutes
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if time.monotonic() >= self._ends:
+            control.should_evaluate = control.should_save = control.should_training_stop = True
+        return control
+
+
+class Progress(TrainerCallback):
+    """A bar on stderr, and a line for each evaluation."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self._bar = tqdm(
+                total=state.max_steps,
+                initial=state.global_step,
+                unit="step",
+                desc="training",
+                # In a log each update is a line.
+                mininterval=0.5 if sys.stderr.isatty() else 30.0,
+            )
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        if self._bar is not None and logs and "loss" in logs:
+            self._bar.set_postfix(loss=f"{float(logs['loss']):.3f}", refresh=False)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        if self._bar is not None and metrics:
+            self._bar.write(f"step {state.global_step}: {acceptance_of(metrics)}", file=sys.stderr)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,100 @@
+"""The target as a teacher: what it knows of a text at each position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from speccompile.errors import UnsupportedModel
+from speccompile.graph_capture.model_info import decoder_layers
+
+#: Largest difference between logits and the linear of the final hidden state, relative to the greatest logit.
+TOLERANCE = 0.02
+#: Positions whose whole logits are in memory at a time.
+CHUNK = 2048
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """What a head learns from.
+
+    Args:
+        tapped: ``[B, T, taps * M]``, outputs of the tapped layers.
+        final: ``[B, T, M]``, what the target's lm_head reads.
+        choices: int64 ``[B, T]``, the likeliest token after each position.
+    """
+
+    tapped: torch.Tensor
+    final: torch.Tensor
+    choices: torch.Tensor
+
+
+class Teacher:
+    """A target in eval mode. It reads texts padded on the right: no position attends to a later one.
+
+    Args:
+        taps: decoder layers whose outputs are wanted.
+
+    Raises:
+        UnsupportedModel: its logits are not a linear of the hidden state that its lm_head reads.
+    """
+
+    def __init__(self, target: PreTrainedModel, taps: Sequence[int]) -> None:
+        self.target, self.taps = target, tuple(taps)
+        lm_head: Any = target.get_output_embeddings()
+        if lm_head is None:
+            raise UnsupportedModel(model=type(target).__name__, reason="it has no lm_head")
+        self._lm_head: nn.Module = lm_head
+        self.weight: torch.Tensor = lm_head.weight.detach()
+        self.bias: torch.Tensor | None = None if getattr(lm_head, "bias", None) is None else lm_head.bias.detach()
+        self._check_linear()
+
+    @torch.no_grad()
+    def read(self, input_ids: torch.Tensor) -> TargetStates:
+        """``input_ids`` int64 ``[B, T]``, on any device, where the result is, too."""
+        states, logits = self._forward(input_ids)
+        device = input_ids.device
+        return TargetStates(states[0].to(device), states[1].to(device), logits.argmax(-1).to(device))
+
+    @torch.no_grad()
+    def choices(self, final: torch.Tensor) -> torch.Tensor:
+        """The likeliest tokens, int64 ``[...]``, of final hidden states ``[..., M]``."""
+        rows = final.flatten(0, -2).to(self.weight.device, self.weight.dtype)
+        found = [F.linear(chunk, self.weight, self.bias).argmax(-1) for chunk in rows.split(CHUNK)]
+        return torch.cat(found).view(final.shape[:-1]).to(final.device)
+
+    def _forward(self, input_ids: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        layers = decoder_layers(self.target)[1]
+        tapped: dict[int, torch.Tensor] = {}
+        final: list[torch.Tensor] = []
+
+        def keep(layer: int) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                tapped[layer] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        with ExitStack() as hooks, torch.autocast(self.target.device.type, enabled=False):
+            for layer in self.taps:
+                hooks.callback(layers[layer].register_forward_hook(keep(layer)).remove)
+            hooks.callback(self._lm_head.register_forward_pre_hook(lambda _m, inputs: final.append(inputs[0])).remove)
+            result: Any = self.target(input_ids=input_ids.to(self.target.device), use_cache=False)
+        return (torch.cat([tapped[layer] for layer in self.taps], dim=-1), final[0]), result.logits
+
+    @torch.no_grad()
+    def _check_linear(self) -> None:
+        vocab = self.weight.shape[0]
+        (_, final), logits = self._forward(torch.arange(min(16, vocab))[None])
+        linear = F.linear(final, self.weight, self.bias)
+        if float((linear - logits).abs().max()) > TOLERANCE * float(logits.abs().max()):
+            reason = "its logits are not a linear of the final hidden state (a scale or a soft cap follows)"
+            raise UnsupportedModel(
+                model=type(self.target).__name__, reason=f"{reason}, which training does not support"
+            )

@@ -1,0 +1,122 @@
+"""The options of ``train_head``. Nothing here imports torch: the command line shows and checks them before that.
+
+``python -m speccompile.training.train_options`` prints the table of docs/guide.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from speccompile.errors import InvalidOption
+from speccompile.training.text_options import Number
+from speccompile.utils.numbers import python_numbers
+from speccompile.utils.options import OneOf, Options, WholeNumber, flag, option
+
+#: Kinds of heads, each in a module of its own; see :mod:`speccompile.training.kinds`.
+KINDS = ("eagle3",)
+
+
+def _layers(where: str, name: str, value: Any) -> tuple[int, ...] | None:
+    """Raises InvalidOption."""
+    given = python_numbers(value)
+    if given is None:
+        return None
+    whole = isinstance(given, list | tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in given)
+    if not whole or not given or min(given) < 0 or list(given) != sorted(set(given)):
+        raise InvalidOption(where=where, name=name, value=value, reason="give ascending layers, such as (1, 14, 26)")
+    return tuple(given)
+
+
+def _minutes(where: str, name: str, value: Any) -> float | None:
+    """Raises InvalidOption."""
+    return None if python_numbers(value) is None else Number(0)(where, name, value)
+
+
+@dataclass(frozen=True)
+class TrainOptions(Options):
+    """How :func:`speccompile.training.train_head` trains.
+
+    Raises:
+        InvalidOption: a value is not valid.
+    """
+
+    where: ClassVar[str] = "train_head"
+    #: Options that a later call may change: they do not change what is trained.
+    free: ClassVar[tuple[str, ...]] = ("minutes", "states", "layout")
+
+    kind: str = field(default="eagle3", metadata=option("What is trained.", OneOf(KINDS)))
+    epochs: int = field(default=3, metadata=option("How often each text is trained on.", WholeNumber(1)))
+    learning_rate: float = field(
+        default=1e-3, metadata=option("AdamW's greatest; it rises during `warmup`, then falls as a cosine.", Number(0))
+    )
+    warmup: float = field(default=0.03, metadata=option("Part of the steps in which it rises.", Number(0, 1)))
+    batch_tokens: int = field(
+        default=2048, metadata=option("Tokens of a step, padding included, on each device.", WholeNumber(8))
+    )
+    max_len: int = field(default=2048, metadata=option("Of longer texts the beginning is used.", WholeNumber(8)))
+    unroll: int = field(
+        default=5,
+        metadata=option("Draft steps that are trained in a row, each on the head's own outputs.", WholeNumber(1)),
+    )
+    decay: float = field(
+        default=0.8, metadata=option("Weight of a draft step's loss relative to the one before.", Number(0, 1))
+    )
+    draft_vocab: int | None = field(
+        default=None,
+        metadata=option(
+            "Most frequent tokens, which the head can draft; by default 8192 of a vocabulary over 16384, else all.",
+            WholeNumber(2, or_none=True),
+        ),
+    )
+    layers: Sequence[int] | None = field(
+        default=None,
+        metadata=option("The target's layers whose outputs the head reads; EAGLE-3's three by default.", _layers),
+    )
+    start: str = field(
+        default="target",
+        metadata=option(
+            "Initial weights: what the target's last layer has of the same shape, or random ones.",
+            OneOf(("target", "random")),
+        ),
+    )
+    learn_from: str = field(
+        default="answers", metadata=option("Tokens to learn from: the answers, or all.", OneOf(("answers", "all")))
+    )
+    held_out: float = field(
+        default=0.02, metadata=option("Part of the texts that is judged by and not trained on.", Number(0, 0.5))
+    )
+    eval_every: int = field(
+        default=100,
+        metadata=option("Steps after which the head is judged and a checkpoint is written.", WholeNumber(1)),
+    )
+    precision: str = field(
+        default="auto",
+        metadata=option(
+            "Of the computation: auto is bfloat16 on GPUs. Weights are float32 while training.",
+            OneOf(("auto", "float32", "bfloat16")),
+        ),
+    )
+    seed: int = field(default=0, metadata=option("Of initial weights and of the order of texts.", WholeNumber(0)))
+    states: bool = field(
+        default=True,
+        metadata=option(
+            "Keep the target's hidden states on the disk (bfloat16), so that the target reads each text once.", flag
+        ),
+    )
+    minutes: float | None = field(
+        default=None, metadata=option("Stop after so many minutes; the same call continues.", _minutes)
+    )
+    layout: str = field(
+        default="speculators",
+        metadata=option("Of the checkpoint that is written.", OneOf(("speculators", "specforge"))),
+    )
+
+    def described(self) -> dict[str, Any]:
+        """What training depends on."""
+        return {name: value for name, value in asdict(self).items() if name not in self.free}
+
+
+if __name__ == "__main__":
+    print(TrainOptions.table())

@@ -1,0 +1,152 @@
+"""Training of heads that draft in a chain: several draft steps in a row, each on the head's own outputs.
+
+Source: Li et al., "EAGLE-3" (2025), section 3.2, "training-time test"; weights of steps as in SpecForge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from speccompile.modes.network.draft_head import RowAttention
+from speccompile.training.acceptance import REPORTED, DraftCounts
+from speccompile.training.frozen import leave_out_frozen
+from speccompile.training.teacher import TargetStates, Teacher
+from speccompile.training.unrolled_attention import UnrolledAttention
+
+
+class ChainHead(Protocol):
+    """What unrolling needs of a head: the parts that its ``forward`` is composed of."""
+
+    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor: ...
+
+    def read(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden: torch.Tensor, cache: RowAttention
+    ) -> torch.Tensor: ...
+
+    def carry(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class UnrolledTraining(nn.Module):
+    """A head and its loss.
+
+    Row t reads the target's hidden states at t and the token at t + 1, and drafts the token at t + 2; in step s it
+    reads what it left in step s - 1 and the token at t + 1 + s, and drafts the token at t + 2 + s. The loss of a step
+    is the cross entropy with the target's distribution over the draft vocabulary, where the target's choice is a token
+    of it; steps have the weights 1, decay, decay^2, ...
+
+    Args:
+        head: a module that is a :class:`ChainHead`. Parameters that need no gradient are not in the state dict.
+        teacher: computes hidden states that a batch does not have.
+        ids: int64 ``[Vd]``, the target's ids of the draft tokens.
+        unroll: draft steps to train. :data:`~speccompile.training.acceptance.REPORTED` are judged besides.
+    """
+
+    ids: torch.Tensor
+    draft_ids: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, head: nn.Module, teacher: Teacher, ids: torch.Tensor, *, unroll: int, decay: float) -> None:
+        super().__init__()
+        self.head: Any = head
+        self._teacher, self._unroll, self._decay = teacher, unroll, decay
+        device = teacher.weight.device
+        ids = ids.to(device)
+        draft_ids = torch.full((teacher.weight.shape[0],), -1, device=device)
+        draft_ids[ids] = torch.arange(len(ids), device=device)
+        self.register_buffer("ids", ids, persistent=False)
+        #: ``[V]``, the draft token of each of the target's tokens, or -1.
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+        self.register_buffer("weight", teacher.weight[ids].float(), persistent=False)
+        bias = None if teacher.bias is None else teacher.bias[ids].float()
+        self.register_buffer("bias", bias, persistent=False)
+        leave_out_frozen(self)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        loss_mask: torch.Tensor,
+        texts: torch.Tensor | None = None,
+        tapped: torch.Tensor | None = None,
+        final: torch.Tensor | None = None,
+        choices: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """A batch, see :class:`~speccompile.training.batches.Batches`.
+
+        Returns:
+            ``loss``, and in eval mode ``counts`` int64 ``[1, 2, K]``, accepted and judged drafts by position.
+        """
+        states = self._states(input_ids, tapped, final, choices)
+        steps = self._unroll if self.training else max(self._unroll, *REPORTED)
+        probs, place = self._target_probs(states.final, later(loss_mask, 1))
+        rows = later(loss_mask, 1)
+        counts = DraftCounts()
+        loss = torch.zeros((), device=input_ids.device)
+        tapped = states.tapped.to(self.weight.dtype)
+        for step, left in enumerate(unrolled(self.head, input_ids, tapped, steps)):
+            rows = rows & later(loss_mask, step + 2)
+            chosen, text = later(states.choices, step + 1), later(input_ids, step + 2)
+            logits = self.head.logits(left[rows]).float()
+            if step < self._unroll:
+                learnt = self.draft_ids[chosen[rows]] >= 0
+                wanted = probs[later(place, step + 1)[rows][learnt]]
+                loss = loss + self._decay**step * _cross_entropy(logits[learnt], wanted)
+            if not self.training:
+                drafts = torch.full_like(chosen, -1)
+                drafts[rows] = self.ids[logits.argmax(-1)]
+                counts.add(rows, drafts, chosen, text)
+        return {"loss": loss} if self.training else {"loss": loss, "counts": counts.total()[None]}
+
+    def _states(
+        self,
+        input_ids: torch.Tensor,
+        tapped: torch.Tensor | None,
+        final: torch.Tensor | None,
+        choices: torch.Tensor | None,
+    ) -> TargetStates:
+        if tapped is None or final is None:
+            return self._teacher.read(input_ids)
+        return TargetStates(tapped, final, self._teacher.choices(final) if choices is None else choices)
+
+    @torch.no_grad()
+    def _target_probs(self, final: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target's distribution over the draft vocabulary after the positions ``rows`` (bool ``[B, T]``), float32
+        ``[R, Vd]``, and which of its rows each position has, int64 ``[B, T]``."""
+        with torch.autocast(final.device.type, enabled=False):
+            probs = F.linear(final[rows].float(), self.weight, self.bias).softmax(-1)
+        return probs, (rows.flatten().cumsum(0) - 1).view_as(rows)
+
+
+def unrolled(
+    head: ChainHead, input_ids: torch.Tensor, hidden_states: torch.Tensor, steps: int
+) -> Iterator[torch.Tensor]:
+    """What the head's layers leave in each step, ``[B, T, H]``, where row t of step s reads the token at t + 1 + s.
+
+    Args:
+        input_ids: int64 ``[B, T]``; hidden_states: ``[B, T, taps * M]``.
+    """
+    attention = UnrolledAttention()
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    hidden = head.fuse(hidden_states)
+    for step in range(steps):
+        left = head.read(later(input_ids, step + 1), positions + step, hidden, attention)
+        yield left
+        hidden = head.carry(left)
+
+
+def later(x: torch.Tensor, places: int) -> torch.Tensor:
+    """``[B, T]``, of each position what stands so many places further on; zeros after the end."""
+    return F.pad(x[:, places:], (0, min(places, x.shape[1])))
+
+
+def _cross_entropy(logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+    """Mean over rows ``[R, Vd]``; 0 of no rows."""
+    losses = logits.logsumexp(-1) - (probs * logits).sum(-1)
+    return losses.sum() / max(len(losses), 1)

@@ -1,0 +1,61 @@
+"""Targets whose greedy texts a head can learn, and files of such texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from speccompile.hidden_states.records import weights_digest
+from speccompile.training import Source, TrainingText, TrainOptions
+from speccompile.training.text_files import Progress, encode
+from support.tiny import tiny_llama
+
+VOCAB = 32
+TAPS = (0, 1)
+
+#: A head that learns :func:`learnable` in seconds.
+QUICK: dict[str, Any] = dict(
+    layers=TAPS, epochs=5, batch_tokens=512, learning_rate=5e-3, unroll=4, held_out=0.1, eval_every=20, warmup=0.1
+)
+
+
+def learnable(seed: int = 0, spread: float = 0.08) -> LlamaForCausalLM:
+    """Its next token follows from the last one for the most part, and from the context the more the greater ``spread``,
+    the size of its layers' weights, is."""
+    model = tiny_llama(seed, layers=3, hidden=32, heads=2, kv_heads=1, vocab=VOCAB, initializer_range=spread)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.randn(VOCAB, 32, generator=generator))
+        order = torch.randperm(VOCAB, generator=generator)
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight[order])
+    return model
+
+
+def quick(**changes: Any) -> TrainOptions:
+    return TrainOptions(**(QUICK | changes))
+
+
+def target_id(model: PreTrainedModel) -> str:
+    return f"{type(model).__name__} {weights_digest(model)}"
+
+
+def greedy_texts(model: PreTrainedModel, count: int, *, prompt: int = 3, new: int = 29, seed: int = 0) -> torch.Tensor:
+    """int64 ``[count, prompt + new]``: random prompts and the model's own greedy text."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(model.config.vocab_size, (count, prompt), generator=generator)
+    made: Any = model
+    return made.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, do_sample=False)
+
+
+def write_texts(
+    folder: Path, model: PreTrainedModel, texts: torch.Tensor, *, prompt: int = 3, target: str = ""
+) -> Path:
+    """A folder as ``make_texts`` leaves it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Source(target or target_id(model), model.config.vocab_size, {})
+    items = [TrainingText(ids, prompt, number) for number, ids in enumerate(texts)]
+    (folder / "texts_000001.npz").write_bytes(encode(source, Progress(len(items)), items))
+    return folder

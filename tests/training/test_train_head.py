@@ -1,0 +1,330 @@
+"""A head is trained, drafts what the target would write, and continues where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile.errors import (
+    InvalidHead,
+    InvalidInput,
+    InvalidOption,
+    ModelInTraining,
+    TrainingDiverged,
+    TrainingNotSaved,
+    UnsupportedModel,
+)
+from speccompile.training import TrainedHead, train_head
+from speccompile.training.unrolled import UnrolledTraining
+from support.errors import raises
+from support.tiny import greedy, tiny_llama
+from support.training_data import TAPS, VOCAB, greedy_texts, learnable, quick, target_id, write_texts
+
+PROMPT = 3
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return learnable()
+
+
+@pytest.fixture(scope="module")
+def texts(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts"), model, greedy_texts(model, 200))
+
+
+@pytest.fixture(scope="module")
+def trained(model: LlamaForCausalLM, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedHead:
+    return train_head(model, texts, tmp_path_factory.mktemp("head"), quick(), progress=False)
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Any:
+    """The models are so small that threads only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(left: Path, right: Path) -> bool:
+    one, other = weights(left), weights(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --- what it learns ----------------------------------------------------------------------------
+
+
+def test_acceptance_rises_to_near_all_drafts(trained: TrainedHead) -> None:
+    first, last = (trained.curve[step] for step in (min(trained.curve), max(trained.curve)))
+    assert trained.finished and trained.acceptance.length(3) > 3.6 > first.length(3)
+    assert trained.acceptance.length(3) == max(found.length(3) for found in trained.curve.values()) >= last.length(3)
+
+
+def test_a_wrapped_model_accepts_as_many_and_writes_the_same_text(
+    model: LlamaForCausalLM, trained: TrainedHead
+) -> None:
+    prompts = greedy_texts(model, 12, new=1, seed=9)[:, :PROMPT].tolist()
+    options: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_len": 64, "backend": "eager"}
+    with speccompile.wrap(model, "eagle3_one_model", draft=trained.folder, **options) as spec:
+        made = [spec.generate(torch.tensor([prompt]), max_new_tokens=29)[0, PROMPT:].tolist() for prompt in prompts]
+        measured = spec.stats.acceptance_length
+    assert made == [greedy(model, prompt, 29) for prompt in prompts]
+    assert measured == pytest.approx(trained.acceptance.length(3), abs=0.4) and measured > 3.3
+
+
+def test_the_report_has_options_texts_and_the_curve(trained: TrainedHead) -> None:
+    report = json.loads((trained.folder / "training.json").read_text())
+    assert report["texts"] == {"number": 200, "tokens": 200 * 32, "digest": report["texts"]["digest"]}
+    assert report["options"]["unroll"] == 4 and report["step"] == report["steps"] == trained.steps
+    assert report["curve"][str(report["best_step"])]["length_3"] == trained.acceptance.length(3)
+
+
+def test_layouts_have_the_same_weights(model: LlamaForCausalLM, texts: Path, trained: TrainedHead) -> None:
+    """What is written is not trained anew."""
+    folder = trained.folder
+    before = weights(folder)
+    assert train_head(model, texts, folder, quick(layout="specforge"), progress=False).step == trained.step
+    flat = weights(folder)
+    assert {name.replace("midlayer.", "layers.0."): value.sum() for name, value in flat.items()} == {
+        name: value.sum() for name, value in before.items()
+    }
+    loaded = speccompile.heads.load_eagle3(folder, model)
+    train_head(model, texts, folder, quick(), progress=False)
+    again = speccompile.heads.load_eagle3(folder, model)
+    assert loaded.config == again.config and same(folder, folder)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("changes", [{"states": False}, {"learn_from": "all", "start": "random"}])
+def test_variants_learn_as_well(model: LlamaForCausalLM, texts: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    found = train_head(model, texts, tmp_path, quick(epochs=4, draft_vocab=24, **changes), progress=False)
+    assert found.acceptance.length(1) > 1.5 and weights(tmp_path)["d2t"].shape == (24,)
+    assert (tmp_path / "states").exists() == changes.get("states", True)
+
+
+def test_hidden_states_that_were_saved_are_trained_on(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    saves = speccompile.hidden_states.SaveHiddenStates(tmp_path / "records", eagle3_layers_to_capture=TAPS)
+    options: dict[str, Any] = {"mode": "none", "tiers": (0,), "max_len": 40, "backend": "eager"}
+    texts = greedy_texts(model, 40).tolist()
+    with speccompile.wrap(model, save_hidden_states=saves, **options) as spec:
+        spec.save_hidden_states(texts, loss_masks=[[0] * PROMPT + [1] * 29] * 40)
+    found = train_head(model, tmp_path / "records", tmp_path / "head", quick(epochs=10), progress=False)
+    assert found.finished and found.acceptance.length(1) > 1.3 and not (tmp_path / "head" / "states").exists()
+
+
+def test_end_of_text_and_special_tokens_are_in_the_draft_vocabulary(texts: Path, tmp_path: Path) -> None:
+    model = learnable()
+    rare = int(torch.bincount(greedy_texts(model, 200)[:, PROMPT:].flatten(), minlength=VOCAB).argmin())
+    model.generation_config.eos_token_id = rare
+    train_head(model, texts, tmp_path, quick(epochs=1, draft_vocab=4), progress=False)
+    assert weights(tmp_path)["t2d"][rare] and int(weights(tmp_path)["t2d"].sum()) == 4
+
+
+# --- stopped and continued ---------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends in that training step."""
+    forward: Callable[..., Any] = UnrolledTraining.forward
+    steps = [0]
+
+    def counting(self: UnrolledTraining, *args: Any, **kwargs: Any) -> Any:
+        steps[0] += self.training
+        if steps[0] == step:
+            raise Stopped
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(UnrolledTraining, "forward", counting)
+
+
+def test_a_training_that_was_stopped_ends_with_the_same_weights(
+    model: LlamaForCausalLM, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = quick(epochs=3, eval_every=7)
+    whole = train_head(model, texts, tmp_path / "whole", options, progress=False)
+    for step in (10, 9, 12):
+        with monkeypatch.context() as patched:
+            stop_at(step, patched)
+            with pytest.raises(Stopped):
+                train_head(model, texts, tmp_path / "parts", options, progress=False)
+    # As a process leaves it that was killed while it wrote.
+    checkpoints = tmp_path / "parts" / "checkpoints"
+    newest = max(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    shutil.copytree(newest, checkpoints / "checkpoint-999")
+    (checkpoints / "checkpoint-999" / "trainer_state.json").write_text("{")
+    parts = train_head(model, texts, tmp_path / "parts", options, progress=False)
+    assert same(tmp_path / "whole", tmp_path / "parts") and parts.curve == whole.curve
+    last = f"checkpoints/checkpoint-{whole.steps}"
+    assert same(tmp_path / "whole" / last, tmp_path / "parts" / last)
+
+
+def test_minutes_end_a_training_that_the_same_call_continues(
+    model: LlamaForCausalLM, texts: Path, tmp_path: Path
+) -> None:
+    found = train_head(model, texts, tmp_path / "parts", quick(epochs=1, minutes=0), progress=False)
+    assert found.step == 1 and not found.finished and (tmp_path / "parts" / "model.safetensors").exists()
+    found = train_head(model, texts, tmp_path / "parts", quick(epochs=1), progress=False)
+    train_head(model, texts, tmp_path / "whole", quick(epochs=1), progress=False)
+    last = f"checkpoints/checkpoint-{found.steps}"
+    assert found.finished and same(tmp_path / "whole" / last, tmp_path / "parts" / last)
+
+
+PROGRAM = """
+import sys
+import torch
+from support.training_data import learnable, quick
+from speccompile.training import train_head
+torch.set_num_threads(1)
+train_head(learnable(), sys.argv[1], sys.argv[2], quick(epochs=4, eval_every=5), progress=False)
+"""
+
+
+def test_a_killed_process_continues_to_the_same_weights(model: LlamaForCausalLM, texts: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])}
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(texts), str(folder)], env=environment)
+    try:
+        until = time.monotonic() + 120
+        while not any(folder.glob("checkpoints/checkpoint-*/trainer_state.json")):
+            assert child.poll() is None and time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert not (folder / "model.safetensors").exists()
+    for output in (folder, tmp_path / "whole"):
+        train_head(model, texts, output, quick(epochs=4, eval_every=5), progress=False)
+    assert same(folder, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("changes", [{"learning_rate": 1e-4}, {"unroll": 2}, {"epochs": 2}])
+def test_a_folder_of_other_options_is_refused(
+    model: LlamaForCausalLM, texts: Path, trained: TrainedHead, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidInput, match=f"begun with {next(iter(changes))} "):
+        train_head(model, texts, trained.folder, quick(**changes), progress=False)
+
+
+def test_a_folder_of_other_texts_is_refused(model: LlamaForCausalLM, trained: TrainedHead, tmp_path: Path) -> None:
+    other = write_texts(tmp_path, model, greedy_texts(model, 20))
+    with pytest.raises(InvalidInput, match="begun with texts "):
+        train_head(model, other, trained.folder, quick(), progress=False)
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+def test_texts_of_another_target_or_vocabulary_are_refused(texts: Path, tmp_path: Path) -> None:
+    with raises(InvalidInput, name="the texts"):
+        train_head(learnable(seed=1), texts, tmp_path / "head", quick(), progress=False)
+    small = tiny_llama(layers=2, hidden=32, vocab=16)
+    written = write_texts(tmp_path / "texts", learnable(), greedy_texts(learnable(), 5), target=target_id(small))
+    with pytest.raises(InvalidInput, match="the target's vocabulary ends at 15"):
+        train_head(small, written, tmp_path / "head", quick(), progress=False)
+    assert not (tmp_path / "head").exists()
+
+
+def test_texts_without_enough_to_learn_from_are_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    for number, (count, prompt) in enumerate([(1, 3), (4, 31)]):
+        folder = write_texts(tmp_path / str(number), model, greedy_texts(model, count), prompt=prompt)
+        with raises(InvalidInput, name="the texts"):
+            train_head(model, folder, tmp_path / "head", quick(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"layers": (0, 3)}, InvalidOption),
+        ({"layers": None}, InvalidHead),
+        ({"draft_vocab": VOCAB + 1}, InvalidOption),
+    ],
+)
+def test_a_head_that_the_target_cannot_have_is_refused(
+    model: LlamaForCausalLM, texts: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        train_head(model, texts, tmp_path, quick(**changes), progress=False)
+
+
+def test_a_target_in_training_mode_and_one_with_scaled_logits_are_refused(texts: Path, tmp_path: Path) -> None:
+    target = learnable()
+    with raises(ModelInTraining, model="LlamaForCausalLM"):
+        train_head(target.train(), texts, tmp_path, quick())
+    target.eval()
+    target.lm_head.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    with pytest.raises(UnsupportedModel, match="not a linear"):
+        train_head(target, texts, tmp_path, quick())
+
+
+def test_a_missing_library_is_named(
+    model: LlamaForCausalLM, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidOption, match=r"pip install 'speccompile\[train\]'"):
+        train_head(model, texts, tmp_path, quick())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_loss_that_is_not_finite_ends_the_training(
+    model: LlamaForCausalLM, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = quick(epochs=2, eval_every=5)
+    forward: Callable[..., Any] = UnrolledTraining.forward
+    steps = [0]
+
+    def breaking(self: UnrolledTraining, *args: Any, **kwargs: Any) -> Any:
+        found = forward(self, *args, **kwargs)
+        steps[0] += self.training
+        return found | {"loss": found["loss"] * (float("nan") if steps[0] == 8 else 1)}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(UnrolledTraining, "forward", breaking)
+        with raises(TrainingDiverged, step=8):
+            train_head(model, texts, tmp_path / "parts", options, progress=False)
+    for folder in ("parts", "whole"):
+        train_head(model, texts, tmp_path / folder, options, progress=False)
+    assert same(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("what", ["hidden states", "weights", "optimizer"])
+def test_a_full_disk_is_named_and_what_was_saved_stays(
+    model: LlamaForCausalLM, texts: Path, trained: TrainedHead, tmp_path: Path, what: str
+) -> None:
+    """Files that may not grow further stand for a full disk."""
+    size = (trained.folder / "checkpoints" / f"checkpoint-{trained.steps}" / "model.safetensors").stat().st_size
+    limit = {"hidden states": 2000, "weights": size - 100, "optimizer": size + 100}[what]
+    options = quick(epochs=1, eval_every=5, states=what == "hidden states")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with raises(TrainingNotSaved):
+            train_head(model, texts, tmp_path / "parts", options, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for folder in ("parts", "whole"):
+        train_head(model, texts, tmp_path / folder, options, progress=False)
+    assert same(tmp_path / "parts", tmp_path / "whole")
