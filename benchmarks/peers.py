@@ -74,7 +74,7 @@ def own_variants(spec: Speculator, rounded: Speculator) -> list[Variant]:
     return [replace(variant, name=name) for name, variant in named.items()]
 
 
-def told(comparison: Comparison) -> list[dict[str, Any]]:
+def claim_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """What is claimed, as far as there were prompts of its kind, and what was measured."""
     measured = {prompt.category for prompt in comparison.prompts}
     return [
@@ -205,7 +205,7 @@ def main(
             model, texts, ids, new_tokens, tiers=draft_lens, skip_compile=skip_compile, python=peers_python
         )
         missing = [name for name in PEERS.values() if versions[name] == NOT_INSTALLED]
-        claims = told(comparison)
+        claims = claim_rows(comparison)
         console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
         for table in (runs_table(comparison), rates_table(comparison, missing), claims_table(claims)):
             console.print(table)

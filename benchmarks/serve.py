@@ -71,28 +71,28 @@ def _shares(steps: Mapping[int, int]) -> dict[int, float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], count: int) -> Table:
-    made = Table(title=f"{count} requests", title_justify="left")
-    made.add_column("", no_wrap=True)
+    table = Table(title=f"{count} requests", title_justify="left")
+    table.add_column("", no_wrap=True)
     headings = ("tokens/s", "first token\np50 / p99", "time per token\np50 / p99", "slot use", "steps by K")
     for heading in (*headings, "steps by rows", "acceptance\nlength", "same texts"):
-        made.add_column(heading, justify="right")
+        table.add_column(heading, justify="right")
     for row in rows:
         same = "yes" if row["same_texts"] == count else f"{row['same_texts']} of {count}"
-        made.add_row(
+        table.add_row(
             row["variant"],
             f"{row['tokens_per_second']:.1f}",
             f"{row['first_token_p50']:.2f} / {row['first_token_p99']:.2f} s",
             f"{row['token_p50'] * 1e3:.0f} / {row['token_p99'] * 1e3:.0f} ms",
             f"{row['slot_use']:.0%} of {row['slots']}",
-            _told(row["steps_by_tier"]),
-            _told(row["steps_by_rows"]),
+            _shares_text(row["steps_by_tier"]),
+            _shares_text(row["steps_by_rows"]),
             f"{row['acceptance_length']:.2f}",
             same,
         )
-    return made
+    return table
 
 
-def _told(shares: Mapping[int, float]) -> str:
+def _shares_text(shares: Mapping[int, float]) -> str:
     return ", ".join(f"{key}: {share:.0%}" for key, share in shares.items()) or "-"
 
 

@@ -28,7 +28,7 @@ CLOSE_SECONDS = 5.0
 # A soak that has not ended after so many times its seconds never does.
 PATIENCE = 6
 CHECKS = {
-    "ended": "every request ended once, and its reader and its streamer were told so",
+    "ended": "every request ended once, and its reader and its streamer were notified",
     "reason": "by an expected reason, and failed ones by their own fault",
     "text": "texts are transformers' greedy ones; cancelled and failed ones begin like them",
     "doubled": "streamers and readers got every token once, in order",
@@ -161,24 +161,24 @@ def tokens_per_second(spec: Speculator) -> float:
 
 
 def checks_table(soak: Soak) -> Table:
-    made = Table(title="checks", title_justify="left")
+    table = Table(title="checks", title_justify="left")
     for heading in ("", "", "failures"):
-        made.add_column(heading)
+        table.add_column(heading)
     found = Counter(name for name, _ in soak.problems)
-    for name, told in CHECKS.items():
-        made.add_row(name, told, f"[red]{found[name]}[/red]" if found[name] else "none")
-    return made
+    for name, description in CHECKS.items():
+        table.add_row(name, description, f"[red]{found[name]}[/red]" if found[name] else "none")
+    return table
 
 
 def ends_table(jobs: Sequence[Job]) -> Table:
-    made = Table(title="how they ended", title_justify="left")
+    table = Table(title="how they ended", title_justify="left")
     reasons = list(dict.fromkeys(job.request.finish_reason for job in jobs if job.request))
     for heading in ("requests", "", *reasons):
-        made.add_column(heading or "", justify="right")
+        table.add_column(heading or "", justify="right")
     for kind in dict.fromkeys(job.kind for job in jobs):
         own = [job.request.finish_reason for job in jobs if job.kind == kind and job.request]
-        made.add_row(kind, str(len(own)), *(str(own.count(reason)) for reason in reasons))
-    return made
+        table.add_row(kind, str(len(own)), *(str(own.count(reason)) for reason in reasons))
+    return table
 
 
 def summary(soak: Soak, took: float, mean: int, speed: float) -> list[str]:

@@ -175,10 +175,10 @@ class Job:
         raised = self.kind == "streamer" and reason == "error"
         if (self.read_ends, self.heard_ends) != (1, 0 if raised else 1) or self.read_reason != reason:
             found["ended"] = f"{self.request}: read to {self.read_ends} ends, heard {self.heard_ends}"
-        told = None if self.failure is None else self.failure.__cause__
-        own = isinstance(told, UndecidedLogits if self.kind == "NaN" else Deliberate)
+        cause = None if self.failure is None else self.failure.__cause__
+        own = isinstance(cause, UndecidedLogits if self.kind == "NaN" else Deliberate)
         if not (isinstance(self.failure, RequestFailed) and own if reason == "error" else self.failure is None):
-            found["reason"] = f"{self.kind}, {reason}: its reader was told {self.failure!r}, because of {told!r}"
+            found["reason"] = f"{self.kind}, {reason}: its reader was told {self.failure!r}, because of {cause!r}"
         whole = self.reader == "result" and reason == "error"
         if self.heard != got or (self.read != got and not whole):
             found["doubled"] = f"{self.request}: heard {self.heard}, read {self.read}, has {got}"

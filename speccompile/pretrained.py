@@ -146,7 +146,7 @@ def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTr
     check_tokenizer(name_or_path)
     model = load_model(name_or_path, dtype=dtype)
     source = _source(name_or_path)
-    with _told(name_or_path), _without_gguf_bar(name_or_path):
+    with _loading_errors(name_or_path), _without_gguf_bar(name_or_path):
         return model, AutoTokenizer.from_pretrained(**source)
 
 
@@ -160,7 +160,7 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> PreTr
     # What comes from the hub may take minutes, so its bars stay.
     quiet = contextlib.nullcontext() if on_hub else _without_bars()
     loaded: tuple[PreTrainedModel, dict[str, Any]]
-    with quiet, _told(name_or_path), _without_gguf_bar(name_or_path):
+    with quiet, _loading_errors(name_or_path), _without_gguf_bar(name_or_path):
         loaded = cast(Any, AutoModelForCausalLM).from_pretrained(**source, dtype=dtype, output_loading_info=True)
     model, found = loaded
     if is_gguf(name_or_path):
@@ -200,13 +200,14 @@ def _without_gguf_bar(name_or_path: str) -> AbstractContextManager[Any]:
 
 
 def _forget_quantization(model: PreTrainedModel) -> None:
-    """The weights are plain now, yet with these two ``save_pretrained`` refuses to store them."""
+    """The weights are not quantised any more, but with these two attributes ``save_pretrained`` refuses them."""
     del model.config.quantization_config
     del model.hf_quantizer
 
 
 @contextlib.contextmanager
-def _told(name_or_path: str) -> Iterator[None]:
+def _loading_errors(name_or_path: str) -> Iterator[None]:
+    """Raises what transformers raises in this context as PretrainedError."""
     try:
         yield
     except (OSError, ValueError) as error:

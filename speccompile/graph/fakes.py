@@ -19,27 +19,27 @@ _MODE = FakeTensorMode()
 
 @contextlib.contextmanager
 def faking() -> Iterator[None]:
-    """In here torch's ops take fakes and make fakes. One thread at a time."""
+    """In this context torch's ops accept and return fakes. One thread at a time."""
     with one_build(), _MODE, torch.no_grad():
         yield
 
 
 @functools.lru_cache(maxsize=4096)
 def fake(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The same one for all that ask for such a one."""
+    """A fake tensor. Equal arguments return the same object."""
     with faking():
         return torch.empty(shape, dtype=dtype, device=device)
 
 
 def kind(value: Any) -> Hashable:
-    """All that ops may see of a fake, or of a size."""
+    """Everything of a fake, or of a size, that an op's result can depend on."""
     if not isinstance(value, torch.Tensor):
         return type(value), value
     return value.shape, value.dtype, value.stride(), value.storage_offset(), value.device
 
 
 def of_kind(known: Any) -> Any:
-    """A new fake, or a size, of that :func:`kind`."""
+    """A new fake, or a size, of the given :func:`kind`."""
     if len(known) == 2:
         return known[1]
     shape, dtype, stride, offset, device = known
@@ -51,25 +51,25 @@ def of_kind(known: Any) -> Any:
 
 
 def settings() -> Hashable:
-    """What results depend on besides the arguments."""
+    """The process-wide settings that results of ops depend on."""
     return torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of ``op``. ``told`` is all that it may see of its arguments."""
+    """A call of ``op``. Calls with equal ``inputs_key`` and ``settings`` have the same fake result."""
 
     op: OpOverload
-    told: Hashable
+    inputs_key: Hashable
     settings: Hashable
     args: Sequence[Any] = field(compare=False)
     kwargs: Mapping[str, Any] = field(compare=False)
 
 
 def result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``op`` makes of fakes: the same as of others of their :func:`kind`. Layers are alike, and so are tiers."""
+    """The fake result of ``op``. It is cached for inputs of equal :func:`kind`, which layers and tiers repeat."""
     with faking():
-        return _result(_Call(op, _told([*args, *kwargs.items()]), settings(), args, kwargs))
+        return _result(_Call(op, _input_key([*args, *kwargs.items()]), settings(), args, kwargs))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,7 +77,8 @@ def _result(call: _Call) -> Any:
     return call.op(*call.args, **call.kwargs)
 
 
-def _told(value: Any) -> Hashable:
+def _input_key(value: Any) -> Hashable:
+    """The kinds of all tensors and sizes in ``value``, a tensor, a size, or a nested list of them."""
     if isinstance(value, list | tuple):
-        return tuple(map(_told, value))
+        return tuple(map(_input_key, value))
     return kind(value)

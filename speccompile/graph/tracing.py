@@ -1,4 +1,4 @@
-"""What a function of tensors does, as a graph. Functions of this package are traced once for a whole process."""
+"""Functions of tensors as graphs. A function of this package is traced once for a whole process."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class Call:
     """A call of ``function``, and all that its trace depends on.
 
     Args:
-        constants: its keyword arguments; ``told`` tells them apart.
-        kinds: of its tensors and sizes, in order.
-        same: for each of them the first that is the same one.
+        key: equal for calls with equal constants.
+        kinds: the kinds of its tensors and sizes, in order.
+        same: for each of them, the index of the first one that is identical to it.
+        constants: the keyword arguments.
     """
 
     function: Callable[..., Any]
-    told: Hashable
+    key: Hashable
     kinds: tuple[Hashable, ...]
     same: tuple[int, ...]
     dtype: torch.dtype
@@ -47,39 +48,43 @@ class Call:
 class Tracer:
     """Traces functions, each call once.
 
-    Code from outside of this package, and values that say nothing of what they do, are told apart by identity; what
-    they were traced to is kept as long as this tracer is.
+    Functions from outside of this package, and constants without a stable key, are compared by identity. Their traces
+    live as long as this tracer.
     """
 
     def __init__(self) -> None:
         self._own: dict[Call, Trace] = {}
 
     def trace(self, function: Callable[..., Any], nodes: Sequence[fx.Node], constants: Mapping[str, Any]) -> Trace:
-        """Of ``function(*values, **constants)``, where ``values`` are those of ``nodes``.
+        """The trace of ``function(*values, **constants)``, where ``values`` are those of ``nodes``.
 
         Raises:
-            ValueError: the function makes a tensor out of Python numbers.
+            ValueError: the function creates a tensor from Python numbers.
         """
         with faking():
             kinds = tuple(kind(node.meta["val"]) for node in nodes)
         given = kinds, tuple(map(nodes.index, nodes)), torch.get_default_dtype(), constants
         try:
-            return _kept(Call(function, _told(function, constants), *given))
+            return _kept(Call(function, _call_key(function, constants), *given))
         except NoStableKey:
             pass
         call = Call(function, tuple((name, type(value), value) for name, value in constants.items()), *given)
         try:
             known = self._own.get(call)
         except TypeError:
-            # A constant has no hash, so nobody could tell it from another one.
+            # A constant has no hash, so it cannot be compared with another one.
             return _traced(call)
         if known is None:
             known = self._own[call] = _traced(call)
         return known
 
 
-def _told(function: Callable[..., Any], constants: Mapping[str, Any]) -> str:
-    """Raises NoStableKey for what is not of torch or of this package."""
+def _call_key(function: Callable[..., Any], constants: Mapping[str, Any]) -> str:
+    """A key of the function and its constants.
+
+    Raises:
+        NoStableKey: one of them is neither torch's nor this package's.
+    """
     known = isinstance(function, OpOverloadPacket | OpOverload)
     return json.dumps([stable_key(constants), None if known else stable_key(function)])
 
@@ -92,7 +97,7 @@ def _traced(call: Call) -> Trace:
 
     structure: list[Any] = [None]
     with faking(), traced_alone():
-        # A fake for every node, also where two of one trace have one: make_fx tells its inputs apart by identity.
+        # A fake for every node, also where two nodes share one: make_fx distinguishes its inputs by identity.
         own = {index: of_kind(call.kinds[index]) for index in set(call.same)}
         traced = make_fx(flat)(*[own[index] for index in call.same])
     for node in traced.graph.find_nodes(op="get_attr"):

@@ -21,8 +21,8 @@ from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 
 ROWS, WIDTH = 2, 5
-# Lengths that a cache pretends to have: one inside of every table, one behind every border.
-PRETENDED = (7, 2**20)
+# Lengths that a cache reports in a probe: one inside every table, one beyond every table.
+PROBE_LENGTHS = (7, 2**20)
 
 
 @dataclass(frozen=True)
@@ -128,16 +128,16 @@ def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running)
 def _counts(
     model: PreTrainedModel, info: ModelInfo, route: Route, positions: torch.Tensor, logits: torch.Tensor
 ) -> bool:
-    """Whether the same tokens at the same positions have other logits where the cache tells another length."""
-    for length in PRETENDED:
+    """Whether the same tokens at the same positions have other logits where the cache reports another length."""
+    for length in PROBE_LENGTHS:
         run = Running(RecordingCache(length), positions, MaskLog())
         try:
-            told_otherwise = _logits(model, info, route, run)
+            shifted = _logits(model, info, route, run)
         except Exception:
-            # The same forward ran where the cache told 0, so whatever fails here depends on the length (a look-up
-            # behind the end of a table, say). Nothing is hidden: the capture check becomes stricter.
+            # The same forward ran where the cache reported 0, so a failure here depends on the length (a look-up
+            # after the end of a table, say). Nothing is hidden: the capture check becomes stricter.
             return True
-        if not torch.equal(told_otherwise, logits):
+        if not torch.equal(shifted, logits):
             return True
     return False
 

@@ -36,10 +36,10 @@ class Choice:
             own, tables = tables[:count], tables[count:]
             taken.append(propose(tokens, length, *(slots if own else ()), *own, draft_len=draft_len))
         chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        # From the last one on: who comes in front replaces it where it passes.
-        for (_, _, scored), (drafts, lens, *told) in reversed(list(zip(self.drafters, taken, strict=True))):
-            # Of one that tells nothing every draft is thought to be right: policies calibrate that.
-            scores = told[0] if scored else torch.ones_like(drafts, dtype=torch.float32)
+        # In reverse order: an earlier drafter replaces a later one where it passes.
+        for (_, _, scored), (drafts, lens, *own_scores) in reversed(list(zip(self.drafters, taken, strict=True))):
+            # A drafter without scores expects all of its drafts to be accepted; policies calibrate that.
+            scores = own_scores[0] if scored else torch.ones_like(drafts, dtype=torch.float32)
             if chosen is None:
                 chosen = drafts, lens, scores
                 continue

@@ -1,4 +1,4 @@
-"""What a step of each tier takes: a table, and how it is corrected while steps run."""
+"""The cost of a step of each tier: a table, and its correction while steps run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: How much of a new measurement counts: of what all tiers share (the machine), and of what is a tier's own.
+#: Weight of a new measurement: in the correction that all tiers share (the machine), and in that of one tier.
 SHARED, OWN = 0.1, 0.02
-#: A step may take very long once (another process, a page fault): no measurement counts for more than this many times
-#: what was expected.
+#: A single step may take very long (another process, a page fault): a measurement counts for at most this many times
+#: the expected cost.
 LONGEST = 2.0
 
 
@@ -48,8 +48,8 @@ class CostTable:
         """Milliseconds of a step of ``live_rows`` rows whose mean context is ``context``."""
         return self.entries[self.rows(live_rows), draft_len].at(context)
 
-    def told(self, live_rows: int) -> str:
-        """What it says of so many rows, for people."""
+    def describe(self, live_rows: int) -> str:
+        """The costs of all tiers for ``live_rows`` rows at an empty context, as one line of text."""
         return ", ".join(f"{self.ms(live_rows, k):.1f} ms at K={k}" for k in self.draft_lens)
 
     def as_json(self) -> list[list[float]]:
@@ -70,10 +70,10 @@ class CostTable:
 
 
 class RunningCosts:
-    """A table, corrected by what steps are seen to take.
+    """A table, corrected by the measured time of steps.
 
-    What slows all tiers alike must not count against the one that happens to run: a correction has a part that tiers
-    share, which follows quickly, and one of each tier's own.
+    A machine that slows all tiers alike must not count against the tier that happens to run. A correction therefore has
+    a part that all tiers share, which follows quickly, and a part for each tier.
     """
 
     def __init__(self, table: CostTable) -> None:

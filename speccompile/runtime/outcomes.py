@@ -1,4 +1,4 @@
-"""What a run tells the host: copied out in the order of runs, and read when the host comes to it."""
+"""Results of runs for the host: copied to it in the order of the runs, and read later."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ def pack(arena: Arena) -> torch.Tensor:
     """int64 ``[4 + T, N]``: emitted, accepted and proposed tokens of each slot, whether it is alive, and its newest
     tokens, of which as many are of the newest run as were emitted."""
     emitted, length, tokens = arena["emitted"], arena["length"], arena["tokens"]
-    # In bounds for any slot: there are T places behind max_len.
+    # In bounds for any slot: there are T places after max_len.
     places = (length - emitted)[:, None] + torch.arange(arena.layout.max_width, device=arena.device)
     columns = torch.stack([emitted, arena["accepted"], arena["proposed"], arena["alive"].long()])
     return torch.cat([columns, tokens.gather(1, places).T])
 
 
 class Buffer(Protocol):
-    """Takes one packed outcome at a time to the host."""
+    """Copies one packed outcome at a time to the host."""
 
     def fill(self, packed: torch.Tensor) -> None:
-        """Begin; ``packed`` may be overwritten by what runs next."""
+        """Start the copy; the next run may overwrite ``packed``."""
 
     def read(self) -> list[list[int]]:
-        """Wait for it."""
+        """Wait for the copy and return it."""
 
 
 class HostBuffer:
-    """Where the arena is the host's own memory, and a run has ended when it returns."""
+    """For an arena in host memory, where a run has ended when it returns."""
 
     def fill(self, packed: torch.Tensor) -> None:
-        self._told: list[list[int]] = packed.tolist()
+        self._values: list[list[int]] = packed.tolist()
 
     def read(self) -> list[list[int]]:
-        return self._told
+        return self._values
 
 
 class PinnedBuffer:
-    """From a GPU, beside what runs there next."""
+    """For an arena on a GPU: copies into pinned memory while the next run executes."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._host = torch.empty(shape, dtype=torch.int64, pin_memory=True)
@@ -54,33 +54,33 @@ class PinnedBuffer:
 
     def read(self) -> list[list[int]]:
         self._arrived.synchronize()
-        told: list[list[int]] = self._host.tolist()
-        return told
+        values: list[list[int]] = self._host.tolist()
+        return values
 
 
 class Outcome:
-    """Of one run. Read once, at any time."""
+    """The outcome of one run. It can be read once, at any time."""
 
     def __init__(self, buffer: Buffer, free: list[Buffer]) -> None:
         self._buffer = buffer
         self._free = free
 
     def read(self) -> list[list[int]]:
-        """The columns of :func:`pack`; their buffer is another run's from here on."""
-        told = self._buffer.read()
+        """The columns of :func:`pack`; from then on another run may use their buffer."""
+        values = self._buffer.read()
         self._free.append(self._buffer)
-        return told
+        return values
 
 
 class Outcomes:
-    """Copies of what runs told, one for each run that was not read yet.
+    """The outcomes of runs, one copy for each run that has not been read yet.
 
-    There are as many buffers as outcomes were ever unread at a time; one that nobody reads any more is not used again,
-    since the device may still write to it.
+    The number of buffers is the largest number of outcomes that were unread at once. The buffer of an outcome that is
+    never read is not used again, since the device may still write to it.
 
     Args:
-        pack: what to copy.
-        make: a new buffer.
+        pack: returns the tensor to copy.
+        make: creates a buffer.
     """
 
     def __init__(self, pack: Callable[[], torch.Tensor], make: Callable[[], Buffer]) -> None:
@@ -89,7 +89,7 @@ class Outcomes:
         self._free: list[Buffer] = []
 
     def take(self) -> Outcome:
-        """What the newest run told; returns before it has ended."""
+        """The outcome of the newest run. Returns before that run has ended."""
         buffer = self._free.pop() if self._free else self._make()
         buffer.fill(self._pack())
         return Outcome(buffer, self._free)

@@ -1,4 +1,4 @@
-"""What a policy is told: of the rows of a step before it runs, and of what came of them."""
+"""The inputs of policies: the rows of a step before it runs, and their results."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from speccompile.runtime.request import Request
 def policy_rows(
     rows: Sequence[Request], arena: Arena, longest: int, *, ready: bool, scores: bool, reach: int | None = None
 ) -> list[Row]:
-    """One for each row: how many drafts a step could judge for it.
+    """For each row, how many drafts a step could verify.
 
     Args:
         longest: the largest draft length.
-        ready: the drafter has proposed, and says so in the arena.
-        scores: read what it thinks of its proposals, if it says that.
-        reach: most tokens of a text that the drafter reads; None is as many as there may be.
+        ready: the drafter's proposals are in the arena.
+        scores: include the drafter's scores of its proposals, if it has any.
+        reach: the longest context that the drafter can read; None is unlimited.
     """
     lens = arena["draft_lens"].tolist() if ready and "draft_lens" in arena else None
-    told = arena["draft_score"].tolist() if scores and ready and "draft_score" in arena else None
+    draft_scores = arena["draft_score"].tolist() if scores and ready and "draft_score" in arena else None
     offered = []
     for request in rows:
         context = len(request.prompt) + len(request.new_tokens)
@@ -33,8 +33,8 @@ def policy_rows(
             count = max(0, min(count, reach - 1 - context))
         if request.params.num_draft_tokens is not None:
             count = min(count, request.params.num_draft_tokens)
-        said = () if told is None else tuple(told[request.slot][:count])
-        offered.append(Row(request.number, context, count, said))
+        scores_of_row = () if draft_scores is None else tuple(draft_scores[request.slot][:count])
+        offered.append(Row(request.number, context, count, scores_of_row))
     return offered
 
 
@@ -45,7 +45,7 @@ def done_of(
     columns: Sequence[Sequence[int]],
     milliseconds: float | None,
 ) -> Done:
-    """What came of the rows ``offered``, which had ``slots``.
+    """The results of the rows ``offered``, which had ``slots``.
 
     Args:
         columns: emitted, accepted and proposed tokens of each slot, and whether it is alive.

@@ -1,4 +1,4 @@
-"""How long runs take on their device, without waiting for any."""
+"""The time that runs take on their device, measured without waiting for them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 
 from speccompile.utils.devices import traits_of
 
-#: Gets the seconds of one run.
+#: Receives the seconds of one run.
 Note = Callable[[float], object]
 
 
 class Clock(Protocol):
     def time(self, note: Note) -> contextlib.AbstractContextManager[None]:
-        """Have ``note`` told how long what is run inside takes, at once or when a later run begins."""
+        """Call ``note`` with the duration of what runs in this context: at its end, or when a later run begins."""
 
 
 class HostClock:
-    """Where a run has ended when it returns."""
+    """For devices where a run has ended when it returns."""
 
     @contextlib.contextmanager
     def time(self, note: Note) -> Iterator[None]:
@@ -32,10 +32,10 @@ class HostClock:
 
 
 class EventClock:
-    """On a GPU, between two events of the stream: the time that a run takes there, not the one it takes to launch it.
+    """For a GPU: the time between two events of the stream, which is that of the run and not that of its launch.
 
     Args:
-        make: a new event that keeps time, as ``torch.cuda.Event`` has it.
+        make: creates an event with timing, such as ``torch.cuda.Event``.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -45,7 +45,7 @@ class EventClock:
 
     @contextlib.contextmanager
     def time(self, note: Note) -> Iterator[None]:
-        self._tell()
+        self._report_ended()
         begin, end = self._event(), self._event()
         begin.record()
         yield
@@ -55,7 +55,7 @@ class EventClock:
     def _event(self) -> Any:
         return self._free.pop() if self._free else self._make()
 
-    def _tell(self) -> None:
+    def _report_ended(self) -> None:
         while self._running and self._running[0][1].query():
             begin, end, note = self._running.popleft()
             note(begin.elapsed_time(end) / 1e3)

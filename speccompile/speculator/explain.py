@@ -84,17 +84,17 @@ def _saved(config: BuildConfig, engine: Engine) -> dict[str, str]:
         return {}
     layers = ", ".join("the final norm" if layer == FINAL else str(layer) for layer in config.saved.layers)
     writer = engine.saver.writer
-    told = f"of layers {layers} beside the final norm, to {writer.folder}; {len(writer.written)} records are there"
-    return {"hidden states": told}
+    saved = f"of layers {layers} beside the final norm, to {writer.folder}; {len(writer.written)} records are there"
+    return {"hidden states": saved}
 
 
 def _policy(config: BuildConfig, engine: Engine) -> str:
     costs = engine.policies.costs
     asks = isinstance(engine.policy, LearningPolicy) and engine.policy.uses_costs
-    told = [f"at first a step took {costs.told(1)} (one row)"] if asks and costs is not None else []
+    notes = [f"at first a step took {costs.describe(1)} (one row)"] if asks and costs is not None else []
     if len(engine.draft_lens) > 1 and not config.rule.text_invariant:
-        told.append(f"by {config.rule.name!r} text depends on the draft length, so the largest tier is the default")
-    return "; ".join([str(engine.policy), *told])
+        notes.append(f"by {config.rule.name!r} text depends on the draft length, so the largest tier is the default")
+    return "; ".join([str(engine.policy), *notes])
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from benchmarks import build_time, peer_processes
 from benchmarks.build_time import COLD, COMPILED, COMPILED_WARM, KERNELS, WARM
 from benchmarks.compare import LOOKUP
 from benchmarks.peer_processes import NOT_INSTALLED, PEERS, Peer, write_q8_0
-from benchmarks.peers import INT8, NGRAM, PLAIN, chosen_prompts, claims_table, rates, rates_table, told
+from benchmarks.peers import INT8, NGRAM, PLAIN, chosen_prompts, claim_rows, claims_table, rates, rates_table
 from benchmarks.report import Comparison
 from speccompile.cli.measure import TRANSFORMERS, Clock, Run
 from speccompile.cli.prompts import Prompt
@@ -39,14 +39,14 @@ def comparison() -> Comparison:
 
 
 def test_claims_are_of_the_prompts_that_they_speak_of() -> None:
-    found = {(row["claim"], row["prompts"]): (row["ratio"], row["wanted"]) for row in told(comparison())}
+    found = {(row["claim"], row["prompts"]): (row["ratio"], row["wanted"]) for row in claim_rows(comparison())}
     assert found == {
         (f"{PLAIN} / {TRANSFORMERS}", "all"): (pytest.approx(2.5), 1.6),
         (f"{NGRAM} / {TRANSFORMERS}", "rag"): (pytest.approx(5.0), 2.5),
         (f"{NGRAM} / {LOOKUP}", "rag"): (pytest.approx(2.5), 1.5),
         (f"{INT8} / {PLAIN}", "all"): (pytest.approx(2.0), 1.5),
     }
-    assert claims_table(told(comparison())).row_count == 4
+    assert claims_table(claim_rows(comparison())).row_count == 4
 
 
 def test_rates_are_told_by_category_with_the_time_to_the_first_token() -> None:

@@ -58,8 +58,8 @@ class MarkTaps(Pass):
     def run(self, graph: StepGraph) -> Changes:
         for index, tap in enumerate(self.taps):
             graph.values[mark(index, self.prefix)] = _place(graph, tap)
-        told = (f"{'before ' * tap.before}{tap.at}{', normed' * tap.post_norm}" for tap in self.taps)
-        return Changes(len(self.taps), ", ".join(told))
+        labels = (f"{'before ' * tap.before}{tap.at}{', normed' * tap.post_norm}" for tap in self.taps)
+        return Changes(len(self.taps), ", ".join(labels))
 
 
 @dataclass(frozen=True)
