@@ -1,4 +1,4 @@
-"""The policy of a wrap at work: asked before each step, and told what came of it."""
+"""The policy of a wrap at run time: called before each step, and with the results after it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["AnyPolicy", "Fixed", "Policies", "Policy", "Schedule", "check_tier",
 
 
 class Policies:
-    """The policy that is in force, the chooser that was started from it, and the trace that is being recorded.
+    """The current policy, the chooser that was started from it, and the trace that is being recorded.
 
     Args:
         policy: the first one.
-        draft_lens: of the tiers, rising.
-        ready: drafts are there when a tier is chosen.
-        measure: times the tiers; asked once, when a policy wants to know.
+        draft_lens: of the tiers, ascending.
+        ready: the drafts of a step exist before its tier is chosen.
+        measure: times the tiers; called once, when a policy needs it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Policies:
         self._policy, self._chooser = policy, None
 
     def prepare(self) -> Chooser:
-        """The chooser, ready to be asked; tiers are timed if the policy wants to know."""
+        """Return the chooser. The tiers are timed first if the policy needs it."""
         policy, chooser = self._policy, self._chooser
         if chooser is None:
             if isinstance(policy, LearningPolicy) and policy.uses_costs and self.costs is None:
@@ -59,7 +59,7 @@ class Policies:
 
     @property
     def learns(self) -> bool:
-        """Somebody looks at what rows and steps are told."""
+        """Whether the policy or a recorder uses the inputs and results of steps."""
         return isinstance(self._policy, LearningPolicy) or self._recorder is not None
 
     def choose(self, rows: Sequence[Row], unread: int) -> int:
@@ -73,7 +73,7 @@ class Policies:
         return draft_len
 
     def note(self, done: Done, offered: Sequence[int]) -> None:
-        """What came of a step; ``offered`` is how many drafts each row had."""
+        """Pass on the results of a step. ``offered`` is the number of drafts of each row."""
         if self._chooser is not None:
             self._chooser.note(done)
         recorder = self._recorder
@@ -81,7 +81,7 @@ class Policies:
             recorder.add(done, offered)
 
     def record(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace from now on, in the place of one that is being written."""
+        """Write a trace from now on. It replaces one that is being written."""
         self.end_record()
         self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)
 

@@ -137,7 +137,7 @@ class Scheduler:
         reader = self._batch.reader
         if reader is not None and not self._prompts.reads_along(reader):
             reader = None
-        offered, budget = self._choice.offers(), self._prompts.budget
+        offered, budget = self._choice.policy_inputs(), self._prompts.budget
         draft_len, tiers, note = self._choice.draft_len(offered, len(self.flights)), self._table.tiers, budget.note_step
         if reader is not None:
             self._prompts.point_at(reader)

@@ -14,9 +14,13 @@ from speccompile.runtime.tier_table import TierTable
 
 
 class TierChoice:
-    """The draft length that the policy wants, or the smallest that serves all drafts that rows may have: those that a
-    ready drafter proposed, those that requests want at most; the smallest row count that holds all rows; and the least
-    kind that serves all of them."""
+    """Chooses the next tier:
+
+    - the draft length of the policy, or the smallest one that serves all drafts of the rows. A ready drafter limits
+      these by its proposals, a request by ``num_draft_tokens``;
+    - the smallest row count that holds all rows;
+    - the least kind that serves all rows.
+    """
 
     def __init__(self, arena: Arena, batch: Batch, table: TierTable, policies: Policies, traits: StepTraits) -> None:
         self._arena = arena
@@ -25,8 +29,8 @@ class TierChoice:
         self._policies = policies
         self._traits = traits
 
-    def offers(self) -> list[Row]:
-        """How many drafts the next step could judge, for each row."""
+    def policy_inputs(self) -> list[Row]:
+        """For each row, how many drafts the next step could verify."""
         traits, longest = self._traits, self._table.draft_lens[-1]
         scores = self._policies.learns
         return policy_rows(
@@ -34,28 +38,31 @@ class TierChoice:
         )
 
     def draft_len(self, offered: list[Row], unread: int) -> int:
-        """
+        """The draft length of the next step.
+
         Args:
+            offered: of :meth:`policy_inputs`.
             unread: runs whose results have not been read.
         """
         draft_len = self._policies.choose(offered, unread)
-        # No row is within the reach of the network.
+        # Every row's context is longer than the network reads.
         beyond = self._traits.reach is not None and not any(row.draft_len for row in offered)
         if self._batch.stuck or beyond:
             return 0
-        most = max((row.draft_len for row in offered), default=0) if self._traits.ready else self._most_wanted()
+        most = max((row.draft_len for row in offered), default=0) if self._traits.ready else self._most_requested()
         return min(size for size in self._table.draft_lens if size >= min(draft_len, most))
 
     def name(self, draft_len: int) -> TierName:
-        """The tier of that draft length for the rows of now."""
+        """The name of the tier of that draft length for the current rows."""
         live = len(self._batch.rows)
         return draft_len, min(rows for rows in self._table.row_counts if rows >= live), self._batch.kind
 
     def next_tier(self) -> Tier:
         """The tier that a step would run now, if all results were read."""
-        return self._table.tiers[self.name(self.draft_len(self.offers(), 0))]
+        return self._table.tiers[self.name(self.draft_len(self.policy_inputs(), 0))]
 
-    def _most_wanted(self) -> int:
+    def _most_requested(self) -> int:
+        """The largest ``num_draft_tokens`` of the rows; a request without one has no limit of its own."""
         longest = self._table.draft_lens[-1]
-        wanted = (request.params.num_draft_tokens for request in self._batch.rows)
-        return max((longest if count is None else count for count in wanted), default=0)
+        limits = (request.params.num_draft_tokens for request in self._batch.rows)
+        return max((longest if limit is None else limit for limit in limits), default=0)

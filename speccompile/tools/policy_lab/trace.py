@@ -1,4 +1,4 @@
-"""Traces that :mod:`speccompile.runtime.trace` wrote, read again."""
+"""Reads the traces that :mod:`speccompile.runtime.trace` writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Trace:
     """A recorded run.
 
     Args:
-        offered: for each step and row, how many drafts there were.
+        offered: for each step and row, the number of drafts.
         costs: of its tiers, if they were timed.
     """
 
@@ -33,14 +33,14 @@ class Trace:
 
     @property
     def censored(self) -> float:
-        """Share of rows and steps all of whose judged drafts were accepted where more were offered: what became of
-        those is not known, and they count as wrong. A run of the largest tier has none."""
-        cut = total = 0
+        """Share of rows and steps whose verified drafts were all accepted although the drafter had more. The outcome of
+        these further drafts is unknown, and they count as wrong. A run of the largest tier has none."""
+        censored = total = 0
         for done, offered in zip(self.steps, self.offered, strict=True):
-            for accepted, proposed, had in zip(done.accepted, done.proposed, offered, strict=True):
-                cut += accepted == proposed < had
+            for accepted, proposed, available in zip(done.accepted, done.proposed, offered, strict=True):
+                censored += accepted == proposed < available
                 total += 1
-        return cut / total if total else 0.0
+        return censored / total if total else 0.0
 
     def texts(self) -> list[RecordedText]:
         return recorded_texts(self.steps, self.offered)

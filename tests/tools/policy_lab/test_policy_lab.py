@@ -104,7 +104,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert trace.draft_lens == TIERS and trace.censored == 0
     first, second = trace.texts()
     assert list(first.runs) == [2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert list(second.runs) == [0, 0, 1, 0] and list(second.offers) == [7, 0, 7, 6]
+    assert list(second.runs) == [0, 0, 1, 0] and list(second.available) == [7, 0, 7, 6]
     assert first.scores(0, 2) == (0.9, 0.9)
     ladder = Ladder(TIERS, trace.costs)
     assert simulate(Fixed(7), trace.texts(), ladder, COSTS["cpu"]).tokens == 15
