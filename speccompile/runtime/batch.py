@@ -13,14 +13,14 @@ class Batch:
     Attributes:
         rows: those whose prompt has been read, in the order of the next step's rows.
         reader: the one whose prompt is being read.
-        stuck: rows whose drafts made their logits NaN; their next step has no drafts.
+        without_drafts: rows whose drafts made their logits NaN; their next step has no drafts.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self.rows: list[Request] = []
         self.reader: Request | None = None
-        self.stuck: set[Request] = set()
+        self.without_drafts: set[Request] = set()
 
     @property
     def kind(self) -> Kind:
@@ -34,12 +34,12 @@ class Batch:
         self.bind()
 
     def remove(self, request: Request) -> None:
-        """Take ``request`` out, wherever it is. :meth:`bind` has to follow."""
+        """Remove ``request``, whether it is a row or the reader. The caller calls :meth:`bind` afterwards."""
         if request is self.reader:
             self.reader = None
         if request in self.rows:
             self.rows.remove(request)
-        self.stuck.discard(request)
+        self.without_drafts.discard(request)
 
     def bind(self) -> None:
         """Write the rows' slots into the arena; unused rows get the dummy slot."""
@@ -47,6 +47,7 @@ class Batch:
         slots += [layout.dummy_slot] * (layout.max_batch - len(slots))
         self._arena.write("slots", slice(None), slots)
 
-    def hurries(self, request: Request) -> bool:
-        """Whether the prompt of ``request`` may go first, since no other request's tokens are watched as they come."""
+    def goes_first(self, request: Request) -> bool:
+        """Whether all of the prompt of ``request`` may run before the next step: no other request's tokens are
+        watched."""
         return not self.rows or (request.params.patient and all(row.params.patient for row in self.rows))

@@ -1,4 +1,4 @@
-"""New tokens on their way from a step to the request, its streamer and its stopping criteria."""
+"""Passes new tokens from a step to the request, its streamer and its stopping criteria."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speccompile.runtime.stats import Stats
 
 
 class Delivery:
-    """Hands tokens to requests. What a callback raises is its own request's failure.
+    """Delivers tokens to requests. An error of a callback ends its request alone.
 
     Args:
         max_len: most tokens of a sequence.
@@ -21,17 +21,17 @@ class Delivery:
         self._stats = stats
         self._max_len = max_len
 
-    def hand_out(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
-        """Add ``new`` tokens to ``request``; it ends unless its row is ``alive``."""
+    def deliver(self, request: Request, new: list[int], alive: bool, record: Record) -> None:
+        """Add the ``new`` tokens to ``request``, and end it unless its row is ``alive``."""
         had = len(request.new_tokens)
         request.cached = len(request.prompt) + had + len(new) - 1
         try:
             request.records.add(record, len(new))
             self._add(request, new)
         except BaseException as error:
-            self._departures.blame(request, error)
+            self._departures.fail_one(request, error)
         if added := len(request.new_tokens) - had:
-            seconds, first = request.lap()
+            seconds, first = request.note_token()
             self._stats.count_tokens(added, seconds, first=first)
         if not alive:
             self._end(request)
@@ -39,20 +39,20 @@ class Delivery:
     @staticmethod
     def _add(request: Request, new: list[int]) -> None:
         listener = request.listener
-        if listener.deaf:
+        if listener.is_silent:
             request.add(new)
             return
         for token in new:
             if not request.add([token]):
                 return
-            if listener.hear(token):
+            if listener.notify(token):
                 request.end("stop")
 
     def _end(self, request: Request) -> None:
-        """The graph has ended this row; find out why."""
+        """End a request whose row the graph has ended, with the reason."""
         length, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
         if request.host_error is not None:
-            self._departures.blame(request, request.host_error)
+            self._departures.fail_one(request, request.host_error)
         elif new and new[-1] in request.params.eos:
             request.end("eos")
         elif len(new) == request.params.max_new_tokens:

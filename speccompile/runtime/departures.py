@@ -1,4 +1,4 @@
-"""How requests leave: with what error, and what they give back."""
+"""How requests end: their errors, and the release of their rows and slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speccompile.runtime.stats import Stats
 
 
 class Departures:
-    """Ends requests. What is wrong with one of them ends that one alone, whatever it was.
+    """Ends requests. An error of one request ends that request alone.
 
     Args:
         saver: saves hidden states of sequences; None if they are not saved.
@@ -24,37 +24,36 @@ class Departures:
         self._interrupt: BaseException | None = None
 
     def take_interrupt(self) -> BaseException | None:
-        """The wish to stop everything (``KeyboardInterrupt``) that came up in a callback, once; it is raised when the
-        step is in order."""
+        """Return a ``KeyboardInterrupt`` or the like that a callback raised, once. It is raised after the step."""
         interrupt, self._interrupt = self._interrupt, None
         return interrupt
 
-    def blame(self, request: Request, error: BaseException) -> None:
-        """End ``request`` with ``error``. What is not an ``Exception`` is kept for :meth:`take_interrupt`, too."""
+    def fail_one(self, request: Request, error: BaseException) -> None:
+        """End ``request`` with ``error``. One that is not an ``Exception`` also waits for :meth:`take_interrupt`."""
         request.end("error", as_exception(error))
         if not isinstance(error, Exception):
             self._interrupt = error
 
-    def fail(self, requests: list[Request], error: BaseException) -> None:
-        """End all of ``requests`` with ``error``, and take back what they own."""
+    def fail_all(self, requests: list[Request], error: BaseException) -> None:
+        """End all of ``requests`` with ``error``, and release their rows and slots."""
         for request in requests:
-            self.blame(request, error)
+            self.fail_one(request, error)
         self.retire(requests)
 
     def retire(self, requests: list[Request]) -> None:
-        """Take those of ``requests`` that have ended out of their rows and slots, and close them: each once, though one
-        that is cancelled within a step ends both as a row of it and as a cancelled request."""
+        """Release the rows and slots of those of ``requests`` that have ended, and close them. Each is closed once: one
+        that is cancelled within a step comes here as a row and as a cancelled request."""
         ended = [request for request in requests if request.finished and not request.closed]
         for request in ended:
             self._batch.remove(request)
             if self._saver is not None:
-                # Its slot is given back also when the error is an interrupt.
+                # Its slot is released also when the error is an interrupt.
                 try:
                     self._saver.end(request)
                 except BaseException as error:
-                    self.blame(request, error)
+                    self.fail_one(request, error)
             if request in self._slots.owned:
-                self._slots.give_back(request)
+                self._slots.release(request)
         if ended:
             self._batch.bind()
         for request in ended:
@@ -62,4 +61,4 @@ class Departures:
             try:
                 request.close()
             except BaseException as error:
-                self.blame(request, error)
+                self.fail_one(request, error)

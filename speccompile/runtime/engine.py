@@ -356,7 +356,7 @@ class Engine:
     def capacity(self) -> Capacity:
         """What there is room for now; another thread may change it at once."""
         self.turns.end_abandoned()
-        self.turns.tidy()
+        self.turns.clean_up()
         free, waiting = self.slots.free, len(self.waiting)
         return Capacity(self.arena.layout.max_batch, free, waiting, max(0, self.waiting.limit + free - waiting))
 
@@ -434,7 +434,7 @@ class Engine:
         """
         self.turns.close()
         # In a callback the step that is on may still end a request: then records are written when the interpreter ends.
-        if self.saver is not None and not self.turns.forked and not self.turns.is_mine:
+        if self.saver is not None and not self.turns.forked and not self.turns.in_turn:
             self._dropped.detach()
             self.saver.writer.close()
 

@@ -18,7 +18,7 @@ from speccompile.runtime.listener import Streamer, check_streamer, check_tokeniz
 from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.request import Params, Request
 from speccompile.runtime.request_options import GenerateOptions
-from speccompile.runtime.score_records import RecordRequest
+from speccompile.runtime.score_records import ExtraOutputs
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
@@ -36,7 +36,7 @@ def generate(
     given = options.config_fields()
     settings = read_settings(target.model, options.generation_config, {**given, **options.others})
     config = settings.config
-    wanted = read_outputs(given, settings, engine.arena)
+    outputs = read_outputs(given, settings, engine.arena)
     num_draft_tokens = read_num_draft_tokens("generate", options.num_draft_tokens, engine.arena.layout)
     target.check(settings)
     eos = target.eos(given.get("eos_token_id"), settings)
@@ -67,7 +67,7 @@ def generate(
         ends.eos,
         sampling,
         patient=True,
-        wanted=wanted or RecordRequest(),
+        outputs=outputs or ExtraOutputs(),
         num_draft_tokens=num_draft_tokens,
     )
     input_ids = input_ids.repeat_interleave(copies, dim=0)
@@ -81,7 +81,7 @@ def generate(
         record=options.record,
     )
     sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
-    return sequences if wanted is None else as_output(sequences, requests)
+    return sequences if outputs is None else as_output(sequences, requests)
 
 
 def _one_token(name: str, value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""What the host contributes to a row before a step: allowed tokens, its own processors, drafts."""
+"""What the host computes for a row before a step: allowed tokens, processors of the request, drafts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from speccompile.sampling.allowed import ask
 
 
 class HostAnswers:
-    """Writes the host's answers into slots. What fails there is the request's own failure.
+    """Writes the host's answers into slots. An error ends that request alone.
 
     Args:
-        drafter: drafts on the host; None if the mode does not.
+        drafter: drafts on the host; None if the mode has none.
     """
 
     def __init__(self, arena: Arena, departures: Departures, drafter: HostDrafter | None) -> None:
@@ -22,7 +22,7 @@ class HostAnswers:
         self._drafter = drafter
 
     def ask(self, request: Request) -> None:
-        """Write which tokens are allowed next, or what the step calls on the host."""
+        """Write the allowed tokens of the next place, and the number of the processors that the step calls."""
         sampling = request.params.sampling
         if sampling is None:
             return
@@ -35,14 +35,14 @@ class HostAnswers:
             allowed = ask(sampling.asks, sampling.row, sequence, vocab)
             self._arena.write("allowed_tokens", request.slot, allowed)
         except BaseException as error:
-            self._departures.fail([request], error)
+            self._departures.fail_all([request], error)
 
     def draft(self, rows: list[Request]) -> None:
-        """Write drafts of a drafter on the host."""
+        """Write the drafts of a drafter on the host."""
         if self._drafter is None:
             return
         for request in list(rows):
             try:
                 self._drafter.propose(request)
             except BaseException as error:
-                self._departures.fail([request], error)
+                self._departures.fail_all([request], error)

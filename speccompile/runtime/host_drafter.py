@@ -11,7 +11,7 @@ from speccompile.runtime.request import Request
 
 
 class HostDrafter:
-    """Asks ``draft`` for each row in front of a step.
+    """Calls ``draft`` for each row before a step.
 
     Args:
         arena: with the state ``draft_tokens`` and ``draft_lens``.
@@ -22,21 +22,21 @@ class HostDrafter:
         self._arena = arena
 
     def propose(self, request: Request) -> None:
-        """Leave its drafts for the row of ``request``; one that can have none is not asked for.
+        """Write the drafts of ``request``. Without room for drafts ``draft`` is not called.
 
         Raises:
-            DraftFailed: it raised, or what it answered is no list of at most Kmax token ids.
+            DraftFailed: it raised, or its result is not a list of at most Kmax token ids.
         """
         limits = (self._arena.layout.max_draft_len, request.room - 1, request.params.num_draft_tokens)
-        wanted = min(limit for limit in limits if limit is not None)
-        drafts = self._asked(request, wanted) if wanted > 0 else []
+        most = min(limit for limit in limits if limit is not None)
+        drafts = self._checked_drafts(request, most) if most > 0 else []
         self._arena.write("draft_tokens", request.slot, drafts)
-        self._arena.write("draft_lens", request.slot, min(len(drafts), wanted))
+        self._arena.write("draft_lens", request.slot, min(len(drafts), most))
 
-    def _asked(self, request: Request, wanted: int) -> list[int]:
+    def _checked_drafts(self, request: Request, most: int) -> list[int]:
         layout = self._arena.layout
         try:
-            answer = self._draft(request.prompt + request.new_tokens, wanted)
+            answer = self._draft(request.prompt + request.new_tokens, most)
             drafts = [] if answer is None else [_whole(token) for token in answer]
         except Exception as error:
             raise DraftFailed(reason=f"it raised {error_line(error)}") from error

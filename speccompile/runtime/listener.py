@@ -1,4 +1,4 @@
-"""What the host does with each emitted token of a request: streamers, stop strings, stopping criteria."""
+"""The host's work for each emitted token of a request: streamers, stop strings, stopping criteria."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Streamer(Protocol):
 
 
 class Listener:
-    """Hears one request's tokens, in order and one at a time, as transformers' ``generate`` would hand them out.
+    """Receives the tokens of one request, in order and one at a time, as from transformers' ``generate``.
 
     Args:
-        prompt: int64 ``[1, P]``: what a streamer is given first, and what criteria see in front of the new tokens.
+        prompt: int64 ``[1, P]``. A streamer receives it first; criteria see it before the new tokens.
         room: most new tokens.
-        streamer: put the prompt, then each token.
-        criteria: asked after each token, with ids ``[1, P + new]`` and no scores.
+        streamer: receives the prompt, then each token.
+        criteria: called after each token, with ids ``[1, P + new]`` and no scores.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class Listener:
             self._ids[:, : self._length] = prompt
 
     @property
-    def deaf(self) -> bool:
-        """Nobody listens, so tokens need not be handed out one by one."""
+    def is_silent(self) -> bool:
+        """There is neither a streamer nor a criterion, so tokens need not be passed on one by one."""
         return self._streamer is None and not self._criteria
 
     def start(self) -> None:
         self._put(self._prompt.cpu())
 
-    def hear(self, token: int) -> bool:
-        """Hand on one token; true when it is to be the last one."""
+    def notify(self, token: int) -> bool:
+        """Pass on one token. True if it is to be the last one."""
         self._put(torch.tensor([token]))
         if self._ids is None:
             return False
         self._ids[0, self._length] = token
         self._length += 1
-        # transformers hands scores over only when they are asked for; a criterion that wants them says so itself.
+        # transformers passes scores only if they are requested; a criterion that needs them raises its own error.
         return bool(torch.as_tensor(self._criteria(self._ids[:, : self._length], None)).all())
 
     def _put(self, value: torch.Tensor) -> None:
@@ -70,20 +70,20 @@ class Listener:
         self._streamer = streamer
 
     def end(self) -> None:
-        """No more tokens come; said once."""
+        """End the stream. The streamer is notified once."""
         streamer, self._streamer = self._streamer, None
         if streamer is not None:
             streamer.end()
 
 
 def check_streamer(streamer: Any) -> None:
-    """Raises InvalidInput when it is none."""
+    """Raises InvalidInput if it is not a streamer."""
     if streamer is not None and not isinstance(streamer, Streamer):
         raise InvalidInput(name="streamer", reason="it has no methods put and end")
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises InvalidInput when it is none."""
+    """Raises InvalidInput if it is not a tokenizer."""
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InvalidInput(name="tokenizer", reason=f"{shown(tokenizer)} is no transformers tokenizer")
 

@@ -12,13 +12,13 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.runtime.arguments import Settings
 from speccompile.runtime.request import Request
-from speccompile.runtime.score_records import RecordRequest, check_kept
+from speccompile.runtime.score_records import ExtraOutputs, check_kept
 
 #: Of transformers' ``generate``, in the order of what it returns. Attentions and hidden states never leave a step.
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> RecordRequest | None:
+def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> ExtraOutputs | None:
     """What is asked for beside the text; None is the text alone, as a tensor.
 
     Args:
@@ -28,7 +28,7 @@ def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Rec
     Raises:
         InvalidOption: names the option and says what to do.
     """
-    wanted, config = {}, settings.config
+    outputs, config = {}, settings.config
     returns_dict = given.get("return_dict_in_generate")
     returns_dict = bool(config.return_dict_in_generate) if returns_dict is None else returns_dict
     for name in OUTPUTS:
@@ -41,8 +41,8 @@ def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Rec
             reason = f"a step keeps none; set {name}=False, or run the model itself over the text"
             raise InvalidOption(where=where, name=name, value=value, reason=reason)
         check_kept(where, name, bool(value), arena)
-        wanted[name] = bool(value)
-    return RecordRequest(logits=wanted["output_logits"], scores=wanted["output_scores"]) if returns_dict else None
+        outputs[name] = bool(value)
+    return ExtraOutputs(logits=outputs["output_logits"], scores=outputs["output_scores"]) if returns_dict else None
 
 
 def as_output(sequences: torch.Tensor, requests: Sequence[Request]) -> GenerateDecoderOnlyOutput:

@@ -1,4 +1,4 @@
-"""How prompts are cut into chunks, and how much of them is read between two decode steps."""
+"""How prompts are split into chunks, and how many prompt tokens run between two decode steps."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-# A decode step and the prompt chunks in front of it may take so many times a usual step: what a running request waits
-# for its next token, at most. The promise is 3; a chunk behind a long text costs more than the measured one.
+# The longest time, in usual steps, that a decode step and the prompt chunks before it may take: a running request waits
+# so long for its next token. The promise is 3; a chunk after a long context costs more than the measured one.
 LONGEST_WAIT = 2.0
-# The same for one that drafts and reads a piece of a prompt along: it could go without drafts, and what it takes varies
+# The same for a step with drafts that reads a piece of a prompt along: it could run without drafts, and its time varies
 # more.
 LONGEST_WAIT_WITH_DRAFTS = 1.5
-# Newest measurements that an estimate is made of.
+# The number of newest measurements in an estimate.
 STEPS = 32
 CHUNKS = 5
-# Runs of other kinds after which the oldest measurement of an unused one is dropped: one slow run must not rule a width
-# out for good.
-FORGOTTEN = 64
-# The budget in tokens where chunks may not depend on time and none was given.
+# The oldest measurement of an unused width expires after so many runs of others: one slow run must not exclude a width
+# for ever.
+EXPIRY = 64
+# The default budget in tokens where chunks must not depend on time.
 FIXED_TOKENS = 64
 
 
 def chunk_widths(length: int, widths: Sequence[int]) -> list[int]:
-    """Cut a prompt of ``length`` tokens into chunks of the given (ascending) ``widths``, the last one padded."""
+    """Split a prompt of ``length`` tokens into chunks of the given (ascending) ``widths``, the last one padded."""
     chunks = []
     while length > 0:
         chunks.append(next_width(length, widths))
@@ -40,7 +40,7 @@ def next_width(length: int, widths: Sequence[int]) -> int:
 
 
 class RecentMinimum:
-    """What something takes that may not run for a long time."""
+    """Minimum of the last ``CHUNKS`` timings. While only others run, the old ones expire."""
 
     def __init__(self) -> None:
         self._measured: deque[float] = deque(maxlen=CHUNKS)
@@ -48,31 +48,31 @@ class RecentMinimum:
 
     @property
     def seconds(self) -> float | None:
-        """The least of what was measured lately: few runs tell little of how slow the machine may be meanwhile. None if
-        it is not known."""
+        """The minimum in seconds, None without measurements. A minimum, since few timings do not average out how slow
+        the machine was meanwhile."""
         return min(self._measured, default=None)
 
     def note(self, seconds: float) -> None:
         self._measured.append(seconds)
         self._unused = 0
 
-    def pass_over(self) -> None:
-        """Something else ran."""
+    def age(self) -> None:
+        """Count a run of something else."""
         self._unused += 1
-        if self._measured and self._unused >= FORGOTTEN:
+        if self._measured and self._unused >= EXPIRY:
             self._measured.popleft()
             self._unused = 0
 
 
 class PrefillBudget:
-    """What prefill may cost between two decode steps while somebody watches tokens come.
+    """The time that prefill may take between two decode steps while a request's tokens are watched.
 
     Args:
         widths: chunk widths that were built, ascending.
-        tokens: the budget; None measures chunks and steps as they run, and keeps a step with its chunks within
-            ``LONGEST_WAIT`` usual steps. Either way a step reads at least one chunk of the smallest width, so that
-            prompts get on.
-        fixed: chunks depend on the prompt alone, never on time or neighbours.
+        tokens: the budget; None times chunks and steps as they run, and keeps a step with its chunks within
+            ``LONGEST_WAIT`` usual steps. In both cases at least one chunk of the smallest width runs before each step,
+            so that prompts progress.
+        fixed: chunks depend on the prompt alone, never on time or other requests.
     """
 
     def __init__(self, widths: Sequence[int], tokens: int | None, *, fixed: bool) -> None:
@@ -86,16 +86,16 @@ class PrefillBudget:
         self._chunks = {width: RecentMinimum() for width in widths}
 
     def note_step(self, draft_len: int, seconds: float) -> None:
-        """A decode step of a tier took so long."""
+        """Record the duration of a decode step of a tier."""
         self._steps.append(seconds)
         self._tiers[draft_len].append(seconds)
 
     def note_chunk(self, width: int, seconds: float) -> None:
-        """A prompt chunk took so long."""
+        """Record the duration of a prompt chunk."""
         self._note(self._chunks[width], seconds)
 
     def note_mixed(self, draft_len: int, seconds: float) -> None:
-        """A decode step of a tier that read a piece of a prompt along took so long."""
+        """Record the duration of a decode step that read a piece of a prompt along."""
         self._note(self._mixed[draft_len], seconds)
 
     def _note(self, ran: RecentMinimum, seconds: float) -> None:
@@ -103,22 +103,23 @@ class PrefillBudget:
             if measured is ran:
                 measured.note(seconds)
             else:
-                measured.pass_over()
+                measured.age()
 
     @property
     def mixes(self) -> bool:
-        """Prompts are read along with decode steps: no budget was given, and without drafts it takes no longer than it
-        may."""
+        """Whether prompts are read along with decode steps: no budget was given, and such a step without drafts is
+        short enough."""
         return self.tokens is None and self._mixed_fits(0)
 
-    def mixed_draft_len(self, wanted: int, draft_lens: Sequence[int]) -> int:
-        """Where it mixes, the largest of ``draft_lens`` up to ``wanted`` with which a decode step that reads a piece of
-        a prompt along takes no longer than it may."""
-        return max(size for size in draft_lens if size == 0 or (size <= wanted and self._mixed_fits(size)))
+    def mixed_draft_len(self, draft_len: int, draft_lens: Sequence[int]) -> int:
+        """The largest of ``draft_lens`` up to ``draft_len`` with which a decode step that reads a piece of a prompt
+        along is short enough."""
+        return max(size for size in draft_lens if size == 0 or (size <= draft_len and self._mixed_fits(size)))
 
     def _mixed_fits(self, draft_len: int) -> bool:
-        """Without drafts a step may also take what one behind the smallest chunk takes, which reads less. What is not
-        known is tried without drafts, and with drafts where that tier's own step fits."""
+        """Whether such a step is short enough. Without drafts it may also take as long as the smallest chunk and a step
+        after it, which read less. Without a measurement it is tried without drafts, and with drafts where that tier's
+        step alone is short enough."""
         measured, usual = self._mixed[draft_len].seconds, self.usual_step
         longest = max(LONGEST_WAIT * usual, usual + self.seconds(self._widths[0]))
         if draft_len:
@@ -129,22 +130,22 @@ class PrefillBudget:
 
     @property
     def usual_step(self) -> float:
-        """Seconds; 0.0 before the first step."""
+        """Median seconds of a step; 0.0 before the first one."""
         return statistics.median(self._steps) if self._steps else 0.0
 
     def seconds(self, width: int) -> float:
-        """What a chunk is expected to take. One that never ran: as long per token as the next smaller one, or nothing,
-        so that the smallest is tried first."""
+        """The expected seconds of a chunk. For a width that never ran this is the time per token of the next smaller
+        one; the smallest is expected to take none, so that it is tried first."""
         for known in reversed([known for known in self._widths if known <= width]):
             if (measured := self._chunks[known].seconds) is not None:
                 return measured * width / known
         return 0.0 if width == self._widths[0] else float("inf")
 
     def next_chunk(self, length: int, spent: Sequence[int] | None) -> int | None:
-        """The next chunk of a prompt with ``length`` tokens to go, or None if it has to wait for the decode step.
+        """The next chunk of a prompt with ``length`` tokens left, or None if the decode step comes first.
 
         Args:
-            spent: widths that ran since the last decode step; None where nobody waits, and nothing bounds it.
+            spent: widths that ran since the last decode step; None if no request waits for one: there is no limit.
         """
         if self.fixed:
             assert self.tokens is not None

@@ -1,4 +1,4 @@
-"""Prompts: waiting requests get slots, and what they ask is read in chunks or along with decode steps."""
+"""Prompts: waiting requests get slots, and their prompts are read in chunks or along with decode steps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from speccompile.runtime.waiting import WaitingQueue
 
 
 class PromptReader:
-    """One prompt is read at a time, between decode steps within a budget, or along with them.
+    """Reads one prompt at a time, between decode steps within a budget, or along with them.
 
     Args:
         answers: of the host, for the first new token.
         outcomes: results of the last chunk of a prompt.
-        budget: how much is read between two steps; it learns what chunks and steps cost.
+        budget: the number of tokens between two steps; it measures chunks and steps.
         clock: times chunks.
     """
 
@@ -70,33 +70,33 @@ class PromptReader:
                     self._batch.join(request)
                     continue
                 return False
-            hurries = self._batch.hurries(request)
-            width = self._chunk(request, None if hurries else spent)
+            goes_first = self._batch.goes_first(request)
+            width = self._chunk(request, None if goes_first else spent)
             if width is None:
                 return False
-            if width and hurries:
+            if width and goes_first:
                 return True
             if width:
                 spent.append(width)
 
     def reads_along(self, request: Request) -> bool:
-        """Whether its prompt is read along with the next decode step, all but the last token: that is the first which a
-        decode step of its own reads."""
+        """Whether its prompt is read along with the next decode step, except for its last token, which its own first
+        decode step reads."""
         return (
             not request.finished
-            and not self._batch.hurries(request)
-            and not request.params.wanted.prompt_logprobs
+            and not self._batch.goes_first(request)
+            and not request.params.outputs.prompt_logprobs
             and self.budget.mixes
             and self._table.mixes(self._batch.kind)
         )
 
     def point_at(self, request: Request) -> None:
-        """The next run reads on in the prompt of ``request``."""
+        """Make the next run continue the prompt of ``request``."""
         self._arena.write("prefill_slot", 0, request.slot)
         self._arena.write("prefill_start", 0, request.cached)
 
     def count_along(self, request: Request, most: int) -> None:
-        """A step has read up to ``most`` tokens of the prompt of ``request``."""
+        """Count the tokens of the prompt of ``request`` that a step has read along, at most ``most``."""
         left = len(request.prompt) - 1 - request.cached
         count = min(most, left)
         self._stats.prefill_tokens += count
@@ -113,7 +113,7 @@ class PromptReader:
                 self._slots.take(request)
                 request.listener.start()
             except BaseException as error:
-                self._departures.fail([request], error)
+                self._departures.fail_all([request], error)
                 continue
             self._stats.reused_tokens += request.cached
             self._batch.reader = request
@@ -121,10 +121,13 @@ class PromptReader:
         return None
 
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
-        """Read a chunk of the prompt of ``request`` and return its width: 0 if there was nothing to read, None if there
-        was no room for it before the next decode step. What fails here is that request's own failure."""
+        """Run a chunk of the prompt of ``request``. An error ends that request alone.
+
+        Returns:
+            The chunk's width; 0 if nothing had to be read, None if the budget allows no chunk before the next step.
+        """
         if request.finished:
-            # It was cancelled in a callback: it lets go of its slot when the turn ends.
+            # It was cancelled in a callback: its slot is released when the turn ends.
             return None
         try:
             left = len(request.prompt) - request.cached
@@ -138,7 +141,7 @@ class PromptReader:
             self._run_chunk(request, width, min(width, left))
             return width
         except BaseException as error:
-            self._departures.fail([request], error)
+            self._departures.fail_all([request], error)
             return 0
 
     def _run_chunk(self, request: Request, width: int, count: int) -> None:
@@ -149,20 +152,20 @@ class PromptReader:
                 return
         self.point_at(request)
         kind = _kind_of_chunk(request, is_last)
-        # Scored ones run the lm_head over all places, and say nothing about the cost of others.
+        # Scored chunks run the lm_head over all places, so their time is no estimate for others.
         note = partial(self.budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
         with self._clock.time(note):
             self._table.prefill[width, kind].run()
         self._stats.count_prefill(count)
-        if request.params.wanted.prompt_logprobs:
+        if request.params.outputs.prompt_logprobs:
             followed = min(count, len(request.prompt) - 1 - request.cached)
             request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
         self._count_read(request, count)
         if is_last:
             self._batch.join(request)
-            record = request.records.look(arena, request.slot, 1)
+            record = request.records.read(arena, request.slot, 1)
             emitted, _, _, alive, *newest = (column[request.slot] for column in self._outcomes.take().read())
-            self._delivery.hand_out(request, newest[:emitted], bool(alive), record)
+            self._delivery.deliver(request, newest[:emitted], bool(alive), record)
             self._departures.retire([request])
 
     @staticmethod
@@ -172,6 +175,6 @@ class PromptReader:
 
 
 def _kind_of_chunk(request: Request, is_last: bool) -> ChunkKind:
-    if request.params.wanted.prompt_logprobs:
+    if request.params.outputs.prompt_logprobs:
         return "prompt_scored"
     return request.params.kind if is_last else "inner"

@@ -1,4 +1,4 @@
-"""One sequence on its way through the engine, and what its owner sees of it."""
+"""A request: one sequence in the engine, and its interface for the caller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speccompile.errors import InvalidOption, RequestFailed, error_line
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordOrder
 from speccompile.runtime.listener import Listener
-from speccompile.runtime.score_records import RecordRequest, Records
+from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.token_stream import TokenStream
 from speccompile.sampling.request import Sampling
@@ -27,16 +27,16 @@ _numbers = itertools.count()
 
 
 class Driver(Protocol):
-    """What a request needs of its engine."""
+    """The engine's side of a request."""
 
     def ended(self, request: Request) -> None:
-        """Told once, when the request was ended from outside of a step."""
+        """Called once, when the request was ended outside of a step."""
 
     def abandoned(self, request: Request) -> None:
-        """Note that its last reader has left. Called by finalizers, which may run anywhere: takes no lock."""
+        """Called when its last reader has left. Finalizers call it, in any place: it takes no lock."""
 
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
-        """Work, or wait for another thread's work, until the request has more than ``seen`` tokens or ended."""
+        """Step, or wait for a step of another thread, until the request has more than ``seen`` tokens or has ended."""
 
     async def wait_async(self, request: Request, seen: int) -> None:
         """The same, without blocking the event loop."""
@@ -56,19 +56,19 @@ class NoDriver:
 
 @dataclass(frozen=True)
 class Params:
-    """What a request was submitted with, checked.
+    """The checked parameters of a request.
 
     Args:
         max_new_tokens: most new tokens; a request also ends at ``max_len``.
         eos: ids that end it.
-        sampling: how its tokens are chosen; None is greedily, and by nothing but the logits.
+        sampling: how its tokens are chosen; None is greedy without processors.
         priority: of two waiting requests, the one with the larger number goes first.
-        patient: nobody watches its tokens come, so that prompts of its kind may be read before it goes on.
-        reuse: it may take the KV of another text that begins like it.
-        tokenizer: turns its tokens into ``Result.text``.
-        wanted: what it wants to know beside its tokens.
+        patient: its tokens are not watched as they come, so other such prompts may be read before its next step.
+        reuse: it may reuse the KV of another sequence with the same prefix.
+        tokenizer: decodes its tokens for ``Result.text``.
+        outputs: what it returns besides its tokens.
         num_draft_tokens: most drafts of a step; None is as many as the tier has.
-        record: its hidden states are to be saved; None if not.
+        record: the record of its hidden states; None if they are not saved.
     """
 
     max_new_tokens: int
@@ -78,19 +78,19 @@ class Params:
     patient: bool = False
     reuse: bool = True
     tokenizer: PreTrainedTokenizerBase | None = None
-    wanted: RecordRequest = field(default_factory=RecordRequest)
+    outputs: ExtraOutputs = field(default_factory=ExtraOutputs)
     num_draft_tokens: int | None = None
     record: RecordOrder | None = None
 
     @property
     def kind(self) -> Kind:
-        """Of the executables that choose its tokens."""
-        return "scored" if self.wanted else "sampled" if self.sampling is not None else "greedy"
+        """The kind of executables that chooses its tokens."""
+        return "scored" if self.outputs else "sampled" if self.sampling is not None else "greedy"
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds since a request was submitted; None for what it did not live to see.
+    """Seconds since a request was submitted; None for events that did not happen before its end.
 
     Args:
         queued: until it had a slot.
@@ -105,7 +105,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a request.
+    """The result of a request.
 
     Args:
         token_ids: the new tokens, an EOS id included.
@@ -114,10 +114,10 @@ class Result:
         stats: prompt, reused and draft tokens, acceptance.
         logprobs: of each new token its natural log-probability by the model's own logits, before any processor (vLLM's
             "raw"); None unless asked for, as all that follow.
-        prompt_logprobs: likewise of each prompt token behind those in front of it; None for the first, which has
-            nothing in front of it. As many as were read, if it was cancelled before all were.
+        prompt_logprobs: likewise of each prompt token, given those before it; None for the first one. Of a request that
+            was cancelled these are the tokens that had been read.
         logits: float32 ``[new, V]``, the model's own.
-        scores: float32 ``[new, V]``: logits behind all processors, from which the tokens were chosen.
+        scores: float32 ``[new, V]``: logits after all processors, from which the tokens were chosen.
     """
 
     token_ids: list[int]
@@ -161,12 +161,12 @@ class Request:
         self.records = records
         self.new_tokens: list[int] = []
         self.error: Exception | None = None
-        #: Its place in the arena (-1 while it waits), and for how many of its tokens that holds KV.
+        #: Its slot in the arena (-1 while it waits), and the number of its tokens whose KV that holds.
         self.slot = -1
         self.cached = 0
-        #: It has let go of what it owned, and its listener was told.
+        #: It owns nothing any more, and its listener was notified of the end.
         self.closed = False
-        #: Those that read or wait for it.
+        #: The readers that iterate over it or wait for it.
         self.readers: set[object] = set()
         self.driver: Driver = driver
         self._lock = threading.Lock()
@@ -192,18 +192,18 @@ class Request:
         return self.stats.finish_reason
 
     def cancel(self) -> bool:
-        """End it here, from any thread: no token comes after this. False if it had ended already."""
+        """End it, from any thread. No token comes after this. False if it had ended already."""
         if not self.end("cancelled"):
             return False
         self.driver.ended(self)
         return True
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait until it ends. Of a request that was cancelled, or whose stream was left before its end, this is what
-        it had by then, with ``finish_reason`` ``cancelled``.
+        """Wait until it ends. A request that was cancelled, or whose stream was left before its end, returns its tokens
+        up to then, with ``finish_reason`` ``cancelled``.
 
         Args:
-            timeout: seconds; it goes on after them.
+            timeout: seconds. The request continues after them.
 
         Raises:
             RequestFailed: it ended with an error of its own, which is the cause.
@@ -271,33 +271,37 @@ class Request:
 
     @property
     def room(self) -> int:
-        """How many more tokens it may have, ``max_len`` left aside."""
+        """How many more tokens it may have, apart from ``max_len``."""
         return self.params.max_new_tokens - len(self.new_tokens)
 
     @property
     def on_host(self) -> bool:
-        """The host decides what each of its tokens may be."""
+        """The host is called before each of its tokens."""
         return self.params.sampling is not None and self.params.sampling.on_host
 
     @property
     def host_error(self) -> BaseException | None:
-        """What one of its processors on the host raised."""
+        """The error that one of its processors on the host raised."""
         call = None if self.params.sampling is None else self.params.sampling.host_call
         return None if call is None else call.error
 
     def admit(self, slot: int, cached: int) -> None:
-        """It owns ``slot``, which holds the KV of its first ``cached`` tokens."""
+        """Assign ``slot``, which holds the KV of its first ``cached`` tokens."""
         self.slot, self.cached = slot, cached
         self.stats.reused_tokens = cached
         self._admitted = time.perf_counter()
 
-    def lap(self) -> tuple[float, bool]:
-        """Seconds since the call before, at the first call since it was submitted; and whether this is the first."""
+    def note_token(self) -> tuple[float, bool]:
+        """Note that new tokens have come.
+
+        Returns:
+            Seconds since the previous call, or since the submission; and whether this is the first call.
+        """
         before, self._newest_token = self._newest_token, time.perf_counter()
         return self._newest_token - (self._submitted if before is None else before), before is None
 
     def add(self, tokens: list[int]) -> bool:
-        """Append emitted tokens; False if it has ended meanwhile, and gets no more."""
+        """Append emitted tokens. False if it has ended meanwhile: then none is appended."""
         with self._lock:
             if self.finished:
                 return False
@@ -308,13 +312,13 @@ class Request:
             return True
 
     def end(self, reason: str, error: Exception | None = None) -> bool:
-        """The first end counts; false for any later one."""
+        """End it. False if it had ended already: the first reason stays."""
         with self._lock:
             return self._end(reason, error)
 
     def abandon(self) -> None:
-        """Cancel it, if nothing else reads it. A finalizer may call this in the middle of anything, also of what is
-        done under its lock: if that is held, its engine ends it before the next step."""
+        """Cancel it, if it has no other reader. A finalizer may call this anywhere, also while this thread holds the
+        lock: then the engine ends the request before the next step."""
         if self.readers or self.finished:
             return
         if self._lock.acquire(blocking=False):
@@ -338,7 +342,7 @@ class Request:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """It has ended and owns nothing any more: tell its listener."""
+        """Notify the listener. The request has ended and owns nothing any more."""
         self.closed = True
         self.driver = NoDriver()
         try:
@@ -351,5 +355,5 @@ class Request:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """What a request keeps of the wish to stop everything (``KeyboardInterrupt``), which is no error of its own."""
+    """The error of a request that ``error`` ended: an ``Exception`` itself, a RuntimeError for an interrupt."""
     return error if isinstance(error, Exception) else RuntimeError(f"interrupted by {error!r}")

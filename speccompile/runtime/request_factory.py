@@ -17,7 +17,7 @@ from speccompile.runtime.listener import Listener, Streamer, check_streamer, che
 from speccompile.runtime.request import Driver, Params, Request
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.saver import Saver
-from speccompile.runtime.score_records import RecordRequest, Records, check_kept
+from speccompile.runtime.score_records import ExtraOutputs, Records, check_kept
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.target import Target
 
@@ -63,7 +63,7 @@ class RequestFactory:
             priority=options.priority,
             reuse=not options.prompt_logprobs,
             tokenizer=options.tokenizer,
-            wanted=RecordRequest(
+            outputs=ExtraOutputs(
                 options.logprobs, options.prompt_logprobs, options.output_logits, options.output_scores
             ),
             num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
@@ -127,4 +127,4 @@ class RequestFactory:
         room = min(params.max_new_tokens, layout.max_len - len(prompt))
         listener = Listener(shown, room, streamer, criteria)
         stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
-        return Request(driver, prompt, params, listener, stats, Records(params.wanted, self._arena))
+        return Request(driver, prompt, params, listener, stats, Records(params.outputs, self._arena))

@@ -1,4 +1,4 @@
-"""One step: prompts are read, a tier runs over the rows, its results are handed out."""
+"""One step: prompts are read, a tier runs over the rows, its results are delivered."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Flight:
 
     Args:
         rows: its requests.
-        outcome, records: copies, since the next run overwrites the arena; records of rows that want them.
-        offered: what the policy knew of each row.
+        outcome, records: copies, since the next run overwrites the arena; records only of rows that return them.
+        offered: the policy's inputs, for each row.
         started: when the run began, in seconds of ``time.perf_counter``.
         mixed: it read a prompt along.
     """
@@ -104,8 +104,8 @@ class Scheduler:
         While no request's tokens are watched as they come, prompts go first: one chunk, and no tier.
 
         Raises:
-            BaseException: only the wish to stop everything, such as a ``KeyboardInterrupt``. What is wrong with a
-                request is raised to its owner.
+            BaseException: only an interrupt, such as a ``KeyboardInterrupt``. An error of a request is raised where the
+                request is read.
         """
         try:
             if self._prompts.read():
@@ -118,13 +118,13 @@ class Scheduler:
                 self._collect(self.flights.popleft())
             return rows
         except BaseException as error:
-            # The fault is no single request's, and the arena may hold half a step of the others.
+            # The step as a whole failed, and the arena may hold a part of its results.
             self.flights.clear()
-            self._departures.fail(self._slots.owned, error)
+            self._departures.fail_all(self._slots.owned, error)
             return []
 
     def _answer_hosts(self) -> None:
-        """Write what rows need of the host before they run; their newest tokens have to be known for it."""
+        """Write the host's answers for the rows before they run. This needs their newest tokens."""
         asking = [request for request in self._batch.rows if request.on_host]
         while asking and self.flights:
             self._collect(self.flights.popleft())
@@ -148,7 +148,7 @@ class Scheduler:
         with self._clock.time(partial(note, draft_len)):
             tier.run()
         records = {
-            row: row.records.look(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.wanted
+            row: row.records.read(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.outputs
         }
         outcome, mixed = self.outcomes.take(), reader is not None
         self.flights.append(Flight(rows, outcome, records, offered, tier.draft_len, started, mixed))
@@ -157,7 +157,7 @@ class Scheduler:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
 
     def _collect(self, flight: Flight) -> None:
-        """Hand out what a run of a tier emitted. Requests that ended while it ran get nothing of it."""
+        """Deliver the emitted tokens of a run. A request that ended during the run receives none of them."""
         columns = flight.outcome.read()
         self._learn(flight, columns)
         for request in flight.rows:
@@ -165,12 +165,12 @@ class Scheduler:
                 continue
             emitted, accepted, proposed, alive, *newest = (column[request.slot] for column in columns)
             if alive and not emitted:
-                self._set_back(request)
+                self._retry_without_drafts(request)
                 continue
-            self._batch.stuck.discard(request)
+            self._batch.without_drafts.discard(request)
             self._stats.count(emitted, accepted, proposed)
             request.stats.count(emitted, accepted, proposed)
-            self._delivery.hand_out(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
+            self._delivery.deliver(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
         self._departures.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]]) -> None:
@@ -179,7 +179,7 @@ class Scheduler:
         if not self.late:
             seconds = time.perf_counter() - flight.started
             self._stats.count_seconds(flight.draft_len, seconds)
-            # What reading a prompt along takes is not the tier's cost.
+            # The time of a prompt that was read along is not the tier's cost.
             milliseconds = None if flight.mixed else 1e3 * seconds
         if not self._policies.learns:
             return
@@ -187,8 +187,8 @@ class Scheduler:
         done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds)
         self._policies.note(done, [row.draft_len for row in flight.offered])
 
-    def _set_back(self, request: Request) -> None:
+    def _retry_without_drafts(self, request: Request) -> None:
         """No token could be chosen before its drafts: its next step has no drafts."""
-        self._batch.stuck.add(request)
+        self._batch.without_drafts.add(request)
         if self._clears_rejected:
             self._arena.clear_text_state(request.slot, request.cached)

@@ -1,4 +1,4 @@
-"""Which request owns which slot, and whose KV the free ones still hold."""
+"""Which request owns which slot, and which sequences' KV the free slots still hold."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from speccompile.runtime.request import Request
 
 
 class Slots:
-    """Hands out slots, with the KV of the longest known beginning of a prompt in place.
+    """Assigns slots, and reuses the KV of the longest known prefix of a prompt.
 
-    A finished request's KV stays in its slot until another one needs that. A prompt that begins like that text, or like
-    the text of a request that still runs, is not read again so far: its slot keeps the KV, or gets a copy of it, and
-    prefill begins behind it.
+    A finished request's KV stays in its slot until another request needs the slot. If a prompt shares a prefix with
+    that sequence, or with that of a running request, its slot keeps or receives a copy of the prefix's KV, and prefill
+    begins after it.
 
     Args:
-        state_of_weights: differs from before when KV from before is no longer the model's.
-        reuse: whether to look for known beginnings at all.
-        clear: whether a new owner's attention reads places that its text has not reached, if only to hide them.
+        state_of_weights: changes when KV that was computed before is no longer the model's.
+        reuse: whether to look for known prefixes.
+        clear: whether attention reads places after the end of a sequence, if only to mask them.
     """
 
     def __init__(self, arena: Arena, state_of_weights: Callable[[], Hashable], *, reuse: bool, clear: bool) -> None:
@@ -26,8 +26,8 @@ class Slots:
         self._state_of_weights = state_of_weights
         self._reuse = reuse
         self._clear = clear
-        # Places at the end of a known beginning that depend on what came behind it there.
-        self._lag = max(tensor.looks_ahead for tensor in arena.layout.tensors.values())
+        # The last places of a known prefix, whose state depends on tokens after the prefix.
+        self._lookahead = max(tensor.looks_ahead for tensor in arena.layout.tensors.values())
         self._weights: dict[int, Hashable] = {}
         self._owners: dict[int, Request] = {}
         # Least recently used first, with the tokens whose KV each one holds.
@@ -42,12 +42,12 @@ class Slots:
         return list(self._owners.values())
 
     def take(self, request: Request) -> None:
-        """Give ``request`` a slot and write its prompt and limits there; one has to be free."""
+        """Assign a free slot to ``request``, and write its prompt and limits into the arena. There must be one."""
         prompt, layout = request.prompt, self._arena.layout
         weights = self._state_of_weights()
         source, shared = -1, 0
         if self._reuse and request.params.reuse:
-            source, shared = self._longest_beginning(prompt, weights)
+            source, shared = self._longest_prefix(prompt, weights)
         slot = self._choose(source, shared)
         del self._free[slot]
         self._owners[slot] = request
@@ -70,8 +70,8 @@ class Slots:
             request.params.sampling.place(arena, slot, len(prompt))
         arena.write("alive", slot, True)
 
-    def give_back(self, request: Request) -> None:
-        """The request has ended; of one that failed, nothing stays in the slot."""
+    def release(self, request: Request) -> None:
+        """Free the slot of ``request``, which has ended. The state of a failed request is cleared."""
         slot = request.slot
         del self._owners[slot]
         self._arena.reset_slot(slot)
@@ -79,29 +79,29 @@ class Slots:
             self._arena.clear_text_state(slot, 0)
         self._free[slot] = _text_with_kv(request) if request.error is None else []
 
-    def _longest_beginning(self, prompt: Sequence[int], weights: Hashable) -> tuple[int, int]:
-        """The slot whose KV begins like ``prompt`` for longest (-1 if none does), and for how many tokens. The prompt's
-        last token is left to be computed: its logits choose the first new one."""
+    def _longest_prefix(self, prompt: Sequence[int], weights: Hashable) -> tuple[int, int]:
+        """The slot whose KV shares the longest prefix with ``prompt`` (-1 if none does), and the length of that prefix.
+        The prompt's last token never belongs to it: its logits choose the first new token."""
         texts = self._free | {slot: _text_with_kv(request) for slot, request in self._owners.items()}
         lengths = {
-            slot: max(0, _shared(prompt, text, len(prompt) - 1) - self._lag)
+            slot: max(0, _common_prefix(prompt, text, len(prompt) - 1) - self._lookahead)
             for slot, text in texts.items()
             if self._weights.get(slot) == weights
         }
         lengths = {slot: length for slot, length in lengths.items() if length}
 
         def preference(slot: int) -> tuple[int, bool, bool]:
-            # Of equals, a free slot: its KV need not be copied. Of these, one that holds no more: nothing is given up.
+            # Of equals a free slot, whose KV need not be copied. Of these one that holds no more, so that none is lost.
             free = slot in self._free
-            return lengths[slot], free and len(self._free[slot]) == lengths[slot] + self._lag, free
+            return lengths[slot], free and len(self._free[slot]) == lengths[slot] + self._lookahead, free
 
         source = max(lengths, key=preference, default=-1)
         return source, lengths.get(source, 0)
 
     def _choose(self, source: int, shared: int) -> int:
-        """The source itself, if it is free and its text goes on as the prompt does; else the one that is missed least,
-        so that a beginning which many prompts share stays known."""
-        if source in self._free and shared and shared + self._lag == len(self._free[source]):
+        """The source itself, if it is free and all of its sequence is a prefix of the prompt. Otherwise an empty slot
+        or the least recently used one, so that a prefix which many prompts share stays known."""
+        if source in self._free and shared and shared + self._lookahead == len(self._free[source]):
             return source
         empty = [slot for slot, text in self._free.items() if not text]
         others = [slot for slot in self._free if slot != source]
@@ -112,9 +112,9 @@ def _text_with_kv(request: Request) -> list[int]:
     return (request.prompt + request.new_tokens)[: request.cached]
 
 
-def _shared(prompt: Sequence[int], text: Sequence[int], most: int) -> int:
-    """How many tokens both begin with, at most ``most``."""
-    for index, (wanted, held) in enumerate(zip(prompt[:most], text, strict=False)):
-        if wanted != held:
+def _common_prefix(prompt: Sequence[int], text: Sequence[int], most: int) -> int:
+    """Length of the common prefix, at most ``most``."""
+    for index, (expected, cached) in enumerate(zip(prompt[:most], text, strict=False)):
+        if expected != cached:
             return index
     return min(most, len(text))

@@ -47,7 +47,7 @@ class TierChoice:
         draft_len = self._policies.choose(offered, unread)
         # Every row's context is longer than the network reads.
         beyond = self._traits.reach is not None and not any(row.draft_len for row in offered)
-        if self._batch.stuck or beyond:
+        if self._batch.without_drafts or beyond:
             return 0
         most = max((row.draft_len for row in offered), default=0) if self._traits.ready else self._most_requested()
         return min(size for size in self._table.draft_lens if size >= min(draft_len, most))

@@ -58,7 +58,7 @@ class Turns:
         self.closed_error: type[Closed] = Closed
         self._lock = threading.Lock()
         self._owner: int | None = None
-        self._begun = 0
+        self._started_turns = 0
         self._ended_turns = 0
         self._waiting_threads = 0
         # Threads that do nothing but step: while there are any, no other thread takes turns to get what it waits for.
@@ -75,14 +75,14 @@ class Turns:
     @property
     def idle(self) -> bool:
         """Nothing waits, nothing runs, and no step is on."""
-        begun = self._begun
+        started = self._started_turns
         if self._lock.locked():
             return False
         # A turn that begins meanwhile may have a request in its hands, no longer in the queue and not yet in a slot.
-        return self._nothing_to_do and not self._lock.locked() and begun == self._begun
+        return self._is_empty and not self._lock.locked() and started == self._started_turns
 
     @property
-    def _nothing_to_do(self) -> bool:
+    def _is_empty(self) -> bool:
         return not (self._slots.owned or len(self._waiting) or self._scheduler.flights)
 
     def step(self) -> list[Request]:
@@ -151,11 +151,11 @@ class Turns:
             ForkedSpeculator: this process cannot step.
         """
         self.check_process()
-        if self.is_mine:
+        if self.in_turn:
             raise InsideStep(what=what)
 
     @property
-    def is_mine(self) -> bool:
+    def in_turn(self) -> bool:
         """The turn that is on is this thread's."""
         return self._owner == threading.get_ident()
 
@@ -166,7 +166,7 @@ class Turns:
             if not self._lock.acquire(blocking):
                 yield False
                 return
-            self._begun += 1
+            self._started_turns += 1
             self._owner = threading.get_ident()
             try:
                 self._retire_ended()
@@ -174,7 +174,7 @@ class Turns:
                 self._retire_ended()
             finally:
                 interrupt = self._departures.take_interrupt()
-                if self._on_host and (self._waiting_threads or self._nothing_to_do):
+                if self._on_host and (self._waiting_threads or self._is_empty):
                     # The next turn may be another thread's.
                     release_workers()
                 self._owner = None
@@ -183,14 +183,14 @@ class Turns:
                     self._ended_turns += 1
                     self.changed.notify_all()
                     self._ended.extend(request for request in self.readers.wake() if request.end("cancelled"))
-                self.tidy()
+                self.clean_up()
             if interrupt is not None:
                 raise interrupt
 
     @contextlib.contextmanager
     def while_building(self, *, alone: bool) -> Iterator[None]:
         """Build executables meanwhile, from any thread: with ``alone`` while no other thread steps."""
-        alone = alone and not self.is_mine
+        alone = alone and not self.in_turn
         with self.own() if alone else contextlib.nullcontext():
             yield
         if not alone and self._on_host:
@@ -216,7 +216,7 @@ class Turns:
         """``request`` ended outside of a step."""
         self._waiting.remove(request)
         self._ended.append(request)
-        self.tidy()
+        self.clean_up()
 
     def abandoned(self, request: Request) -> None:
         """The last reader of ``request`` has left. Takes no lock, since finalizers call it."""
@@ -230,7 +230,7 @@ class Turns:
             self._waiting.remove(request)
             self._ended.append(request)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Clean up after requests that ended outside of a step: now, or at the end of the turn that is on."""
         if self._ended:
             with self.own(blocking=False):
@@ -281,7 +281,7 @@ class Turns:
         with self.changed:
             self.closed = True
         # In a callback the turn that is on cleans up when it ends.
-        if self.forked or self.is_mine:
+        if self.forked or self.in_turn:
             return
         with self.own():
             pass

@@ -21,17 +21,19 @@ def test_a_batch_binds_the_slots_of_its_rows(arena: Arena) -> None:
     assert batch.reader is None and arena["slots"].tolist() == [1, arena.layout.dummy_slot]
     batch.join(second)
     assert arena["slots"].tolist() == [1, 0] and batch.kind == "greedy"
-    batch.stuck.add(first)
+    batch.without_drafts.add(first)
     batch.remove(first)
     batch.bind()
-    assert arena["slots"].tolist() == [0, arena.layout.dummy_slot] and not batch.stuck
+    assert arena["slots"].tolist() == [0, arena.layout.dummy_slot] and not batch.without_drafts
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "hurries"), [(True, True, True), (True, False, False), (False, True, False)]
+    ("mine", "others", "goes_first"), [(True, True, True), (True, False, False), (False, True, False)]
 )
-def test_a_prompt_goes_first_where_no_tokens_are_watched(arena: Arena, mine: bool, others: bool, hurries: bool) -> None:
+def test_a_prompt_goes_first_where_no_tokens_are_watched(
+    arena: Arena, mine: bool, others: bool, goes_first: bool
+) -> None:
     batch, request = Batch(arena), admitted(arena, patient=mine)
-    assert batch.hurries(request), "there are no rows to wait for it"
+    assert batch.goes_first(request), "there are no rows to wait for it"
     batch.join(admitted(arena, patient=others))
-    assert batch.hurries(request) == hurries
+    assert batch.goes_first(request) == goes_first

@@ -16,6 +16,6 @@ from support.engine_parts import MAX_LEN, Parts, admitted
 def test_delivery_finds_out_why_a_row_has_ended(new: list[int], eos: tuple[int, ...], reason: str) -> None:
     parts = Parts()
     request = admitted(parts.arena, eos=eos)
-    Delivery(parts.departures, parts.stats, MAX_LEN).hand_out(request, new, False, {})
+    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, new, False, {})
     assert (request.new_tokens, request.finish_reason) == (new, reason)
     assert isinstance(request.error, UndecidedLogits) == (reason == "error")

@@ -45,7 +45,7 @@ def test_a_streamer_gets_the_prompt_each_token_and_the_end() -> None:
     recorder = Recorder()
     heard = listener(streamer=recorder)
     heard.start()
-    assert not heard.hear(7) and not heard.hear(8)
+    assert not heard.notify(7) and not heard.notify(8)
     heard.end()
     # As transformers: the prompt [1, P], then tokens [1].
     assert recorder.received == [(torch.int64, [[5, 6]]), (torch.int64, [7]), (torch.int64, [8]), "end"]
@@ -60,16 +60,16 @@ def test_the_end_is_said_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("streamer", "criteria", "deaf"), [(None, [], True), (Recorder(), [], False), (None, [never], False)]
+    ("streamer", "criteria", "is_silent"), [(None, [], True), (Recorder(), [], False), (None, [never], False)]
 )
-def test_deaf_means_that_nobody_listens(streamer: Any, criteria: list[Any], deaf: bool) -> None:
-    assert listener(streamer=streamer, criteria=criteria).deaf == deaf
+def test_silent_means_that_nobody_listens(streamer: Any, criteria: list[Any], is_silent: bool) -> None:
+    assert listener(streamer=streamer, criteria=criteria).is_silent == is_silent
 
 
 def test_without_a_streamer_nothing_happens_at_start_and_end() -> None:
     heard = listener()
     heard.start()
-    assert heard.hear(3) is False
+    assert heard.notify(3) is False
     heard.end()
 
 
@@ -87,7 +87,7 @@ def test_a_streamer_that_raises_is_not_called_again(at: int) -> None:
     heard = listener(streamer=streamer)
     with pytest.raises(OSError) as caught:
         heard.start()
-        heard.hear(7)
+        heard.notify(7)
     assert caught.value is error
     heard.end()
     assert len(streamer.received) == at and "end" not in streamer.received
@@ -101,8 +101,8 @@ def test_criteria_see_the_prompt_and_all_tokens_and_no_scores() -> None:
         return torch.tensor([False])
 
     heard = listener(criteria=[criterion])
-    heard.hear(7)
-    heard.hear(8)
+    heard.notify(7)
+    heard.notify(8)
     assert seen == [(torch.int64, [[5, 6, 7]], None), (torch.int64, [[5, 6, 7, 8]], None)]
 
 
@@ -118,7 +118,7 @@ def test_criteria_are_asked_behind_the_streamer() -> None:
         order.append("asked")
         return torch.tensor([True])
 
-    assert listener(streamer=Says(), criteria=[criterion]).hear(7) is True
+    assert listener(streamer=Says(), criteria=[criterion]).notify(7) is True
     assert order == ["put", "asked"]
 
 
@@ -131,23 +131,23 @@ def test_the_ids_that_a_criterion_keeps_stay_what_they_were() -> None:
 
     heard = listener(criteria=[criterion])
     for token in (7, 8, 9):
-        heard.hear(token)
+        heard.notify(token)
     assert [ids.tolist() for ids in kept] == [[[5, 6, 7]], [[5, 6, 7, 8]], [[5, 6, 7, 8, 9]]]
 
 
 @pytest.mark.parametrize("answer", [True, torch.tensor([True]), torch.tensor(True), 1])
 def test_a_criterion_may_answer_in_several_ways(answer: Any) -> None:
-    assert listener(criteria=[lambda ids, scores: answer]).hear(7) is True
+    assert listener(criteria=[lambda ids, scores: answer]).notify(7) is True
 
 
 def test_one_criterion_of_several_is_enough() -> None:
-    assert listener(criteria=[never, lambda ids, scores: torch.tensor([True]), never]).hear(7) is True
-    assert listener(criteria=[never, never]).hear(7) is False
+    assert listener(criteria=[never, lambda ids, scores: torch.tensor([True]), never]).notify(7) is True
+    assert listener(criteria=[never, never]).notify(7) is False
 
 
 def test_there_is_room_for_every_token() -> None:
     heard = listener(prompt=[1, 2, 3], room=4, criteria=[MaxLengthCriteria(max_length=7)])
-    assert [heard.hear(token) for token in range(4)] == [False, False, False, True]
+    assert [heard.notify(token) for token in range(4)] == [False, False, False, True]
 
 
 def test_what_a_listener_raises_is_the_callers() -> None:
@@ -155,7 +155,7 @@ def test_what_a_listener_raises_is_the_callers() -> None:
         raise ZeroDivisionError("scores are None")
 
     with pytest.raises(ZeroDivisionError):
-        listener(criteria=[broken]).hear(7)
+        listener(criteria=[broken]).notify(7)
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def stops_at(prompt: str, text: list[str], stop: Any, letters: PreTrainedTokeniz
     ids = letters.convert_tokens_to_ids([*letters.tokenize(prompt), *text])
     count = len(ids) - len(text)
     heard = Listener(torch.tensor([ids[:count]]), len(text), None, make_criteria(stop, letters, None))
-    return next((place for place, token in enumerate(ids[count:]) if heard.hear(token)), None)
+    return next((place for place, token in enumerate(ids[count:]) if heard.notify(token)), None)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_stop_strings_of_a_real_tokenizer(smollm2: tuple[PreTrainedModel, PreTra
     ids = words("The sky is blue.\n\nAnd 你好 is Chinese.", add_special_tokens=False).input_ids
     for stop in (".\n", " is b", "好", "Chinese"):
         heard = Listener(torch.tensor([ids[:1]]), len(ids), None, make_criteria(stop, words, None))
-        place = next(place for place, token in enumerate(ids[1:], 1) if heard.hear(token))
+        place = next(place for place, token in enumerate(ids[1:], 1) if heard.notify(token))
         assert stop in words.decode(ids[: place + 1]), stop
         assert stop not in words.decode(ids[:place]), stop
 
@@ -279,7 +279,7 @@ def test_a_listener_made_in_inference_mode_hears_outside_of_it() -> None:
 
     with torch.inference_mode():
         listener = Listener(torch.tensor([[1, 2, 3]]), 10, None, make_criteria(None, None, At()))
-    assert [listener.hear(token) for token in (7, 8)] == [False, True]
+    assert [listener.notify(token) for token in (7, 8)] == [False, True]
 
 
 def test_stop_strings_know_tokens_that_were_added_meanwhile() -> None:

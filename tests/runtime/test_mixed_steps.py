@@ -14,7 +14,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.compiler.config import MIXED_TOKENS
 from speccompile.passes.step.mixed import mixed_rows, with_prompt
-from speccompile.runtime.prefill import CHUNKS, FORGOTTEN, LONGEST_WAIT_WITH_DRAFTS, STEPS, PrefillBudget
+from speccompile.runtime.prefill import CHUNKS, EXPIRY, LONGEST_WAIT_WITH_DRAFTS, STEPS, PrefillBudget
 from support.engines import always_mixes, breaking, greedy
 from support.plans import planned
 from support.tiny import admitted, cancel_all, random_prompt
@@ -221,7 +221,7 @@ def test_a_step_that_took_too_long_is_tried_again_later() -> None:
     assert budget.mixes, "what a usual step takes is not known yet"
     budget.note_step(0, 1.0)
     assert not budget.mixes
-    for _ in range(FORGOTTEN):
+    for _ in range(EXPIRY):
         assert not budget.mixes
         budget.note_chunk(4, 0.1)
     assert budget.mixes

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speccompile.graph.state import recorded_state
-from speccompile.runtime.score_records import RecordRequest
+from speccompile.runtime.score_records import ExtraOutputs
 from support.engine_parts import VOCAB, WIDTHS, Parts
 from support.engines import Breaks
 
@@ -123,7 +123,7 @@ def test_a_prompt_whose_log_probabilities_are_wanted_has_chunks_that_record_them
     parts.table.prepare("greedy", watched=True)
     parts.running([10], new=12)
     parts.arena["chunk_logprobs"].copy_(torch.tensor([-1.0, -2.0, -3.0, -4.0]))
-    request = parts.submit([1, 2, 3, 4], wanted=RecordRequest(prompt_logprobs=True))
+    request = parts.submit([1, 2, 3, 4], outputs=ExtraOutputs(prompt_logprobs=True))
     while request not in parts.batch.rows:
         parts.prompts.read()
         assert parts.runs, "it is not read along"

@@ -129,10 +129,10 @@ def test_a_listener_has_room_up_to_max_len(bench: Bench, length: int, new: int) 
 
     request = bench.submitted([1] * length, stopping_criteria=criterion)
     for token in range(new):
-        assert not request.listener.hear(token)
+        assert not request.listener.notify(token)
     assert seen[-1] == length + new
     with pytest.raises(IndexError):
-        request.listener.hear(0)
+        request.listener.notify(0)
 
 
 def test_a_request_whose_tokens_the_host_chooses_has_no_drafts_and_a_call_of_its_own(bench: Bench) -> None:

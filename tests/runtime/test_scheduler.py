@@ -131,11 +131,11 @@ def test_a_row_that_emits_nothing_and_lives_goes_on_without_drafts() -> None:
     request = parts.running([1], new=9)
     parts.silent.add(request.slot)
     parts.scheduler.run_step()
-    assert parts.batch.stuck == {request} and request.new_tokens == [2] and not request.finished
+    assert parts.batch.without_drafts == {request} and request.new_tokens == [2] and not request.finished
     parts.silent.clear()
     parts.scheduler.run_step()
     parts.scheduler.run_step()
-    assert parts.runs == ["greedy K=3 B=1", "greedy K=0 B=1", "greedy K=3 B=1"] and not parts.batch.stuck
+    assert parts.runs == ["greedy K=3 B=1", "greedy K=0 B=1", "greedy K=3 B=1"] and not parts.batch.without_drafts
 
 
 @pytest.mark.parametrize("clears", [False, True])

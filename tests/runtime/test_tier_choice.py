@@ -15,7 +15,7 @@ READY = StepTraits(ready=True)
 
 
 def draft_len(parts: Parts) -> int:
-    return parts.choice.draft_len(parts.choice.offers(), 0)
+    return parts.choice.draft_len(parts.choice.policy_inputs(), 0)
 
 
 @pytest.mark.parametrize("chosen", [0, 3])
@@ -49,7 +49,7 @@ def test_the_policy_bounds_a_ready_drafter() -> None:
 
 def test_a_row_whose_drafts_failed_has_none_in_its_next_step() -> None:
     parts = Parts(Fixed(3))
-    parts.batch.stuck.add(parts.running(new=9))
+    parts.batch.without_drafts.add(parts.running(new=9))
     assert draft_len(parts) == 0
 
 

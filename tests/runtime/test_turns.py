@@ -20,10 +20,10 @@ def parts() -> TurnParts:
 
 def test_a_step_is_taken_by_the_thread_that_wants_it(parts: TurnParts) -> None:
     mine: list[bool] = []
-    parts.steps.work = lambda: mine.append(parts.turns.is_mine)
+    parts.steps.work = lambda: mine.append(parts.turns.in_turn)
     parts.turns.step()
     parts.turns.turn()
-    assert mine == [True, True] and not parts.turns.is_mine
+    assert mine == [True, True] and not parts.turns.in_turn
 
 
 def test_one_thread_at_a_time_has_the_turn(parts: TurnParts) -> None:
@@ -61,7 +61,7 @@ def test_a_step_that_raises_gives_the_turn_back(parts: TurnParts) -> None:
 
 def test_an_interrupt_that_was_kept_is_raised_when_the_turn_has_ended(parts: TurnParts) -> None:
     request, interrupt = parts.running(), KeyboardInterrupt()
-    parts.steps.work = lambda: parts.departures.fail([request], interrupt)
+    parts.steps.work = lambda: parts.departures.fail_all([request], interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
         parts.turns.turn()
     assert caught.value is interrupt and parts.slots.free == 2
@@ -75,14 +75,14 @@ def test_it_is_idle_when_nothing_waits_and_runs_and_no_turn_is_on(parts: TurnPar
         assert not parts.turns.idle
     request = parts.running()
     assert not parts.turns.idle
-    parts.slots.give_back(request)
+    parts.slots.release(request)
     parts.turns.enqueue([request_of(parts.arena)])
     assert not parts.turns.idle
 
 
 def test_run_steps_until_it_is_idle(parts: TurnParts) -> None:
     request = parts.running()
-    parts.steps.work = lambda: parts.steps.count == 3 and parts.departures.fail([request], ValueError())
+    parts.steps.work = lambda: parts.steps.count == 3 and parts.departures.fail_all([request], ValueError())
     parts.turns.run()
     assert parts.steps.count == 3
 

@@ -14,7 +14,7 @@ from transformers import StoppingCriteriaList
 from speccompile.errors import QueueFull
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.request import Params, Request
-from speccompile.runtime.score_records import RecordRequest, Records
+from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.waiting import WaitingQueue
 from support.errors import raises
@@ -36,7 +36,7 @@ class Nobody:
 def request(priority: int = 0) -> Request:
     listener = Listener(torch.tensor([[1]]), 1, None, StoppingCriteriaList())
     return Request(
-        Nobody(), [1], Params(1, (), priority=priority), listener, RequestStats(0), Records(RecordRequest(), {})
+        Nobody(), [1], Params(1, (), priority=priority), listener, RequestStats(0), Records(ExtraOutputs(), {})
     )
 
 

@@ -63,7 +63,7 @@ def request_of(
     given = Params(**{"max_new_tokens": new, "eos": ()} | params)
     listener = Listener(torch.tensor([prompt]), new, streamer, StoppingCriteriaList())
     stats = RequestStats(arena.layout.max_draft_len, len(prompt))
-    return Request(NoDriver(), prompt, given, listener, stats, Records(given.wanted, arena))
+    return Request(NoDriver(), prompt, given, listener, stats, Records(given.outputs, arena))
 
 
 def admitted(arena: Arena, *, slot: int = 0, **options: Any) -> Request:

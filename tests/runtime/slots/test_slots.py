@@ -10,7 +10,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.state import N, S, StateSpec, core_state, resolve_layout
 from speccompile.runtime.listener import Listener, make_criteria
 from speccompile.runtime.request import Params, Request
-from speccompile.runtime.score_records import RecordRequest, Records
+from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import RequestStats
 from support.known_texts import shared_beginning
@@ -41,7 +41,7 @@ def request_of(text: list[int], arena: Arena) -> Request:
         Params(max_new_tokens=4, eos=()),
         Listener(torch.tensor([text]), 4, None, make_criteria(None, None, None)),
         RequestStats(1),
-        Records(RecordRequest(), arena),
+        Records(ExtraOutputs(), arena),
     )
 
 
@@ -101,7 +101,7 @@ def test_a_slot_holds_the_longest_known_beginning_and_nothing_wrong(data: st.Dat
         elif action in ("end", "fail") and running:
             request = running.pop(data.draw(st.integers(0, len(running) - 1)))
             request.end("error" if action == "fail" else "eos", RuntimeError() if action == "fail" else None)
-            slots.give_back(request)
+            slots.release(request)
             text = (request.prompt + request.new_tokens)[: request.cached]
             free[request.slot] = (born[request], [] if action == "fail" else text)
             if action == "fail":
@@ -122,7 +122,7 @@ def test_of_two_that_know_as_much_the_one_that_ends_there_goes_on() -> None:
         slots.take(request)
         request.cached = cached
         request.end("eos", None)
-        slots.give_back(request)
+        slots.release(request)
         owned.append(request.slot)
     assert owned[0] != owned[1]
     request = request_of([0, 0], arena)
