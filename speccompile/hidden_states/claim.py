@@ -1,4 +1,4 @@
-"""A folder of records belongs to one model and its layers, from the moment that somebody begins to write there."""
+"""Claims of processes on a folder of records, which holds records of one model and its layers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from speccompile.errors import InvalidOption
 from speccompile.hidden_states.options import WHERE
 from speccompile.hidden_states.records import About
 
-#: Folders are shared by users, too, as far as they may write there.
-ANYBODY = 0o666
+#: The mode of lock files: users who may write into a folder share it.
+SHARED_MODE = 0o666
 
 
 class Claim:
-    """This process writes records of ``about`` into ``folder`` under ``prefix``, until :meth:`release`, or until it
-    ends, however it does.
+    """The right of this process to write records of ``about`` into ``folder`` under ``prefix``. It lasts until
+    :meth:`release`, or until the process ends in any way.
 
-    What is claimed stands in a file beside a lock: records tell it only once there are some.
+    A file beside the lock holds ``about``, since there may be no records yet.
 
     Raises:
         InvalidOption: a process writes under the prefix, or records about something else under another one.
@@ -29,18 +29,18 @@ class Claim:
         self._folder = folder
         self._lock = _lock(folder, prefix)
         self._file = folder / f".{prefix}.about"
-        # Two that begin at once see one another.
-        with FileLock(folder / ".lock", mode=ANYBODY):
+        # Of two processes that begin at once, the second sees the first one's claim.
+        with FileLock(folder / ".lock", mode=SHARED_MODE):
             try:
                 self._lock.acquire(timeout=0)
             except Timeout:
                 reason = f"a process writes there, under file_prefix={prefix!r}; give another one"
                 raise self._refused(reason) from None
             try:
-                self._look_around(repr(about))
+                self._check_other_claims(repr(about))
                 self._file.write_text(repr(about))
             except BaseException:
-                # Who keeps the traceback would keep the lock.
+                # The traceback would keep the lock alive.
                 self._lock.release()
                 raise
 
@@ -49,7 +49,8 @@ class Claim:
         self._file.unlink(missing_ok=True)
         self._lock.release()
 
-    def _look_around(self, about: str) -> None:
+    def _check_other_claims(self, about: str) -> None:
+        """Raises InvalidOption if another process writes records of something else into the folder."""
         for file in self._folder.glob(".*.about"):
             try:
                 other = file.read_text()
@@ -75,4 +76,4 @@ class Claim:
 
 
 def _lock(folder: Path, prefix: str) -> FileLock:
-    return FileLock(folder / f".{prefix}.lock", mode=ANYBODY)
+    return FileLock(folder / f".{prefix}.lock", mode=SHARED_MODE)

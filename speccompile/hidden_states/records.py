@@ -1,7 +1,7 @@
-"""One text with its hidden states, and how several of them lie in a safetensors file.
+"""Records: sequences with their hidden states, and their layout in safetensors files.
 
 The fields are those of the files that TensorRT-LLM (``SaveHiddenStatesResourceManager``) and SpecForge
-(``prepare_hidden_states.py``) write. Captured layers are stored once, though both have a name for them.
+(``prepare_hidden_states.py``) write. Captured layers are stored once, although both name them twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speccompile.errors import CorruptRecords, error_line
 from speccompile.hidden_states.options import FINAL, SaveHiddenStates
 
 FORMAT = 1
-#: Under which a file's metadata has what it is about.
+#: The key of the header in a file's metadata.
 KEY = "speccompile"
 FIELDS = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
 #: A field that not all files have.
@@ -30,8 +30,8 @@ CHOICES = "choices"
 
 
 @dataclass(frozen=True)
-class RecordOrder:
-    """That a request's hidden states are to be saved.
+class RecordSpec:
+    """The record that is saved of a request.
 
     Args:
         id: of the record.
@@ -44,13 +44,13 @@ class RecordOrder:
 
 @dataclass(frozen=True)
 class Record:
-    """A text of ``n + 1`` tokens or more, of which the target has read ``n``.
+    """A sequence of at least ``n + 1`` tokens, of which the target has read ``n``.
 
     Args:
         id: unique in its folder.
         input_ids: int64 ``[n]``, what the target has read: all but the newest token.
-        loss_mask: int64 ``[n]``, 1 at tokens to learn from: those that the target has written, or as was given.
-        hidden_state: ``[n, M]``, behind the final norm, what the lm_head reads.
+        loss_mask: int64 ``[n]``, 1 at tokens to learn from: the target's own tokens, or the given mask.
+        hidden_state: ``[n, M]``, after the final norm: the input of the lm_head.
         aux_hidden_state: ``[n, layers * M]``, the captured layers' outputs side by side.
         layers: the captured ones, -1 being the final norm.
         choices: int32 ``[n]``, the target's likeliest token after each; None where that was not saved.
@@ -100,8 +100,10 @@ class About:
 
 
 def about(model: PreTrainedModel, options: SaveHiddenStates, weights: str = "same") -> About:
-    """Args:
-    weights: as ``wrap`` takes it: rounded ones are another model's.
+    """What the records of ``model`` have in common.
+
+    Args:
+        weights: the option of ``wrap``. Records of rounded weights are those of another model.
     """
     dtype = str(model.dtype).removeprefix("torch.")
     rounded = "" if weights == "same" else f" {weights}"
@@ -109,14 +111,14 @@ def about(model: PreTrainedModel, options: SaveHiddenStates, weights: str = "sam
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """Of the first values of each weight: tells a model from another one of its kind."""
+    """A digest of the first values of each weight, which differs between models of one architecture."""
     values = [weight.detach().reshape(-1)[:4].float() for weight in model.parameters()]
     return hashlib.sha256(torch.cat(values).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def encode(about: About, records: Sequence[Record]) -> bytes:
-    """A file of these."""
-    described = {
+    """The bytes of a file with these records."""
+    header = {
         "format": FORMAT,
         "model": about.model,
         "weights": about.weights,
@@ -132,30 +134,30 @@ def encode(about: About, records: Sequence[Record]) -> bytes:
     for index, record in enumerate(records):
         if record.choices is not None:
             tensors[f"{index}.{CHOICES}"] = record.choices
-    return save(tensors, {KEY: json.dumps(described)})
+    return save(tensors, {KEY: json.dumps(header)})
 
 
 def read_header(path: Path) -> tuple[About, list[str]] | None:
-    """What a file is about, and the ids of its records in order; None if it is no file of records.
+    """The header of a file, and the ids of its records in order. None if it is not a file of records.
 
     Raises:
-        CorruptRecords: it is cut off or changed.
+        CorruptRecords: it is truncated or changed.
     """
     try:
         with safe_open(path, "pt") as file:
-            described = json.loads((file.metadata() or {}).get(KEY, "null"))
-        if described is None:
+            header = json.loads((file.metadata() or {}).get(KEY, "null"))
+        if header is None:
             return None
-        if described["format"] == FORMAT:
-            return _about(described), list(described["ids"])
+        if header["format"] == FORMAT:
+            return _about(header), list(header["ids"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CorruptRecords(path=str(path), reason=error_line(error)) from error
-    reason = f"its format is {described['format']}, and this version reads {FORMAT}"
+    reason = f"its format is {header['format']}, and this version reads {FORMAT}"
     raise CorruptRecords(path=str(path), reason=reason)
 
 
-def _about(described: Mapping[str, Any]) -> About:
-    return About(described["model"], described["weights"], tuple(described["layers"]), described["dtype"])
+def _about(header: Mapping[str, Any]) -> About:
+    return About(header["model"], header["weights"], tuple(header["layers"]), header["dtype"])
 
 
 def read_text(path: Path, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,10 +174,10 @@ def read_text(path: Path, index: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def read_record(path: Path, index: int, id: str, layers: tuple[int, ...]) -> Record:
-    """One of a file whose records have these layers.
+    """Read one record of a file whose records have these layers.
 
     Raises:
-        CorruptRecords: the file was cut off or taken away meanwhile.
+        CorruptRecords: the file was truncated or removed meanwhile.
     """
     try:
         with safe_open(path, "pt") as file:

@@ -1,4 +1,4 @@
-"""Writes records so that none is lost which it has told of, whenever the process is killed."""
+"""Writes records. A record that is reported as written survives if the process is killed at any time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from speccompile.utils.whole_files import write_whole
 
 
 class RecordWriter:
-    """Writes a file for every ``write_interval`` records, in a thread of its own.
+    """Writes a file for every ``write_interval`` records, in a separate thread.
 
-    A file is written under another name, brought to the disk, and renamed: it is there as a whole or not at all. Only
-    then its records count as :attr:`written`. What a killed process leaves besides is a file of the other name, which
-    the next writer takes away.
+    A file is written under a temporary name, flushed to the disk, and renamed, so it is complete or absent. Its records
+    are :attr:`written` from then on. A killed process may leave a file of a temporary name, which the next writer
+    removes.
 
     Any thread may call any method.
 
@@ -42,25 +42,25 @@ class RecordWriter:
         except OSError as error:
             raise self._invalid(f"it cannot be written ({error_line(error)})") from error
         try:
-            self._number, there = self._look_around()
+            self._number, there = self._scan_folder()
         except BaseException:
             self._claim.release()
             raise
-        # Replaced as a whole, and by the thread that writes alone.
+        # Only the writing thread replaces it, as a whole.
         self._written = frozenset(there)
         self._next_id = _last_number(rf"{re.escape(self._prefix)}-(\d+)", there, none=-1) + 1
-        # Ids of records that are there or will be, so that no two requests make the same one.
-        self._taken = set(there)
+        # Ids of records that exist or will exist, so that no two requests use the same one.
+        self._reserved = set(there)
         self._mutex = threading.RLock()
         self._pending: list[Record] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speccompile-records")
         self._writing: Future[None] | None = None
-        # Of writing, behind which nothing is written any more; of making one record.
+        # The error of a write, after which nothing is written any more; the error of creating a record.
         self._failure: Exception | None = None
-        self._lost: Exception | None = None
+        self._record_failure: Exception | None = None
 
-    def _look_around(self) -> tuple[int, SavedHiddenStates]:
-        """Number of the last file of this prefix, and all records of the folder. Takes away what was not finished."""
+    def _scan_folder(self) -> tuple[int, SavedHiddenStates]:
+        """The number of the last file of this prefix, and all records of the folder. Removes unfinished files."""
         name = rf"{re.escape(self._prefix)}_(\d+)\.safetensors"
         try:
             names = os.listdir(self.folder)
@@ -83,32 +83,32 @@ class RecordWriter:
         """Ids of the records that are on the disk, those of earlier processes included."""
         return self._written
 
-    def order(self, id: str | None = None) -> str:
-        """Reserve the id of a record that will be added, or be given up; None takes the prefix and the next number,
-        which no other process gives.
+    def reserve(self, id: str | None = None) -> str:
+        """Reserve the id of a record that will be added or cancelled. None takes the prefix and the next number, which
+        no other process uses.
 
         Raises:
-            InvalidOption: there is one of that id, or will be.
-            RecordsNotWritten: an earlier one could not be made or written.
+            InvalidOption: a record of that id exists or is reserved.
+            RecordsNotWritten: an earlier record could not be created or written.
         """
         with self._mutex:
             self._raise_failure()
             while id is None:
-                made, self._next_id = f"{self._prefix}-{self._next_id}", self._next_id + 1
-                id = None if made in self._taken else made
-            if id in self._taken:
+                own, self._next_id = f"{self._prefix}-{self._next_id}", self._next_id + 1
+                id = None if own in self._reserved else own
+            if id in self._reserved:
                 reason = f"there is a record of that id in {self.folder}, or one on its way"
                 raise InvalidOption(where=WHERE, name="record", value=id, reason=reason)
-            self._taken.add(id)
+            self._reserved.add(id)
             return id
 
-    def give_up(self, id: str) -> None:
-        """No record of that id comes."""
+    def cancel(self, id: str) -> None:
+        """Free a reserved id, of which no record will be added."""
         with self._mutex:
-            self._taken.discard(id)
+            self._reserved.discard(id)
 
     def add(self, record: Record) -> None:
-        """Have it written with the next file; waits while the disk is a whole file behind."""
+        """Write it with the next file. Waits while an earlier file is being written."""
         with self._mutex:
             self._pending.append(record)
             if len(self._pending) >= self._interval and self._failure is None:
@@ -117,21 +117,21 @@ class RecordWriter:
                 self._writing = self._worker.submit(self._write, batch)
 
     def fail(self, error: Exception) -> None:
-        """A record that was ordered could not be made: no other is taken any more."""
+        """Note that a reserved record could not be created: :meth:`reserve` and :meth:`flush` raise from now on."""
         with self._mutex:
-            self._lost = self._lost or error
+            self._record_failure = self._record_failure or error
 
     def flush(self) -> None:
-        """Write what waits, in a file of fewer records.
+        """Write the pending records, in a file of fewer than ``write_interval``.
 
         Raises:
-            RecordsNotWritten: the disk does not take it, or some record could not be made.
+            RecordsNotWritten: the file cannot be written, or some record could not be created.
         """
         with self._mutex:
             self._wait()
             batch, self._pending = self._pending, []
             if batch and self._failure is None:
-                # Here, since no thread takes work any more when the interpreter ends.
+                # In this thread, since executors accept no work when the interpreter ends.
                 try:
                     self._write(batch)
                 except Exception as error:
@@ -139,7 +139,7 @@ class RecordWriter:
             self._raise_failure()
 
     def close(self) -> None:
-        """The same, and let another process write there."""
+        """Flush, and release the folder to other processes."""
         try:
             self.flush()
         finally:
@@ -147,17 +147,17 @@ class RecordWriter:
             self._claim.release()
 
     def _wait(self) -> None:
-        """Until the file that is being written is there."""
+        """Wait for the file that is being written."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             try:
                 writing.result()
             except Exception as error:
-                # Told to whoever orders the next record, whatever it is: requests that run have no part in it.
+                # The next reservation raises it: running requests have no part in it.
                 self._failure = error
 
     def _raise_failure(self) -> None:
-        error = self._failure or self._lost
+        error = self._failure or self._record_failure
         if error is not None:
             raise RecordsNotWritten(folder=str(self.folder), reason=error_line(error)) from error
 
@@ -169,5 +169,5 @@ class RecordWriter:
 
 
 def _last_number(pattern: str, names: Iterable[str], *, none: int) -> int:
-    """The greatest of what the group of ``pattern`` has in ``names``, or ``none``."""
+    """The greatest number that the group of ``pattern`` matches in ``names``, or ``none``."""
     return max((int(found[1]) for name in names if (found := re.fullmatch(pattern, name))), default=none)

@@ -1,4 +1,4 @@
-"""Saves the hidden states of many given texts, those that are not there yet."""
+"""Saves the hidden states of many given texts, except those that are saved already."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import StoppingCriteriaList
 
 from speccompile.errors import InvalidInput
-from speccompile.hidden_states.records import RecordOrder
+from speccompile.hidden_states.records import RecordSpec
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.inputs import check_options, read_prompt
@@ -41,23 +41,23 @@ def save_texts(
     if loss_masks is None:
         loss_masks = [[int(max_new_tokens == 1)] * len(prompt) for prompt in prompts]
 
-    def submit(number: int, order: RecordOrder) -> Request:
+    def submit(number: int, record_spec: RecordSpec) -> Request:
         own = None if sampling is None else sampling.of_row(number, len(prompts))
-        params = Params(max_new_tokens, tuple(eos), own, patient=True, record=order)
+        params = Params(max_new_tokens, tuple(eos), own, patient=True, record=record_spec)
         shown = torch.tensor([prompts[number]])
         request = engine.new_request(prompts[number], params, shown, None, StoppingCriteriaList())
         engine.enqueue([request])
         return request
 
-    orders = [(index, RecordOrder(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
+    specs = [(index, RecordSpec(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
     room = engine.arena.layout.max_batch + engine.options.max_waiting
-    _collect(writer, orders, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=options.progress)
+    _collect(writer, specs, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=options.progress)
 
 
 def _check(
     prompts: Sequence[Sequence[int]], ids: Sequence[str | None] | None, loss_masks: Sequence[Sequence[int]] | None
 ) -> list[str]:
-    """Ids of the records: the given ones, else a digest of each text, so that it does not matter where it stands.
+    """Ids of the records: the given ones, else a digest of each text, which does not depend on its place in the list.
 
     Raises:
         InvalidInput: there are not as many as texts, one occurs twice, or a mask is not as long as its text.
@@ -68,39 +68,41 @@ def _check(
     named = [id for id in given if id is not None]
     if len(set(named)) < len(named):
         raise InvalidInput(name="ids", reason="one occurs twice")
-    made = [digest(json.dumps(prompt))[:16] if id is None else id for id, prompt in zip(given, prompts, strict=True)]
+    record_ids = [
+        digest(json.dumps(prompt))[:16] if id is None else id for id, prompt in zip(given, prompts, strict=True)
+    ]
     if loss_masks is None:
-        return made
+        return record_ids
     if len(loss_masks) != len(prompts):
         raise InvalidInput(name="loss_masks", reason=f"give one for each of the {len(prompts)} texts, or None")
     for row, (prompt, mask) in enumerate(zip(prompts, loss_masks, strict=True)):
         if len(mask) != len(prompt) or not set(mask) <= {0, 1}:
             reason = f"that of text {row} has to have a 0 or 1 for each of its {len(prompt)} tokens"
             raise InvalidInput(name="loss_masks", reason=reason)
-    return made
+    return record_ids
 
 
 def _collect(
     writer: RecordWriter,
-    orders: Sequence[tuple[int, RecordOrder]],
-    submit: Callable[[int, RecordOrder], Request],
+    specs: Sequence[tuple[int, RecordSpec]],
+    submit: Callable[[int, RecordSpec], Request],
     *,
     at_once: int,
     progress: bool,
 ) -> None:
-    """Have a record made of each text that has none.
+    """Create a record of each text that has none.
 
     Args:
-        orders: the texts' numbers, with their orders; of several with one id the first counts.
-        submit: makes a request of one.
+        specs: the texts' numbers, with their records; of several with one id the first is valid.
+        submit: submits the request of a text.
         at_once: most requests that run or wait at a time.
-        progress: show a bar on a terminal; what it counts is on the disk.
+        progress: show a bar of the written records on a terminal.
 
     Raises:
-        RecordsNotWritten: the disk does not take them.
-        RequestFailed: one of the requests did. What was made until then is written.
+        RecordsNotWritten: they cannot be written.
+        RequestFailed: one of the requests failed. The records up to then are written.
     """
-    first = {order.id: (number, order) for number, order in reversed(orders)}
+    first = {record_spec.id: (number, record_spec) for number, record_spec in reversed(specs)}
     missing = deque(item for id, item in reversed(first.items()) if id not in writer.written)
     before = len(writer.written) - (len(first) - len(missing))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -111,12 +113,12 @@ def _collect(
         try:
             while missing or running:
                 while missing and len(running) < at_once:
-                    number, order = missing.popleft()
-                    id = writer.order(order.id)
+                    number, record_spec = missing.popleft()
+                    id = writer.reserve(record_spec.id)
                     try:
-                        running.append(submit(number, replace(order, id=id)))
+                        running.append(submit(number, replace(record_spec, id=id)))
                     except BaseException:
-                        writer.give_up(id)
+                        writer.cancel(id)
                         raise
                 running.popleft().result()
                 shown.update(bar, completed=len(writer.written) - before)

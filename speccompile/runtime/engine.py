@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 from speccompile.errors import CannotCopy, Closed
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind, Kind, TierName
-from speccompile.hidden_states.records import RecordOrder
+from speccompile.hidden_states.records import RecordSpec
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy
@@ -328,13 +328,13 @@ class Engine:
             request.cancel()
             raise
         except BaseException:
-            self._factory.give_up_record(request.params)
+            self._factory.cancel_record(request.params)
             raise
         return request
 
-    def order_record(self, where: str, record: bool | str) -> RecordOrder | None:
-        """As :meth:`RequestFactory.order_record`."""
-        return self._factory.order_record(where, record)
+    def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
+        """As :meth:`RequestFactory.reserve_record`."""
+        return self._factory.reserve_record(where, record)
 
     def new_request(
         self,

@@ -150,7 +150,7 @@ def decode(
     requests = [
         engine.new_request(
             prompt,
-            replace(params, sampling=own[index], record=engine.order_record("generate", record)),
+            replace(params, sampling=own[index], record=engine.reserve_record("generate", record)),
             row,
             streamer,
             criteria_of_row(criteria, index, count),

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidOption, RequestFailed, error_line
 from speccompile.graph.keys import Kind
-from speccompile.hidden_states.records import RecordOrder
+from speccompile.hidden_states.records import RecordSpec
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.stats import RequestStats
@@ -80,7 +80,7 @@ class Params:
     tokenizer: PreTrainedTokenizerBase | None = None
     outputs: ExtraOutputs = field(default_factory=ExtraOutputs)
     num_draft_tokens: int | None = None
-    record: RecordOrder | None = None
+    record: RecordSpec | None = None
 
     @property
     def kind(self) -> Kind:

@@ -1,4 +1,4 @@
-"""Requests from what callers give: arguments are checked, defaults filled in, records ordered."""
+"""Creates requests: checks arguments, fills in defaults, reserves records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import StoppingCriteriaList
 from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
-from speccompile.hidden_states.records import RecordOrder
+from speccompile.hidden_states.records import RecordSpec
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.request import Driver, Params, Request
@@ -26,7 +26,7 @@ Prepare = Callable[[Kind, bool], None]
 
 
 class RequestFactory:
-    """Makes requests that are not queued yet.
+    """Creates requests, which are not queued yet.
 
     Args:
         saver: saves hidden states of sequences; None if they are not saved.
@@ -69,19 +69,22 @@ class RequestFactory:
             num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
         )
         criteria = make_criteria(options.stop, options.tokenizer, options.stopping_criteria)
-        params = replace(params, record=self.order_record(where, options.record))
+        params = replace(params, record=self.reserve_record(where, options.record))
         try:
             return self.make(driver, prepare, prompt, params, torch.tensor([prompt]), options.streamer, criteria)
         except BaseException:
-            self.give_up_record(params)
+            self.cancel_record(params)
             raise
 
-    def order_record(self, where: str, record: bool | str) -> RecordOrder | None:
-        """What is to be saved of a request, by its argument ``record``.
+    def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
+        """Reserve the record of a request, by its argument ``record``.
+
+        Returns:
+            None if no hidden states are saved of it.
 
         Raises:
-            InvalidOption: it is an id, and hidden states are not saved here; or the id of another record.
-            RecordsNotWritten: earlier ones could not be.
+            InvalidOption: it is an id and the wrap saves no hidden states, or a record of that id exists.
+            RecordsNotWritten: an earlier record could not be written.
         """
         if self._saver is None:
             if isinstance(record, str):
@@ -90,12 +93,12 @@ class RequestFactory:
             return None
         if record is False:
             return None
-        return RecordOrder(self._saver.writer.order(record if isinstance(record, str) else None))
+        return RecordSpec(self._saver.writer.reserve(record if isinstance(record, str) else None))
 
-    def give_up_record(self, params: Params) -> None:
-        """Nothing will be saved of a request of ``params``."""
+    def cancel_record(self, params: Params) -> None:
+        """Free the reserved record of ``params``."""
         if self._saver is not None and params.record is not None:
-            self._saver.writer.give_up(params.record.id)
+            self._saver.writer.cancel(params.record.id)
 
     def make(
         self,
@@ -107,10 +110,10 @@ class RequestFactory:
         streamer: Streamer | None,
         criteria: StoppingCriteriaList,
     ) -> Request:
-        """A request of checked ``params``, when the executables that it runs are built.
+        """Create a request of checked ``params``, after the executables that it runs are built.
 
         Args:
-            driver: what the request asks for steps.
+            driver: steps for the request.
             prepare: builds the executables of a kind, if they are missing.
             shown: ``[1, P]``, the prompt as streamers and criteria see it.
 
@@ -120,7 +123,7 @@ class RequestFactory:
         self._target.check_prompt(prompt)
         layout = self._arena.layout
         if params.sampling is not None and params.sampling.on_host:
-            # Each of its tokens waits for the host, so it has no drafts.
+            # The host is called before each of its tokens, so it has no drafts.
             sampling = params.sampling.of_request(shown, len(prompt), layout.vocab_size, self._arena.device)
             params = replace(params, sampling=sampling, num_draft_tokens=0)
         prepare(params.kind, not params.patient)

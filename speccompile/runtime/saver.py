@@ -1,4 +1,4 @@
-"""Takes the record of each request that has ended out of its slot."""
+"""Copies the record of each request that has ended out of its slot."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from speccompile.hidden_states.records import Record
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.request import Request, as_exception
 
-#: Ends of a whole text. Of one that was cancelled or failed nothing is saved.
+#: Finish reasons of complete sequences. A request that was cancelled or failed is not saved.
 WHOLE = ("eos", "stop", "max_new_tokens", "max_len")
 
 
 class Saver:
-    """Makes records of requests.
+    """Creates the records of requests.
 
     Args:
-        rows: what a step keeps of each position in ``arena``.
+        rows: the hidden states that a step writes into ``arena`` for each position.
     """
 
     def __init__(self, writer: RecordWriter, rows: SavedRows, arena: Arena) -> None:
@@ -27,15 +27,15 @@ class Saver:
         self._arena = arena
 
     def end(self, request: Request) -> None:
-        """The request has ended, and has its slot yet if it ever had one. Told once.
+        """Save the record of ``request``, which has ended and still has its slot. Called once.
 
-        The text is there whatever becomes of its record: what goes wrong is the writer's to tell.
+        An error does not fail the request: the writer raises it later.
         """
-        order = request.params.record
-        if order is None:
+        record_spec = request.params.record
+        if record_spec is None:
             return
         if request.finish_reason not in WHOLE:
-            self.writer.give_up(order.id)
+            self.writer.cancel(record_spec.id)
             return
         try:
             self.writer.add(self._record(request))
@@ -45,18 +45,18 @@ class Saver:
                 raise
 
     def _record(self, request: Request) -> Record:
-        order, prompt, new = request.params.record, request.prompt, request.new_tokens
-        assert order is not None
-        # The newest token was chosen, and never read.
+        record_spec, prompt, new = request.params.record, request.prompt, request.new_tokens
+        assert record_spec is not None
+        # The target has not read the newest token.
         count = len(prompt) + len(new) - 1
         rows = self._arena[SavedRows.STATE][request.slot, :count].to("cpu", copy=True)
         final, captured = self._rows.split(rows)
-        mask = [*(order.loss_mask or [0] * len(prompt)), *[1] * len(new)]
+        mask = [*(record_spec.loss_mask or [0] * len(prompt)), *[1] * len(new)]
         return Record(
-            order.id,
+            record_spec.id,
             torch.tensor([*prompt, *new][:count], dtype=torch.int64),
             torch.tensor(mask[:count], dtype=torch.int64),
-            # Never the same memory as what was captured, of which it may be a part: safetensors refuses that.
+            # A copy, since it may be a part of ``captured``: safetensors refuses tensors that share memory.
             final.clone(memory_format=torch.contiguous_format),
             captured.contiguous(),
             self._rows.layers,

@@ -43,7 +43,7 @@ def writer(folder: Path, interval: int = 3, prefix: str = "data", about: About =
 
 def fill(to: RecordWriter, numbers: range) -> None:
     for number in numbers:
-        to.order(str(number))
+        to.reserve(str(number))
         to.add(record(number))
 
 
@@ -87,7 +87,7 @@ def test_the_fields_of_others(tmp_path: Path) -> None:
 def test_tensorrt_llm_has_no_captured_layers_beside_the_final_norm_alone(tmp_path: Path) -> None:
     """With ``eagle3_layers_to_capture={-1}`` its files have no ``aux_hidden_states``."""
     to = writer(tmp_path, about=replace(ABOUT, layers=(-1,)))
-    to.order("0")
+    to.reserve("0")
     to.add(replace(record(0), aux_hidden_state=record(0).hidden_state.clone(), layers=(-1,)))
     to.close()
     read = SavedHiddenStates(tmp_path)["0"]
@@ -113,7 +113,7 @@ def child(folder: Path, pipe: int) -> None:
     for number in range(10_000):
         if str(number) in to.written:
             continue
-        to.order(str(number))
+        to.reserve(str(number))
         to.add(record(number, length=2000))
         new = to.written - told
         told |= new
@@ -231,18 +231,18 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 
 def test_an_id_is_taken_once(tmp_path: Path) -> None:
     to = writer(tmp_path, interval=1)
-    assert [to.order(), to.order(), to.order("mine")] == ["data-0", "data-1", "mine"]
+    assert [to.reserve(), to.reserve(), to.reserve("mine")] == ["data-0", "data-1", "mine"]
     with raises(InvalidOption, name="record", value="mine"):
-        to.order("mine")
-    to.give_up("mine")
-    assert to.order("mine") == "mine"
+        to.reserve("mine")
+    to.cancel("mine")
+    assert to.reserve("mine") == "mine"
     to.add(replace(record(1), id="data-1"))
     to.close()
     again = writer(tmp_path)
     with pytest.raises(InvalidOption):
-        again.order("data-1")
+        again.reserve("data-1")
     # The one that was given up with the process is free, and numbers go on, past what somebody else took.
-    assert [again.order("mine"), again.order("data-2"), again.order()] == ["mine", "data-2", "data-3"]
+    assert [again.reserve("mine"), again.reserve("data-2"), again.reserve()] == ["mine", "data-2", "data-3"]
     again.close()
 
 
@@ -250,7 +250,7 @@ def test_numbers_of_two_processes_differ(tmp_path: Path) -> None:
     both = [writer(tmp_path), writer(tmp_path, prefix="more")]
     for to in both:
         for number in range(4):
-            to.add(replace(record(number), id=to.order()))
+            to.add(replace(record(number), id=to.reserve()))
     for to in both:
         to.close()
     assert len(SavedHiddenStates(tmp_path)) == 8
@@ -261,7 +261,7 @@ def test_a_record_that_cannot_be_made_takes_no_other_along(tmp_path: Path) -> No
     fill(to, range(3))
     to.fail(MemoryError("no memory"))
     with raises(RecordsNotWritten, reason=re.compile("no memory")):
-        to.order()
+        to.reserve()
     with raises(RecordsNotWritten, reason=re.compile("no memory")):
         to.close()
     assert assert_whole(tmp_path) == {"0", "1", "2"}
@@ -281,7 +281,7 @@ def test_a_full_disk_is_an_error_that_loses_no_written_record(tmp_path: Path, mo
         to.flush()
     # Nobody makes more of what cannot be kept.
     with pytest.raises(RecordsNotWritten):
-        to.order()
+        to.reserve()
     assert to.written == {"0", "1"} == assert_whole(tmp_path)
     with pytest.raises(RecordsNotWritten):
         to.close()

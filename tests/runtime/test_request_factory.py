@@ -47,17 +47,17 @@ class AnyTarget:
             raise PlaceholderToken(position=prompt.index(IMAGE), token=IMAGE, name="image")
 
 
-class Orders:
-    """Stands in for the writer of records: ids that were ordered, and not given up."""
+class Reservations:
+    """Stands in for the writer of records: ids that were reserved and not cancelled."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
 
-    def order(self, id: str | None) -> str:
+    def reserve(self, id: str | None) -> str:
         self.open.append(id or "made up")
         return self.open[-1]
 
-    def give_up(self, id: str) -> None:
+    def cancel(self, id: str) -> None:
         self.open.remove(id)
 
 
@@ -66,9 +66,9 @@ class Bench:
 
     def __init__(self, *, saves: bool = False) -> None:
         self.arena: Arena = small_arena(*recorded_state(VOCAB, 4, scores=False))
-        self.target, self.orders = AnyTarget(), Orders()
+        self.target, self.reservations = AnyTarget(), Reservations()
         self.prepared: list[tuple[Kind, bool]] = []
-        saver = cast(Saver, SimpleNamespace(writer=self.orders)) if saves else None
+        saver = cast(Saver, SimpleNamespace(writer=self.reservations)) if saves else None
         self.factory = RequestFactory(cast(Target, self.target), self.arena, saver)
 
     def prepare(self, kind: Kind, watched: bool) -> None:
@@ -152,7 +152,7 @@ def test_a_request_whose_tokens_the_host_chooses_has_no_drafts_and_a_call_of_its
 def test_a_record_is_ordered_where_hidden_states_are_saved(record: bool | str, ordered: list[str]) -> None:
     bench = Bench(saves=True)
     order = bench.submitted(record=record).params.record
-    assert bench.orders.open == ordered == ([] if order is None else [order.id])
+    assert bench.reservations.open == ordered == ([] if order is None else [order.id])
 
 
 def test_where_none_are_saved_an_id_is_refused(bench: Bench) -> None:
@@ -165,4 +165,4 @@ def test_no_record_stays_open_of_a_request_that_is_not_made() -> None:
     bench = Bench(saves=True)
     with raises(PlaceholderToken):
         bench.submitted([IMAGE], record="mine")
-    assert bench.orders.open == []
+    assert bench.reservations.open == []
