@@ -1,4 +1,4 @@
-"""``relaxed``: while the model thinks, a draft stays if it is nearly the most likely token. Lossy.
+"""``relaxed``: while the model thinks, a draft stays if it is almost as likely as the first token. Lossy.
 
 TensorRT-LLM's relaxed acceptance for reasoning models (MTP): ``use_relaxed_acceptance_for_thinking``.
 """
@@ -121,7 +121,7 @@ def within_top(
 ) -> torch.Tensor:
     """Which drafts pass, ``[B, K]``."""
     thinks = thinking(text, length, begin=begin, end=end)
-    # Below 0 nothing is near.
+    # Below 0 no draft is within the top.
     allowed = torch.full_like(length, -1.0, dtype=torch.float32).masked_fill(thinks, delta)
     return first(scores, drafts) | is_within_top(scores, drafts, allowed, top_k)
 

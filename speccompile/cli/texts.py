@@ -1,4 +1,4 @@
-"""Texts to save hidden states of, as token ids, with masks of what a draft head is to learn."""
+"""Texts whose hidden states are saved, as token ids, with masks of the tokens that a draft head learns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from speccompile.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Text:
-    """``mask`` is 1 at tokens to learn from: an assistant's, or all where nobody is one. ``name`` None has none."""
+    """``mask`` is 1 at tokens to learn from: the assistant's, or all if there is no assistant. ``name`` may be None."""
 
     ids: list[int]
     mask: list[int]
     name: str | None = None
 
-    def cut(self, most: int) -> Text:
+    def truncated(self, most: int) -> Text:
+        """The first ``most`` tokens."""
         return Text(self.ids[:most], self.mask[:most], self.name)
 
 
@@ -41,7 +42,7 @@ def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> lis
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                texts.append(_text(json.loads(line), tokenizer).cut(most))
+                texts.append(_text(json.loads(line), tokenizer).truncated(most))
             except ValueError as error:
                 raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
     if not texts:

@@ -96,8 +96,8 @@ class BuildConfig:
         return self.mode.split and self.mode.draft_probs and self.rule.uses_draft_probs
 
     @property
-    def cuts_drafts(self) -> bool:
-        """Proposals wait in state for the next step, so that what a guide does not allow can be left out."""
+    def truncates_drafts(self) -> bool:
+        """Whether drafts that a guide forbids are removed after a step: proposals are state of the next step."""
         return "proposed" in self.mode.goals and self.max_draft_len > 0 and not self.rule.fills_drafts
 
     @property

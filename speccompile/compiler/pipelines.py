@@ -23,7 +23,7 @@ from speccompile.passes.native.step_ops import UseStepOps
 from speccompile.passes.own import specs_of
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placed import placed
-from speccompile.passes.step.advance_guide import AdvanceGuide, CutDrafts
+from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.last_logits import LastLogits
@@ -178,7 +178,7 @@ def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
         wanted.add("sampling_chosen")
     if kind not in ("greedy", "inner"):
         wanted.add("guide_advanced")
-        wanted.update(["drafts_cut"] * config.cuts_drafts)
+        wanted.update(["drafts_truncated"] * config.truncates_drafts)
     if kind in ("scored", "prompt_scored"):
         wanted.add("logprobs_recorded")
         wanted.update(["scores_recorded"] * config.scores)
@@ -238,7 +238,7 @@ def _after_commit(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
         proposes = bool(mode) and "proposed" in config.mode.goals
         passes += [ChooseCommit(), *[ChooseDrafting()] * proposes]
     if kind not in ("greedy", "inner"):
-        passes += [AdvanceGuide(), *[CutDrafts()] * config.cuts_drafts]
+        passes += [AdvanceGuide(), *[TruncateDrafts()] * config.truncates_drafts]
     return passes
 
 

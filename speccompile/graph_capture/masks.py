@@ -54,7 +54,7 @@ def recognise(function: MaskFunction, local_size: int | None, device: torch.devi
     size of a window or chunk) makes, and at distances up to 2**17.
     """
     borders = {2**power for power in range(18)} | {times * (local_size or 0) for times in range(1, 4)}
-    places = sorted({max(0, border + near) for border in borders for near in range(-2, 3)})
+    places = sorted({max(0, border + offset) for border in borders for offset in range(-2, 3)})
     query = torch.tensor(places, device=device)[:, None]
     key = torch.tensor(places, device=device)[None, :]
     origin = torch.zeros((1, 1), dtype=torch.int64, device=device)

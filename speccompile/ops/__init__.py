@@ -4,7 +4,7 @@ from speccompile.ops import attention as attention
 from speccompile.ops import choose as choose
 from speccompile.ops import commit as commit
 from speccompile.ops import native as native
-from speccompile.ops import near_top as near_top
 from speccompile.ops import ngram as ngram
+from speccompile.ops import within_top as within_top
 
-__all__ = ["attention", "choose", "commit", "native", "near_top", "ngram"]
+__all__ = ["attention", "choose", "commit", "native", "ngram", "within_top"]

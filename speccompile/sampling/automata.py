@@ -1,4 +1,4 @@
-"""The automata of guided slots, and the ops that move them behind a commit."""
+"""The automata of guided slots, and the ops that advance them after a commit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Automata:
         self._classes, self._moves = classes, moves
 
     def tokens(self, now: torch.Tensor) -> torch.Tensor:
-        """Tokens that lead on from the states ``[B]``, ``[B, V]``; all of them where there is no automaton."""
+        """Which tokens the states ``[B]`` allow: bool ``[B, V]``, true for all tokens of a row without an automaton."""
         return (self._to(now[:, None], self._classes[self._slots[:, 0]]) >= 0) | (now < 0)[:, None]
 
     def move(self, now: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """The states behind one more token ``[B]``; -1 where it leads nowhere, or there is no automaton."""
+        """The states after one more token ``[B]``; -1 where it is not allowed, or there is no automaton."""
         known = (now >= 0) & (token >= 0) & (token < self._classes.shape[1])
         token = token.clamp(0, self._classes.shape[1] - 1)
         to = self._to(now[:, None], self._classes[self._slots, token[:, None]])
@@ -42,7 +42,7 @@ class Automata:
 
 
 def no_row_is_guided(guide_state: torch.Tensor, slots: torch.Tensor) -> bool:
-    """Asked on the CPU alone, where looking costs nothing."""
+    """Whether no row has an automaton. Always False on devices where reading a tensor waits for them."""
     return traits_of(guide_state.device).host_memory and not bool((guide_state[slots] >= 0).any())
 
 
@@ -73,7 +73,8 @@ def allowed_lens(
     guide_state: torch.Tensor,
     tables: Sequence[torch.Tensor],
 ) -> None:
-    """Shorten ``draft_lens`` ``[N]`` of the rows' ``slots`` ``[B]`` to the drafts ``[N, K]`` that lead on."""
+    """Truncate ``draft_lens`` ``[N]`` of the rows' ``slots`` ``[B]`` before the first draft of ``[N, K]`` that is not
+    allowed."""
     if no_row_is_guided(guide_state, slots):
         return
     automata, now, drafts = Automata(slots, *tables), guide_state[slots], draft_tokens[slots]
@@ -89,8 +90,8 @@ def allowed_lens(
 _ADVANCE = (
     "(Tensor(a!) guide_state, Tensor slots, Tensor tokens, Tensor length, Tensor emitted, int most, Tensor[] tables)"
 )
-_CUT = "(Tensor(a!) draft_lens, Tensor slots, Tensor draft_tokens, Tensor guide_state, Tensor[] tables)"
-for _name, _schema, _function in (("advance_guide_", _ADVANCE, advance), ("cut_drafts_", _CUT, allowed_lens)):
+_TRUNCATE = "(Tensor(a!) draft_lens, Tensor slots, Tensor draft_tokens, Tensor guide_state, Tensor[] tables)"
+for _name, _schema, _function in (("advance_guide_", _ADVANCE, advance), ("truncate_drafts_", _TRUNCATE, allowed_lens)):
     _library.define(f"{_name}{_schema} -> ()")
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"speccompile::{_name}", lambda *_: None, lib=_library)

@@ -47,8 +47,8 @@ def test_what_an_assistant_says_is_learned(tmp_path: Path) -> None:
     assert not any(question.mask)
     assert tokenizer.decode(turn.ids) == "<user>a</s><assistant>" and all(turn.mask)
     assert tokenizer.decode(text.ids) == "abc" and text.mask == [1, 1, 1]
-    cut = read_texts(path, tokenizer, 5)[0]
-    assert (cut.ids, cut.mask) == (talk.ids[:5], talk.mask[:5])
+    prefix = read_texts(path, tokenizer, 5)[0]
+    assert (prefix.ids, prefix.mask) == (talk.ids[:5], talk.mask[:5])
 
 
 def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:

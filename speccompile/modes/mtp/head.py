@@ -116,9 +116,9 @@ class MtpHead(DraftHead):
             for name, weight in [*head.layers.named_parameters(), *head.norms.named_parameters()]:
                 noise = torch.randn(weight.shape)
                 if weight.dim() < 2:
-                    # A norm's stays near what the class starts with; experts' and biases may start with anything.
-                    near = weight.float().cpu() if "norm" in name or name.endswith("weight") else 0.0
-                    weight.copy_(near + 0.1 * noise)
+                    # A norm stays close to its initial values; those of experts and biases may be uninitialized.
+                    mean = weight.float().cpu() if "norm" in name or name.endswith("weight") else 0.0
+                    weight.copy_(mean + 0.1 * noise)
                 else:
                     weight.copy_(noise * weight.shape[-1] ** -0.5)
         return head

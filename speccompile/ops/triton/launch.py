@@ -52,12 +52,12 @@ def launches_of(work: Callable[[], object]) -> list[Launch]:
         _noted.reset(token)
 
 
-def run_all(launches: Sequence[Launch], near: torch.Tensor) -> None:
-    """One after the other, on the device of ``near``; triton itself takes the current one."""
+def run_all(launches: Sequence[Launch], like: torch.Tensor) -> None:
+    """Run them in order on the device of ``like``; triton itself uses the current device."""
     noted = _noted.get()
     if noted is not None:
         noted.extend(launches)
         return
-    with torch.cuda.device_of(near):
+    with torch.cuda.device_of(like):
         for launch in launches:
             launch.run()

@@ -1,9 +1,8 @@
-"""Top-k and top-p without sorting: the least score that stays is searched for bit by bit.
+"""Top-k and top-p without sorting: a search for the least score that stays, bit by bit.
 
-Both are one search: the greatest score of which it holds that it and what is greater weigh enough, where a score weighs
-1 (top-k) or its probability (top-p). Scores are taken as integers in the same order; two bits of the outcome are
-found in each reading. Sums are made in an order that follows from V alone, so that a place's outcome depends on
-nothing beside it.
+Both are one search for the greatest threshold at which the scores from it on weigh enough. A score weighs 1 (top-k) or
+its probability (top-p). Scores are compared as integers of the same order, and each pass over them finds two bits of
+the threshold. The order of sums follows from V alone, so a place's result does not depend on other places.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton.language as tl
 from speccompile.ops.tolerances import ROUNDING
 from speccompile.ops.triton.launch import Launch, run_all
 
-# Ids that a program looks at in one go.
+# Ids that a program reads at once.
 BLOCK = 2048
 
 
@@ -36,7 +35,7 @@ def _ordered(value):  # type: ignore[no-untyped-def]
 @triton.jit
 def mask_rows(  # type: ignore[no-untyped-def]
     scores,
-    wanted,
+    limit,
     score_row,
     score_place,
     vocab,
@@ -44,20 +43,20 @@ def mask_rows(  # type: ignore[no-untyped-def]
     ROUNDING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (place, row): -inf in the place of every score below the border. ``wanted``: k, or p with ``MASS``, which
-    a sum reaches from ``ROUNDING`` below it on."""
+    """Program (place, row): replace every score below the threshold by -inf. ``limit`` is k, or p with ``MASS``,
+    which a sum reaches if it is at most ``ROUNDING`` below."""
     place, row = tl.program_id(0), tl.program_id(1)
-    want = tl.load(wanted + row).to(tl.float32)
+    row_limit = tl.load(limit + row).to(tl.float32)
     if MASS:
-        idle = want >= 1
+        idle = row_limit >= 1
     else:
-        idle = want <= 0
+        idle = row_limit <= 0
     if idle:
         return
     scores += row.to(tl.int64) * score_row + place.to(tl.int64) * score_place
     lane = tl.arange(0, BLOCK)
     highest = 0.0
-    enough = tl.minimum(want, vocab)
+    enough = tl.minimum(row_limit, vocab)
     if MASS:
         top = tl.full((BLOCK,), float("-inf"), tl.float32)
         for first in range(0, vocab, BLOCK):
@@ -68,7 +67,7 @@ def mask_rows(  # type: ignore[no-untyped-def]
             there = first + lane < vocab
             value = tl.load(scores + first + lane, mask=there, other=float("-inf"))
             total += tl.where(there, _mass(value, highest), 0.0)
-        enough = (want - ROUNDING) * tl.sum(total)
+        enough = (row_limit - ROUNDING) * tl.sum(total)
 
     # The border, less the least int32. It stays 0, which is a NaN as a float, if everything together is not enough.
     found = tl.program_id(0).to(tl.int64) * 0
@@ -106,23 +105,27 @@ def mask_rows(  # type: ignore[no-untyped-def]
         tl.store(scores + first + lane, float("-inf"), mask=there & (value < least))
 
 
-def cut_launch(scores: torch.Tensor, wanted: torch.Tensor) -> Launch:
-    """Over ``scores`` float32 ``[B, T, V]``, ids side by side: the ``wanted`` greatest of a row (int64 ``[B]``, 0 for
-    all) stay, or those that make up so much (float32 ``[B]``, 1 for all)."""
+def threshold_launch(scores: torch.Tensor, limit: torch.Tensor) -> Launch:
+    """The launch over ``scores`` float32 ``[B, T, V]`` with contiguous ids.
+
+    Args:
+        limit: int64 ``[B]``, the number of greatest scores that stay (0 for all), or float32 ``[B]``, their total
+            probability (1 for all).
+    """
     rows, width, vocab = scores.shape
     arguments = {
         "scores": scores,
-        "wanted": wanted,
+        "limit": limit,
         "score_row": scores.stride(0),
         "score_place": scores.stride(1),
         "vocab": vocab,
-        "MASS": wanted.dtype.is_floating_point,
+        "MASS": limit.dtype.is_floating_point,
         "ROUNDING": ROUNDING,
         "BLOCK": BLOCK,
     }
     return Launch(mask_rows, (width, rows), arguments, warps=8)
 
 
-def mask_below_threshold(scores: torch.Tensor, wanted: torch.Tensor) -> None:
-    """In place."""
-    run_all([cut_launch(scores, wanted.contiguous())], scores)
+def mask_below_threshold(scores: torch.Tensor, limit: torch.Tensor) -> None:
+    """Set all other scores to -inf, in place. Arguments as of :func:`threshold_launch`."""
+    run_all([threshold_launch(scores, limit.contiguous())], scores)

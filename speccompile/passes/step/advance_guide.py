@@ -1,4 +1,4 @@
-"""Guided decoding behind a commit: where the text has led, and which drafts of the next step lead on from there."""
+"""Guided decoding after a commit: the automata's new states, and the drafts of the next step that they allow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TABLES = ("guide_width", "guide_classes", "guide_moves")
 
 @dataclass(frozen=True)
 class AdvanceGuide(Pass):
-    """Every slot's automaton reads what the step has emitted."""
+    """Every slot's automaton reads the emitted tokens of the step."""
 
     name: ClassVar[str] = "advance_guide"
     looks_for: ClassVar[str] = "committed tokens"
@@ -30,18 +30,18 @@ class AdvanceGuide(Pass):
 
 
 @dataclass(frozen=True)
-class CutDrafts(Pass):
-    """A ready drafter knows nothing of guides: its proposals end in front of the first token that leads nowhere, so
-    that the next step is no wider than it can be of use."""
+class TruncateDrafts(Pass):
+    """A ready drafter does not know the guides. Its proposals are truncated before the first token that the guide
+    forbids, so that the next step is no wider than necessary."""
 
-    name: ClassVar[str] = "cut_drafts"
+    name: ClassVar[str] = "truncate_drafts"
     looks_for: ClassVar[str] = "the proposals of a ready drafter"
     requires: ClassVar[Facts] = facts("guide_advanced", "proposed")
-    provides: ClassVar[Facts] = facts("drafts_cut")
+    provides: ClassVar[Facts] = facts("drafts_truncated")
 
     def run(self, graph: StepGraph) -> Changes:
         state = [graph.state(name) for name in ("draft_tokens", "guide_state", *_TABLES)]
-        graph.insert(cut, graph.state("draft_lens"), graph.values["slots"], *state)
+        graph.insert(truncate, graph.state("draft_lens"), graph.values["slots"], *state)
         return Changes(1)
 
 
@@ -57,5 +57,5 @@ def advance(
     torch.ops.speccompile.advance_guide_(guide_state, slots, tokens, length, emitted, most, tables)
 
 
-def cut(draft_lens: torch.Tensor, slots: torch.Tensor, *others: torch.Tensor) -> None:
-    torch.ops.speccompile.cut_drafts_(draft_lens, slots, *others[:2], others[2:])
+def truncate(draft_lens: torch.Tensor, slots: torch.Tensor, *others: torch.Tensor) -> None:
+    torch.ops.speccompile.truncate_drafts_(draft_lens, slots, *others[:2], others[2:])

@@ -10,8 +10,8 @@ import torch
 import speccompile
 from speccompile.ops import attention as attention_op
 from speccompile.ops import commit as commit_op
-from speccompile.ops import near_top as near_op
 from speccompile.ops import ngram as ngram_op
+from speccompile.ops import within_top as within_op
 from support.tiny import greedy, random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -56,13 +56,13 @@ def test_in_fixed_order_a_row_has_the_same_bits_in_any_company() -> None:
             assert torch.equal(alone[0, 0], together[row, place])
 
 
-def test_what_is_nearly_the_most_likely() -> None:
+def test_drafts_within_the_top() -> None:
     generator = torch.Generator().manual_seed(3)
     scores = 3 * torch.randn(4, 8, 128256, generator=generator)
     # The last few of the most likely, and places that are no ids.
     drafts = torch.cat([scores[:, :6].topk(6, -1).indices[..., -1], torch.tensor([[-1]] * 4)], dim=1)
     allowed = torch.tensor([-1.0, 1e-4, 0.013, 1.0])
-    wanted = near_op.reference(scores, drafts, allowed, 6)
+    wanted = within_op.reference(scores, drafts, allowed, 6)
     assert torch.equal(ops.is_within_top(*on_gpu(scores, drafts, allowed), 6).cpu(), wanted)
     assert 0 < wanted.sum() < wanted.numel() and not wanted[0].any()
 

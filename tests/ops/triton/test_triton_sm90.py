@@ -16,8 +16,8 @@ from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
 from speccompile.ops.triton.choose import choose_launches, splits_of
 from speccompile.ops.triton.compile_only import Compiled, compile_launch
 from speccompile.ops.triton.launch import Launch
-from speccompile.ops.triton.near_top import within_top_launch
-from speccompile.ops.triton.threshold import cut_launch
+from speccompile.ops.triton.threshold import threshold_launch
+from speccompile.ops.triton.within_top import within_top_launch
 
 # Of a Hopper's multiprocessor, one program can have 227 KiB.
 SHARED = 227 * 1024
@@ -143,14 +143,14 @@ def test_choose(vocab: int, drawn: bool, record_property: Note) -> None:
 @pytest.mark.parametrize("wanted", [torch.int64, torch.float32], ids=["top_k", "top_p"])
 def test_cut(wanted: torch.dtype, record_property: Note) -> None:
     compiled = fits(
-        cut_launch(meta(4, 8, 128256, dtype=torch.float32), meta(4, dtype=wanted)), record_property, str(wanted)
+        threshold_launch(meta(4, 8, 128256, dtype=torch.float32), meta(4, dtype=wanted)), record_property, str(wanted)
     )
     # A mass is rounded the same way in all readings.
     assert "atom" not in compiled.ptx
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_near_first(dtype: torch.dtype, record_property: Note) -> None:
+def test_within_top(dtype: torch.dtype, record_property: Note) -> None:
     given = meta(4, 8, 128256, dtype=dtype), meta(4, 7), meta(4, dtype=torch.float32), 10
     fits(within_top_launch(*given, meta(4, 7, dtype=torch.bool)), record_property, str(dtype))
 

@@ -1,4 +1,4 @@
-"""Which drafts are nearly the most likely token: what relaxed acceptance asks of a step's scores."""
+"""Which drafts are almost as likely as the first token: the test of relaxed acceptance."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _library.define("is_within_top(Tensor scores, Tensor drafts, Tensor allowed, int
 
 
 def reference(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
-    """The definition: drafts among the ``top_k`` most likely tokens of their places, and at most so much less probable
-    than the first. What has no probability, such as a forbidden token, is not near, however much is allowed.
+    """The definition: a draft is within the top if it is among the ``top_k`` most likely tokens of its place, and its
+    probability is at most ``allowed`` below the greatest. A token of probability 0, such as a forbidden one, never is.
 
     Args:
         scores: ``[B, T, V]`` with T >= K, read only. Of equal ones the lower id is more likely.
-        drafts: int64 ``[B, K]``; what is no id is not near.
-        allowed: float32 ``[B]``; below 0 nothing is near.
+        drafts: int64 ``[B, K]``. A value that is not a token id is never within the top.
+        allowed: float32 ``[B]``. Below 0 no draft is within the top.
 
     Returns:
         bool ``[B, K]``; False where a place has a NaN.
@@ -27,12 +27,12 @@ def reference(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor,
     own, probs = scores.gather(-1, ids), scores.softmax(-1)
     ahead = (scores > own) | ((scores == own) & (torch.arange(vocab, device=scores.device) < ids))
     own_prob = probs.gather(-1, ids)[..., 0]
-    near = (own_prob >= probs.amax(-1) - allowed[:, None]) & (own_prob > 0)
-    return near & (ahead.sum(-1) < top_k) & (drafts >= 0) & (drafts < vocab)
+    within = (own_prob >= probs.amax(-1) - allowed[:, None]) & (own_prob > 0)
+    return within & (ahead.sum(-1) < top_k) & (drafts >= 0) & (drafts < vocab)
 
 
 def _on_cuda(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
-    from speccompile.ops.triton.near_top import is_within_top
+    from speccompile.ops.triton.within_top import is_within_top
 
     return is_within_top(scores, drafts, allowed, top_k)
 

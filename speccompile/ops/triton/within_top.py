@@ -1,6 +1,6 @@
-"""Which drafts are nearly the most likely token, without sorting: a draft's rank is how many are ahead of it.
+"""Which drafts are almost as likely as the first token, without sorting: a draft's rank is the number of tokens ahead.
 
-Sums are made in an order that follows from V alone, so that a place's outcome depends on nothing beside it.
+The order of sums follows from V alone, so a place's result does not depend on other places.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from speccompile.ops.triton.launch import Launch, run_all
 
-# Ids that a program looks at in one go.
+# Ids that a program reads at once.
 BLOCK = 2048
 
 
@@ -20,7 +20,7 @@ def within_top_places(  # type: ignore[no-untyped-def]
     scores,
     drafts,
     allowed,
-    near,
+    within,
     score_row,
     score_place,
     draft_row,
@@ -52,25 +52,25 @@ def within_top_places(  # type: ignore[no-untyped-def]
         value = tl.load(scores + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
         total += tl.where(ids < vocab, tl.exp(value - highest), 0.0)
 
-    # A NaN, and a place where nothing can come, make all of these NaN, which compares as False.
+    # A NaN, or a place where all scores are -inf, makes all of these NaN, which compares as False.
     whole = tl.sum(total)
     own_prob = tl.exp(own - highest) / whole
     enough = 1.0 / whole - tl.load(allowed + row)
     found = known & (tl.sum(ahead) < top_k) & (own_prob >= enough) & (own_prob > 0)
-    tl.store(near + row * tl.num_programs(0) + place, found)
+    tl.store(within + row * tl.num_programs(0) + place, found)
 
 
 def within_top_launch(
-    scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int, near: torch.Tensor
+    scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int, within: torch.Tensor
 ) -> Launch:
     """Over ``scores`` ``[B, T, V]``, ids side by side, ``drafts`` int64 ``[B, K]`` and ``allowed`` float32 ``[B]``;
-    ``near`` is bool ``[B, K]``, contiguous."""
+    ``within`` is bool ``[B, K]``, contiguous."""
     rows, places = drafts.shape
     arguments = {
         "scores": scores,
         "drafts": drafts,
         "allowed": allowed,
-        "near": near,
+        "within": within,
         "score_row": scores.stride(0),
         "score_place": scores.stride(1),
         "draft_row": drafts.stride(0),
@@ -83,8 +83,8 @@ def within_top_launch(
 
 
 def is_within_top(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
-    """As :func:`speccompile.ops.near_top.reference`, ``scores`` having their ids side by side."""
-    near = torch.empty(drafts.shape, dtype=torch.bool, device=scores.device)
+    """As :func:`speccompile.ops.within_top.reference`, for ``scores`` whose ids are contiguous."""
+    within = torch.empty(drafts.shape, dtype=torch.bool, device=scores.device)
     if drafts.numel():
-        run_all([within_top_launch(scores, drafts, allowed.contiguous(), top_k, near)], scores)
-    return near
+        run_all([within_top_launch(scores, drafts, allowed.contiguous(), top_k, within)], scores)
+    return within

@@ -9,8 +9,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from speccompile.ops.near_top import _on_cuda, reference
-from speccompile.ops.triton import near_top as module
+from speccompile.ops.triton import within_top as module
+from speccompile.ops.within_top import _on_cuda, reference
 from support import loop_bounds  # noqa: F401
 
 generated = settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
@@ -34,7 +34,7 @@ def small_blocks() -> Any:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 10**6),
 )
-def test_near_first(
+def test_within_top(
     rows: int,
     width: int,
     vocab: int,
