@@ -1,4 +1,4 @@
-"""What lossy rules have in common: they keep drafts that the target would not have chosen."""
+"""The parts that lossy rules share: they accept drafts that the target would not have chosen."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.greedy_accept import drafts_of
 from speccompile.passes.step.sample import ProcessLogits, draw
 
-#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts are good enough, [B, K].
-#: ``own``: of a rule that names state tensors, the rows' slots [B], and then those tensors, whole.
-Keeps = Callable[..., torch.Tensor]
+#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts may be accepted, bool [B, K].
+#: ``own``: if a rule names state tensors, the rows' slots [B], and then those tensors as a whole.
+Criterion = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
 class LossyAccept(Pass):
-    """Accepts drafts while :attr:`keeps` says so; the token behind them is the target's own, as by ``exact``."""
+    """Accepts drafts up to the first one that :attr:`criterion` rejects. The next token is the target's own, as by
+    ``exact``."""
 
-    keeps: Keeps
+    criterion: Criterion
     state: tuple[str, ...] = ()
 
     name: ClassVar[str] = "lossy_accept"
@@ -41,7 +42,7 @@ class LossyAccept(Pass):
         drafts, lens, slots = (graph.values[name] for name in ("drafts", "row_draft_lens", "slots"))
         text, length = graph.insert(text_of, graph.state("tokens"), graph.state("length"), slots)
         own = [slots, *(graph.state(name) for name in self.state)] if self.state else []
-        kept = graph.insert(self.keeps, scores, drafts, text, length, *own)
+        kept = graph.insert(self.criterion, scores, drafts, text, length, *own)
         if self.draws:
             noise = [graph.state(name) for name in ("temperature", "seed")]
             target = graph.insert(draw, scores, length, slots, *noise)
@@ -66,9 +67,11 @@ class LossyAcceptSampled(LossyAccept):
     draws: ClassVar[bool] = True
 
 
-def keep_passes(keeps: Keeps, kind: Kind, state: tuple[str, ...] = ()) -> list[Pass]:
-    """The passes of a rule that keeps what ``keeps`` says, which wants to have those state tensors."""
-    return [LossyAccept(keeps, state)] if kind == "greedy" else [ProcessLogits(), LossyAcceptSampled(keeps, state)]
+def keep_passes(criterion: Criterion, kind: Kind, state: tuple[str, ...] = ()) -> list[Pass]:
+    """The passes of a rule that accepts drafts by ``criterion``, which receives the state tensors named ``state``."""
+    if kind == "greedy":
+        return [LossyAccept(criterion, state)]
+    return [ProcessLogits(), LossyAcceptSampled(criterion, state)]
 
 
 def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,8 +81,8 @@ def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> 
 def accept_tolerated(
     target: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, kept: torch.Tensor, *, vocab: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens ``[B, K+1]`` and accepted draft tokens ``[B]``: those ``kept`` ``[B, K]`` from the first on, while there
-    is a ``target`` token ``[B, T]``, T > K, at all."""
+    """Tokens ``[B, K+1]`` and the numbers of accepted draft tokens ``[B]``: the drafts before the first one that is not
+    ``kept`` ``[B, K]`` or whose place has no ``target`` token ``[B, T]``, T > K."""
     count = drafts.shape[1]
     target = target[:, : count + 1]
     offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (target[:, :count] >= 0)

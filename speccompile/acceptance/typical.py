@@ -1,4 +1,4 @@
-"""``typical``: a draft stays while the target finds it likely enough for how sure it is. Lossy.
+"""``typical``: a draft is accepted if its probability exceeds a bound that depends on the entropy. Lossy.
 
 Cai et al., "Medusa" (2024), section 3.3.2; medusa/model/utils.py, ``evaluate_posterior`` (the fast variant).
 """
@@ -22,8 +22,8 @@ from speccompile.passes.base import Pass
 class Typical(Rule):
     """Accept x while p(x) > min(threshold, alpha * exp(-H(p))), H the entropy of p in nats.
 
-    p is behind the request's whole pipeline, its temperature included. The token behind the accepted drafts is the
-    target's own. Text and distribution depend on the drafts.
+    p is the distribution after the request's whole pipeline, including its temperature. The token after the accepted
+    drafts is the target's own. Text and distribution depend on the drafts.
 
     Args:
         threshold: Medusa's posterior threshold, in 0 .. 1.
@@ -43,8 +43,7 @@ class Typical(Rule):
                 raise InvalidOption(where="acceptance 'typical'", name=name, value=value, reason=problem)
 
     def passes(self, kind: Kind) -> list[Pass]:
-        judge = partial(likely_enough, threshold=self.threshold, alpha=self.alpha)
-        return keep_passes(judge, kind)
+        return keep_passes(partial(likely_enough, threshold=self.threshold, alpha=self.alpha), kind)
 
     def explain(self) -> str:
         return f"lossy: a draft token stays while p > min({self.threshold:g}, {self.alpha:g} exp(-H))"
@@ -62,6 +61,6 @@ def likely_enough(
     """Which drafts pass, ``[B, K]``."""
     log_probs = scores[:, : drafts.shape[1]].float().log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).nansum(-1)
-    bar = (alpha * (-entropy).exp()).clamp(max=threshold)
+    bound = (alpha * (-entropy).exp()).clamp(max=threshold)
     ids = drafts.clamp(0, scores.shape[-1] - 1)[..., None]
-    return log_probs.gather(-1, ids)[..., 0].exp() > bar
+    return log_probs.gather(-1, ids)[..., 0].exp() > bound

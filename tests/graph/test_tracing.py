@@ -13,7 +13,7 @@ from speccompile.graph import tracing
 from speccompile.graph.fakes import fake
 from speccompile.graph.tracing import Tracer
 from speccompile.modes.network.passes import at_most
-from speccompile.passes.step.draft_chain import go_on, side_by_side
+from speccompile.passes.step.draft_chain import next_token, side_by_side
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def test_what_a_trace_depends_on_makes_another(traced: list[tracing.Call]) -> No
         tracer.trace(side_by_side, [x, x], {}),
         tracer.trace(side_by_side, nodes_of((3, 1), (3, 2)), {}),
         tracer.trace(side_by_side, nodes_of((3, 1), (3, 1), dtype=torch.int32), {}),
-        tracer.trace(go_on, [x, y], {}),
+        tracer.trace(next_token, [x, y], {}),
         tracer.trace(at_most, [x], {"most": 1}),
         tracer.trace(at_most, [x], {"most": 1.0}),
         tracer.trace(at_most, [x], {"most": True}),

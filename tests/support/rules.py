@@ -10,7 +10,7 @@ import torch
 from speccompile.acceptance import Block, Forced, Rejection
 from speccompile.acceptance.coins import decide
 from speccompile.acceptance.forced import forced_count
-from speccompile.acceptance.lossy import Keeps, accept_tolerated
+from speccompile.acceptance.lossy import Criterion, accept_tolerated
 from speccompile.acceptance.relaxed import within_top
 from speccompile.acceptance.typical import likely_enough
 from speccompile.passes.step.sample import draw, exact_accept
@@ -50,7 +50,7 @@ def by_coins(judge: Judge) -> Judge:
 RULES: dict[str, Judge] = {"exact": exact, "rejection": by_coins(Rejection.judge), "block": by_coins(Block.judge)}
 
 
-def by_keeping(keeps: Keeps) -> Judge:
+def by_criterion(criterion: Criterion) -> Judge:
     def run(
         scores: torch.Tensor,
         drafts: torch.Tensor,
@@ -61,7 +61,7 @@ def by_keeping(keeps: Keeps) -> Judge:
         draft_probs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         text = torch.zeros(len(length), 1, dtype=torch.int64)
-        kept = keeps(scores, drafts, text, torch.ones_like(length))
+        kept = criterion(scores, drafts, text, torch.ones_like(length))
         target = draw(scores, length, torch.arange(len(length)), temperature, seed)
         return accept_tolerated(target, drafts, lens, kept, vocab=scores.shape[-1])
 
@@ -70,9 +70,9 @@ def by_keeping(keeps: Keeps) -> Judge:
 
 #: The lossy ones, which keep what is likely enough; ``relaxed`` in its thinking phase (token 0 begins it).
 LOSSY: dict[str, Judge] = {
-    "typical": by_keeping(partial(likely_enough, threshold=0.3, alpha=0.09)),
-    "relaxed": by_keeping(partial(within_top, begin=0, end=1, top_k=10, delta=0.6)),
+    "typical": by_criterion(partial(likely_enough, threshold=0.3, alpha=0.09)),
+    "relaxed": by_criterion(partial(within_top, begin=0, end=1, top_k=10, delta=0.6)),
 }
 
 #: What it keeps need not even be possible.
-FORCED: Judge = by_keeping(partial(forced_count, rule=Forced(1.5)))
+FORCED: Judge = by_criterion(partial(forced_count, rule=Forced(1.5)))

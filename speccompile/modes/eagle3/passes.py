@@ -1,8 +1,8 @@
-"""An EAGLE-3 head in a step: how it stays warm, and how it drafts.
+"""An EAGLE-3 head in a step: keeping it warm, and drafting.
 
 Row i of the head belongs to position i: it reads the target's hidden states at i and the token at i + 1, and its KV
-lies at place i. So of a text of L tokens, of which the target has read L - 1, the rows 0 .. L - 2 can be computed; the
-last of them says which token comes at L, and drafting goes on from there.
+lies at place i. Of a sequence of L tokens the target has read L - 1, so the rows 0 .. L - 2 can be computed. The last
+one predicts the token at L: drafting starts from it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NEWEST = f"{PREFIX}newest"
 
 @dataclass(frozen=True)
 class KeepHeadWarm(Pass):
-    """The head reads the rows that the target has read, now that the token behind each is known, and what its layers
-    leave at each text's newest row is kept.
+    """The head reads the rows that the target has read, whose next tokens are known after the commit. The output of its
+    layers at each sequence's newest row is stored.
 
-    Of rejected drafts it leaves KV behind the text, which the next rows overwrite before anyone looks. Nothing of it
-    depends on the tier, so any tier can follow any other.
+    KV of rejected drafts stays after the end of the sequence; the next step overwrites it before any query attends to
+    it. This does not depend on the tier, so tiers can follow one another in any order.
     """
 
     name: ClassVar[str] = "keep_head_warm"
@@ -52,12 +52,12 @@ class KeepHeadWarm(Pass):
             given={"hidden_states": values["tapped"]},
         )
         nodes = (graph.state(NEWEST), graph.state("length"), slots, positions, hidden)
-        graph.insert(keep_newest, *nodes, dummy_slot=graph.layout.dummy_slot)
+        graph.insert(store_newest, *nodes, dummy_slot=graph.layout.dummy_slot)
         return Changes(1, f"the head reads {list(tokens.meta['val'].shape)}")
 
 
 def tokens_after(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The token behind each position, ``[B, T]``; behind the text, any.
+    """The token after each position, ``[B, T]``; an arbitrary one after the end of the sequence.
 
     Args:
         tokens: ``[N, S]``; slots: ``[B]``; positions: ``[B, T]``.
@@ -65,7 +65,7 @@ def tokens_after(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Ten
     return tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
 
 
-def keep_newest(
+def store_newest(
     newest: torch.Tensor,
     length: torch.Tensor,
     slots: torch.Tensor,
@@ -74,8 +74,11 @@ def keep_newest(
     *,
     dummy_slot: int,
 ) -> None:
-    """Keep in ``newest`` ``[N, H]`` what ``hidden`` ``[B, T, H]`` has of the position ``length - 2``, of the rows that
-    have it: of several rows of one slot (a prompt beside a step) at most one, and the others write to nobody's."""
+    """Write ``hidden`` ``[B, T, H]`` at the position ``length - 2`` into ``newest`` ``[N, H]``.
+
+    Of several rows of one slot (a prompt that is read along) at most one has that position. The others write to the
+    dummy slot.
+    """
     at = length[slots] - 2 - positions[:, 0]
     inside = (at >= 0) & (at < hidden.shape[1])
     rows = torch.arange(hidden.shape[0], device=hidden.device)
@@ -85,8 +88,8 @@ def keep_newest(
 
 @dataclass(frozen=True)
 class DraftByHead(DraftByNetwork):
-    """The first draft comes from what is kept of the newest row, each further one from a forward of one row, which
-    reads the draft in front of it and what the head itself left there."""
+    """The first draft comes from the stored output of the newest row. Each further one comes from a forward of one row,
+    which reads the previous draft and the head's own output there."""
 
     name: ClassVar[str] = "draft_by_head"
     looks_for: ClassVar[str] = "the mode's head"
@@ -94,15 +97,15 @@ class DraftByHead(DraftByNetwork):
     def forward(self, graph: StepGraph) -> Forward:
         head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
         outputs = self._outputs(head)
-        # What a head makes of the target's hidden states, or these themselves.
+        # The head's projection of the target's hidden states, or these themselves.
         reads = "fused" if "fused" in head.values else "hidden_states"
         carried: list[fx.Node] = []
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
-            # The row that has this token is the one in front of the token's place.
-            row = graph.insert(in_front, position, before=start)
+            # A token belongs to the row before its own position.
+            row = graph.insert(previous_position, position, before=start)
             if place == 0:
-                given = {"hidden": graph.insert(of_rows, graph.state(NEWEST), slots, before=start)}
+                given = {"hidden": graph.insert(gather_rows, graph.state(NEWEST), slots, before=start)}
             else:
                 given = {reads: carried[-1]}
             logits, carry = forward_drafter(
@@ -121,11 +124,11 @@ class DraftByHead(DraftByNetwork):
         return ids
 
     def _chooses_in_part(self, head: StepGraph) -> bool:
-        """The greatest is looked for among the head's own tokens; noise is that of the target's."""
+        """Whether the argmax is over the head's own vocabulary. Noise needs that of the target."""
         return not self.draws and "target_ids" in head.values
 
     def _outputs(self, head: StepGraph) -> Sequence[str]:
-        """Names of the logits, and of what is carried on."""
+        """Names of the logits and of the hidden state for the next forward."""
         whole = "target_logits" in head.values and not self._chooses_in_part(head)
         return "target_logits" if whole else "logits", "carried" if "carried" in head.values else "hidden"
 
@@ -133,10 +136,10 @@ class DraftByHead(DraftByNetwork):
         return f"{self.draft_len - 1} forwards of {len(drafter_of(graph).anchors.layers)} layers"
 
 
-def in_front(position: torch.Tensor) -> torch.Tensor:
+def previous_position(position: torch.Tensor) -> torch.Tensor:
     return (position - 1).clamp(min=0)
 
 
-def of_rows(newest: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """``[N, H]`` of the rows' slots, ``[B, 1, H]``."""
+def gather_rows(newest: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """``newest`` ``[N, H]`` of the rows' slots, ``[B, 1, H]``."""
     return newest[slots][:, None]

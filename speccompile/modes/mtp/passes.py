@@ -1,13 +1,13 @@
-"""A chain of MTP modules in a step: how all of them stay warm at every tier, and how they draft.
+"""A chain of MTP modules in a step: keeping all of them warm at every tier, and drafting.
 
-Of a text of L tokens the target has read L - 1. Row i of module k reads the token at i + k + 1, so the rows up to
-L - 2 - k can be computed. Behind each position p that the target reads every module reads the token at p + 1, module k
-as its row p - k. To draft the k-th token behind the first, module k reads the k drafts in front of it, as its rows
+Of a sequence of L tokens the target has read L - 1. Row i of module k reads the token at i + k + 1, so the rows up to
+L - 2 - k can be computed. For each position p that the target reads, every module reads the token at p + 1, module k as
+its row p - k. To draft the k-th token after the first, module k reads the k drafts before it, as its rows
 L - 1 - k .. L - 2.
 
-``module``: a row reads what the module in front left at that row (DeepSeek-V3's report; transformers). ``target``: a
-row of the text reads what the target itself left in front of its token; in front of draft tokens there is nothing but
-what the module in front left (TensorRT-LLM's ``MTPWorker``, ``_torch/speculative/mtp.py``).
+``module``: a row reads the previous module's output at that row (DeepSeek-V3's report; transformers). ``target``: a row
+of a committed token reads the target's own hidden state before that token; a row of a draft token reads the previous
+module's output (TensorRT-LLM's ``MTPWorker``, ``_torch/speculative/mtp.py``).
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ from speccompile.passes.step.draft_chain import Forward, side_by_side
 
 @dataclass(frozen=True)
 class KeepModulesWarm(Pass):
-    """Every module reads the rows that the target has read, now that the token behind each is known; and what drafting
-    goes on from is kept. Of rejected drafts modules leave KV behind the text, which the next rows overwrite."""
+    """Every module reads the rows that the target has read, whose next tokens are known after the commit. Their outputs
+    at each sequence's newest row are stored for drafting.
+
+    KV of rejected drafts stays after the end of the sequence; the next step overwrites it before any query attends to
+    it.
+    """
 
     chain: Chain
 
@@ -48,7 +52,7 @@ class KeepModulesWarm(Pass):
         def read(rows: fx.Node, outputs: list[str], given: dict[str, fx.Node]) -> list[fx.Node]:
             return forward_drafter(graph, tokens, rows, slots, before=graph.output, outputs=outputs, given=given)
 
-        # What module 0 makes of the target's hidden states, or these themselves.
+        # Module 0's projection of the target's hidden states, or these themselves.
         fused = ["fused"] * ("fused" in head.values)
         hidden, *states = read(positions, ["hidden_0", *fused], {"hidden_states": values["tapped"]})
         left, modules = [hidden], len(head.anchors.layers)
@@ -60,19 +64,19 @@ class KeepModulesWarm(Pass):
             else:
                 given = {f"carried_{module - 1}": (states or [values["tapped"]])[0]}
             left += read(rows_of(module), [f"hidden_{module}"], given)
-        kept = left if self.chain == "module" else left[:1]
+        stored = left if self.chain == "module" else left[:1]
         state = (graph.state(NEWEST), graph.state("length"))
-        graph.insert(keep_last, *state, slots, positions, *kept, dummy_slot=graph.layout.dummy_slot)
+        graph.insert(store_last, *state, slots, positions, *stored, dummy_slot=graph.layout.dummy_slot)
         return Changes(modules, f"{modules} modules read {list(tokens.meta['val'].shape)}")
 
     def _rows(self, graph: StepGraph, slots: fx.Node, positions: fx.Node) -> Callable[[int], fx.Node]:
-        """What makes the rows of a module behind the first."""
+        """A function that inserts the rows of a module after the first."""
         head, values = drafter_of(graph), graph.values
         dead = head.layout.cache_len - 1
         if self.chain == "module":
             since = graph.insert(first_read, graph.state(f"{PREFIX}{READ_FROM}"), slots, positions)
             return lambda module: graph.insert(rows_since, positions, since, back=module, dead=dead)
-        # Without drafts nothing is left of them.
+        # Without drafts there are no rows of drafts.
         draft_len = int(values["drafts"].meta["val"].shape[1]) if "drafts" in values else 0
         rows = int(values["slots"].meta["val"].shape[0])
         nodes, modules = (positions, graph.state("length"), slots), len(head.anchors.layers)
@@ -88,7 +92,7 @@ class KeepModulesWarm(Pass):
 
 @dataclass(frozen=True)
 class DraftByModules(DraftByNetwork):
-    """The first draft comes from what module 0 left at the newest row, each further one from the next module."""
+    """The first draft comes from module 0's stored output of the newest row, each further one from the next module."""
 
     chain: Chain = field(kw_only=True)
 
@@ -99,21 +103,21 @@ class DraftByModules(DraftByNetwork):
         head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
         last, dead = len(head.anchors.layers) - 1, head.layout.cache_len - 1
         tokens: list[fx.Node] = []
-        # What the module in front left at its draft tokens; and what each module carried on behind its newest token.
+        # The previous module's outputs at its draft tokens; each module's hidden state at its newest token.
         hidden: list[fx.Node] = []
         carried: list[fx.Node] = []
 
-        def kept(module: int) -> fx.Node:
-            node: fx.Node = graph.insert(of_module, graph.state(NEWEST), slots, before=start, module=module)
+        def stored(module: int) -> fx.Node:
+            node: fx.Node = graph.insert(gather_module, graph.state(NEWEST), slots, before=start, module=module)
             return node
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
             rows = graph.insert(drafted_rows, position, before=start, module=place, dead=dead)
             if place == 0:
                 # It read its newest row when that was committed.
-                given = {"hidden_0": kept(0)}
+                given = {"hidden_0": stored(0)}
             elif self.chain == "module":
-                given = {f"hidden_{place - 1}": graph.insert(side_by_side, kept(place - 1), *hidden, before=start)}
+                given = {f"hidden_{place - 1}": graph.insert(side_by_side, stored(place - 1), *hidden, before=start)}
             else:
                 given = {f"carried_{place - 1}": graph.insert(side_by_side, *carried, before=start)}
             tokens[:] = [*tokens, token] if place > 1 else [token]
@@ -129,12 +133,12 @@ class DraftByModules(DraftByNetwork):
         return forward
 
     def what(self, graph: StepGraph) -> str:
-        return f"{self.draft_len - 1} modules behind the first"
+        return f"{self.draft_len - 1} modules after the first"
 
 
 def first_read(read_from: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The first position ``[B]`` that was read for each row's text, noted in ``read_from`` ``[N]``: what comes first
-    now, if nothing was read so far. A slot may have several rows (of a prompt)."""
+    """The first position ``[B]`` that was read of each row's sequence. It is written to ``read_from`` ``[N]`` by the
+    first step that reads anything. A slot may have several rows (of a prompt)."""
     same = slots[:, None] == slots
     first = torch.where(same, positions[:, 0], torch.iinfo(torch.int64).max).amin(1)
     known = read_from[slots]
@@ -144,8 +148,8 @@ def first_read(read_from: torch.Tensor, slots: torch.Tensor, positions: torch.Te
 
 
 def rows_since(positions: torch.Tensor, since: torch.Tensor, *, back: int, dead: int) -> torch.Tensor:
-    """Rows ``[B, T]``, ``back`` places in front of ``positions``; ``dead`` for those in front of what was read, which
-    are known."""
+    """Rows ``[B, T]``, ``back`` places before ``positions``; ``dead`` for those before the first position ``since``
+    that was read, which are known."""
     rows = positions - back
     return torch.where(rows < since[:, None], dead, rows)
 
@@ -160,10 +164,10 @@ def undrafted_rows(
     judged: int,
     dead: int,
 ) -> torch.Tensor:
-    """Rows ``[B, T]`` of a module behind the first that read the target's hidden states.
+    """Rows ``[B, T]`` of a module after the first that read the target's hidden states.
 
-    ``dead`` for rows in front of the text, and for those that the seed leaves as drafting made them: TensorRT-LLM reads
-    the M newest tokens again, drafts included, so an accepted draft that is none of them stays what it was.
+    ``dead`` for rows before the sequence, and for those whose state from drafting stays: TensorRT-LLM reads the M
+    newest tokens again, drafts included, so an accepted draft that is not one of them keeps its state.
 
     Args:
         judged: how many of the B rows begin with tokens that the module has read as drafts.
@@ -182,8 +186,8 @@ def undrafted_rows(
 def shifted_by_one(
     hidden: torch.Tensor, newest: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, module: int
 ) -> torch.Tensor:
-    """``hidden`` ``[B, T, M]`` of a module, one place later: in front what was kept of it (``[N, modules, M]``), or
-    what the row has that comes in front in the same text."""
+    """``hidden`` ``[B, T, M]`` of a module, shifted by one place. The first place is the stored state in ``newest``
+    ``[N, modules, M]``, or the end of the previous row if that belongs to the same sequence."""
     front = newest[slots, module]
     before = torch.roll(slots, 1) == slots
     follows = before & (torch.roll(positions[:, -1], 1) + 1 == positions[:, 0])
@@ -191,7 +195,7 @@ def shifted_by_one(
     return torch.cat([front[:, None], hidden[:, :-1]], dim=1)
 
 
-def keep_last(
+def store_last(
     newest: torch.Tensor,
     length: torch.Tensor,
     slots: torch.Tensor,
@@ -199,31 +203,31 @@ def keep_last(
     *hidden: torch.Tensor,
     dummy_slot: int,
 ) -> None:
-    """Keep in ``newest`` ``[N, modules, M]`` what each module's ``hidden`` ``[B, T, M]`` has of the last position of a
-    text that was read, which is ``length - 2`` at most; rows of which that is not the last write to nobody's."""
+    """Write each module's ``hidden`` ``[B, T, M]`` at the last position that was read, at most ``length - 2``, into
+    ``newest`` ``[N, modules, M]``. Rows without that position write to the dummy slot."""
     width = positions.shape[1]
     at = (length[slots] - 2 - positions[:, 0]).clamp(max=width - 1)
-    goes_on = (torch.roll(slots, -1) == slots) & (torch.roll(positions[:, 0], -1) == positions[:, -1] + 1)
-    goes_on = goes_on & (length[slots] - 2 > positions[:, -1])
-    kept = (at >= 0) & ~goes_on
+    continues = (torch.roll(slots, -1) == slots) & (torch.roll(positions[:, 0], -1) == positions[:, -1] + 1)
+    continues = continues & (length[slots] - 2 > positions[:, -1])
+    stored = (at >= 0) & ~continues
     rows = torch.arange(slots.shape[0], device=slots.device)
     found = torch.stack([each[rows, at.clamp(min=0)] for each in hidden], dim=1)
-    newest.index_put_((torch.where(kept, slots, dummy_slot),), found)
+    newest.index_put_((torch.where(stored, slots, dummy_slot),), found)
 
 
-def of_module(newest: torch.Tensor, slots: torch.Tensor, *, module: int) -> torch.Tensor:
-    """``[N, modules, M]`` of the rows' slots, ``[B, 1, M]``."""
+def gather_module(newest: torch.Tensor, slots: torch.Tensor, *, module: int) -> torch.Tensor:
+    """``newest`` ``[N, modules, M]`` of one module and the rows' slots, ``[B, 1, M]``."""
     return newest[slots, module][:, None]
 
 
 def drafted_rows(position: torch.Tensor, *, module: int, dead: int) -> torch.Tensor:
-    """Of the token's ``position`` ``[B, 1]`` the rows that a module reads, ``[B, module]`` (of module 0 one): the last
-    is in front of the first draft token. ``dead`` in front of the text."""
-    # The module-th draft token stands so far behind the newest committed one.
+    """The rows ``[B, module]`` (one for module 0) that a module reads for the token at ``position`` ``[B, 1]``. The
+    last one is before the first draft token. ``dead`` before the sequence."""
+    # The module-th draft token is so many places after the newest committed one.
     rows = position - module - 1 - torch.arange(max(module, 1) - 1, -1, -1, device=position.device)
     return torch.where(rows < 0, dead, rows)
 
 
 def newest_rows(*hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of each ``[B, T, M]`` the last place, ``[B, 1, M]``."""
+    """The last place of each ``[B, T, M]``, ``[B, 1, M]``."""
     return tuple(each[:, -1:] for each in hidden)

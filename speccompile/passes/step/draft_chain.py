@@ -1,4 +1,4 @@
-"""Sequential drafting: K forwards of one token a row, each from what the one before it chose."""
+"""Sequential drafting: K forwards of one token a row, each from the token of the previous one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Forward = Callable[[fx.Node, fx.Node, int], fx.Node]
 
 @dataclass(frozen=True)
 class DraftChain(Pass):
-    """``draft_len`` forwards of one token a row in front of the target, whose tokens are the step's drafts. A drafter
-    is a subclass that says what its :meth:`forward` is.
+    """``draft_len`` forwards of one token a row before the target, whose tokens are the step's drafts. A drafter is a
+    subclass that defines :meth:`forward`.
 
     With ``draws`` logits go through the request's own pipeline, and the target's noise of the place is added: the
-    drafter draws what the target would, as far as both agree. With ``probabilities`` it draws with noise of its own,
-    which does not come back in the next step, and leaves what it drew from, ``draft_probs`` ``[B, K, V]``.
+    drafter draws the same token as the target where their scores agree. With ``probabilities`` it draws with separate
+    noise, which no later step repeats, and names its distributions ``draft_probs`` ``[B, K, V]``.
     """
 
     draft_len: int
@@ -39,18 +39,18 @@ class DraftChain(Pass):
 
     @abstractmethod
     def forward(self, graph: StepGraph) -> Forward:
-        """What inserts the drafter's ops for one place in front of ``graph.anchors.start``."""
+        """A function that inserts the drafter's ops for one place before ``graph.anchors.start``."""
 
     def token_ids(self, graph: StepGraph) -> fx.Node | None:
-        """The target's ids ``[Vd]`` of the tokens that logits are about; None is all of them."""
+        """The target's ids ``[Vd]`` of the tokens that the logits belong to; None is all of them."""
         return None
 
     @abstractmethod
     def what(self, graph: StepGraph) -> str:
-        """For people: what has been put in."""
+        """A description of the inserted ops, for the stage's note."""
 
     def max_len(self, graph: StepGraph) -> int:
-        """Of the drafter; rows whose drafts would reach it have fewer, or none."""
+        """The drafter's longest sequence. Rows whose drafts would exceed it have fewer, or none."""
         return graph.layout.max_len
 
     def run(self, graph: StepGraph) -> Changes:
@@ -75,10 +75,10 @@ class DraftChain(Pass):
                 drawn = graph.insert(draw, logits, length, slots, *noise, *own, before=start)
             else:
                 drawn = graph.insert(torch.ops.speccompile.choose, logits, before=start)
-                drawn = drawn if ids is None else graph.insert(of_part, drawn, ids, before=start)
-            token, position = graph.insert(go_on, drawn, position, before=start)
+                drawn = drawn if ids is None else graph.insert(to_target_ids, drawn, ids, before=start)
+            token, position = graph.insert(next_token, drawn, position, before=start)
             if self.draws:
-                context, length = graph.insert(lengthened, context, length, token, before=start)
+                context, length = graph.insert(append_token, context, length, token, before=start)
             drafted.append(token)
         if drawn_from:
             graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
@@ -103,25 +103,25 @@ def newest(
     return tokens[slots, position][:, None], position[:, None], lens
 
 
-def of_part(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The tokens that are chosen ``[B, 1]`` as places in ``ids`` ``[Vd]``."""
+def to_target_ids(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The target's ids of the tokens ``chosen`` ``[B, 1]``, which are places in ``ids`` ``[Vd]``."""
     return ids[chosen.clamp(min=0)]
 
 
-def go_on(drawn: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next token ``[B, 1]``, which is any where none could be ``drawn``, and its position."""
+def next_token(drawn: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token ``[B, 1]``, an arbitrary one where none could be ``drawn``, and its position."""
     return drawn.clamp(min=0), position + 1
 
 
 def text_so_far(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's text ``[B, S]`` and its length ``[B]``."""
+    """Each row's tokens ``[B, S]`` and their number ``[B]``."""
     return tokens[slots], length[slots]
 
 
-def lengthened(
+def append_token(
     context: torch.Tensor, row_length: torch.Tensor, token: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The text with one more token ``[B, 1]``, and its length."""
+    """The tokens with one more token ``[B, 1]``, and their number."""
     return put_tokens(context, row_length, token), row_length + 1
 
 
@@ -130,11 +130,11 @@ def slot_probabilities(scores: torch.Tensor, temperature: torch.Tensor, slots: t
 
 
 def side_by_side(*places: torch.Tensor) -> torch.Tensor:
-    """Of ``[B, T, ...]`` each all places, as of K of ``[B, 1, V]`` ``[B, K, V]``."""
+    """Concatenate tensors ``[B, T, ...]`` along T: K of ``[B, 1, V]`` become ``[B, K, V]``."""
     return torch.cat(places, dim=1)
 
 
 def join(lens: torch.Tensor, *drafted: torch.Tensor) -> torch.Tensor:
-    """K tokens ``[B, 1]`` as drafts ``[B, K]``, -1 behind a row's own draft length."""
+    """K tokens ``[B, 1]`` as drafts ``[B, K]``, -1 after a row's own draft length."""
     offsets = torch.arange(len(drafted), device=lens.device)
     return torch.where(offsets < lens[:, None], torch.cat(drafted, dim=1), -1)
