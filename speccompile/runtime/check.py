@@ -1,4 +1,4 @@
-"""``spec.check``: is the text that of the plain decoder, and if not, how near a tie was the difference?"""
+"""``spec.check``: compares texts with those of the plain decoder, and measures how close to a tie a difference is."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from speccompile.sampling.user import Processor
 
 Reference = Literal["transformers", "plain"]
 
-#: Stands for the token where a text has none any more.
+#: The token after the end of a text.
 END = -1
-#: Share of an embedding that is in its last bits, and how many times they are shaken.
+#: The relative size of an embedding's last bits, and the number of their perturbations.
 LAST_BITS = 1e-7
-SHAKEN = 4
+PERTURBATIONS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where one prompt's text first differs.
+    """The first difference of one prompt's text.
 
     ``position`` counts new tokens from 0. ``logit_change`` is the distance, in the model's own logits at that place, of
     the token that ought to have come from the one that did: the smallest change of one logit that explains it.
@@ -80,18 +80,18 @@ def check_texts(
     prompts: Sequence[list[int]],
     max_new_tokens: int,
     eos: list[int],
-    against: Reference,
+    reference: Reference,
 ) -> CheckReport:
-    """Decode each of ``prompts`` alone, by ``engine`` and by what it is held against."""
+    """Decode each of ``prompts`` alone, by ``engine`` and by the reference."""
     processors = [processor.original for processor in target.processors]
     differences = []
     for index, prompt in enumerate(prompts):
         room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
-        # Each text from its prompt on: KV of the judged one must not reach the reference.
+        # Without prefix reuse: KV of the checked text must not reach the reference.
         sampling = target.sampling("check", {}, do_sample=False, seed=None, eos=eos)
         params = Params(room, tuple(eos), sampling, patient=True, reuse=False)
         got = decode(engine, [prompt], params)[0].new_tokens
-        if against == "transformers":
+        if reference == "transformers":
             with as_packed(target.packs):
                 expected = transformers_greedy(target.model, prompt, room, eos, processors)
         else:
@@ -105,7 +105,7 @@ def check_texts(
             difference = first_difference(target.model, index, prompt, expected, got, processors, rounds=rounds)
         if difference is not None:
             differences.append(difference)
-    name = "transformers' greedy generate" if against == "transformers" else "the K=0 tier"
+    name = "transformers' greedy generate" if reference == "transformers" else "the K=0 tier"
     return CheckReport(len(prompts), name, tuple(differences))
 
 
@@ -144,9 +144,10 @@ def first_difference(
     *,
     rounds: bool = False,
 ) -> Difference | None:
-    """The first place where two continuations of ``prompt`` part, or None.
+    """The first place where two continuations of ``prompt`` differ, or None.
 
-    ``rounds`` asks how much rounding has to do with it.
+    Args:
+        rounds: also compute :attr:`Difference.rounding`.
     """
     if expected == got:
         return None
@@ -154,8 +155,8 @@ def first_difference(
     position = next((i for i in range(shorter) if expected[i] != got[i]), shorter)
     if position == shorter:
         # One text ends where the other goes on, which no change of a logit explains.
-        wanted, seen = (text[position] if position < len(text) else END for text in (expected, got))
-        return Difference(index, position, wanted, seen, float("inf"))
+        expected_token, got_token = (text[position] if position < len(text) else END for text in (expected, got))
+        return Difference(index, position, expected_token, got_token, float("inf"))
     context = torch.tensor([prompt + expected[:position]], device=model.device)
 
     def distance() -> float:
@@ -166,24 +167,24 @@ def first_difference(
         logits = scores[0].double()
         return float(logits[expected[position]] - logits[got[position]])
 
-    plain = distance()
-    rounding = max(abs(shaken - plain) for shaken in _shaken(model, distance)) if rounds else 0.0
-    return Difference(index, position, expected[position], got[position], abs(plain), rounding)
+    unperturbed = distance()
+    rounding = max(abs(perturbed - unperturbed) for perturbed in _perturbed(model, distance)) if rounds else 0.0
+    return Difference(index, position, expected[position], got[position], abs(unperturbed), rounding)
 
 
-def _shaken(model: PreTrainedModel, compute: Callable[[], float]) -> list[float]:
-    """What ``compute`` has when the last bits of the embeddings are others."""
+def _perturbed(model: PreTrainedModel, compute: Callable[[], float]) -> list[float]:
+    """Results of ``compute`` with perturbed last bits of the embeddings."""
     generator = torch.Generator(model.device).manual_seed(0)
 
-    def shake(_module: torch.nn.Module, _inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
+    def perturb(_module: torch.nn.Module, _inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
         noise = torch.randn(embedded.shape, generator=generator, device=embedded.device)
         # In half precision the last bit is a larger one.
         share = max(LAST_BITS, torch.finfo(embedded.dtype).eps)
         return embedded * (1 + share * noise).to(embedded.dtype)
 
     with altering(model):
-        handle = model.get_input_embeddings().register_forward_hook(shake)
+        handle = model.get_input_embeddings().register_forward_hook(perturb)
         try:
-            return [compute() for _ in range(SHAKEN)]
+            return [compute() for _ in range(PERTURBATIONS)]
         finally:
             handle.remove()

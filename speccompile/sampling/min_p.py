@@ -9,14 +9,14 @@ import torch
 
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, number
-from speccompile.sampling.keep_greatest import KeepGreatest, Scans
+from speccompile.sampling.threshold import Scans, ThresholdProcessor
 
 #: Scores may be so much below the threshold: two units in the last place of a float32 between 16 and 32, as logits are.
 #: Without it a token whose probability equals the share goes at every eighth such border, since scores are rounded.
 ROUNDING = 2.0**-18
 
 
-class MinP(KeepGreatest):
+class MinP(ThresholdProcessor):
     """transformers' ``MinPLogitsWarper``, but that a probability that equals the share up to :data:`ROUNDING` stays."""
 
     name = "min_p"

@@ -9,11 +9,11 @@ import torch
 
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, whole
-from speccompile.sampling.keep_greatest import KeepGreatest, Scans
+from speccompile.sampling.threshold import Scans, ThresholdProcessor
 from speccompile.utils.devices import traits_of
 
 
-class TopK(KeepGreatest):
+class TopK(ThresholdProcessor):
     """transformers' ``TopKLogitsWarper``: what equals the k-th greatest stays too."""
 
     name = "top_k"

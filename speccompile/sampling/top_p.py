@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from speccompile.graph.state import N, StateSpec
 from speccompile.ops.tolerances import ROUNDING
 from speccompile.sampling.base import Option, number
-from speccompile.sampling.keep_greatest import KeepGreatest, Scans
+from speccompile.sampling.threshold import Scans, ThresholdProcessor
 from speccompile.utils.devices import traits_of
 
-# The nucleus is looked for among so many tokens, one look after the other: 256 of 50,000 are found six times as fast as
-# 1,024, and a hundred times as fast as all are sorted.
-LOOKS = (256, 4096)
+# The nucleus is searched among so many of the greatest scores, then among more. 256 of 50,000 are found six times as
+# fast as 1,024, and a hundred times as fast as all are sorted.
+SEARCH_SIZES = (256, 4096)
 
 
-class TopP(KeepGreatest):
+class TopP(ThresholdProcessor):
     """transformers' ``TopPLogitsWarper``, with two differences: a sum that equals p up to :data:`ROUNDING` reaches it,
     and tokens whose score equals the last one that stays also stay."""
 
@@ -32,17 +32,17 @@ class TopP(KeepGreatest):
 
     def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
         top_p = state[0][:, None, None]
-        most = scans.share(scores)
+        greatest = scans.share(scores)
         vocab = scores.shape[-1]
-        # Only host memory may be asked in the middle of a step whether it has seen enough.
-        for look in (*LOOKS, vocab) if traits_of(scores.device).host_memory else (vocab,):
-            values = scans.greatest(scores, min(look, vocab))
-            mass = (values - values[..., :1]).exp() * most
+        # Whether the search may end early is read from the tensor, which only host memory allows within a step.
+        for size in (*SEARCH_SIZES, vocab) if traits_of(scores.device).host_memory else (vocab,):
+            values = scans.greatest(scores, min(size, vocab))
+            mass = (values - values[..., :1]).exp() * greatest
             # A token stays if the tokens before it do not reach p.
             before = F.pad(mass.cumsum(-1)[..., :-1], (1, 0))
             inside = before < top_p - ROUNDING
             inside[..., 0] = True
             count = inside.sum(-1, keepdim=True)
-            if look == vocab or not ((count == look) & (top_p < 1)).any():
+            if size == vocab or not ((count == size) & (top_p < 1)).any():
                 break
         return torch.where(top_p < 1, values.gather(-1, count - 1), float("-inf"))

@@ -19,7 +19,7 @@ from speccompile.graph.state import core_state, resolve_layout
 from speccompile.passes.step.sample import processed, put_tokens, state_of
 from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
-from speccompile.sampling.top_p import LOOKS, TopP
+from speccompile.sampling.top_p import SEARCH_SIZES, TopP
 from speccompile.sampling.typical_p import row_sums
 from support.errors import raises
 from support.sampling_options import CHOICES, VOCAB, few, options_of, tokens
@@ -230,15 +230,15 @@ def test_an_entropy_is_the_same_alone_and_beside_others() -> None:
     assert not all(torch.equal(values[i, :1].sum(-1), values.sum(-1)[i, :1]) for i in range(60)), "torch's own are not"
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_nucleus_wider_than_a_look(look: int) -> None:
-    vocab = 4 * look
+@pytest.mark.parametrize("size", SEARCH_SIZES)
+def test_a_nucleus_wider_than_a_search(size: int) -> None:
+    vocab = 4 * size
     logits = 0.01 * torch.randn(1, 2, vocab)
     expected = torch.cat([hf.TopPLogitsWarper(0.9)(None, logits[:, i]) for i in range(2)])
     TopP().apply(logits, torch.zeros(1, 4), torch.tensor([1]), torch.tensor([0.9]))
     kept = (logits[0] > float("-inf")).sum(-1)
     assert torch.all((kept - (expected > float("-inf")).sum(-1)).abs() <= 1)
-    assert kept.min() > look
+    assert kept.min() > size
 
 
 @pytest.mark.parametrize(

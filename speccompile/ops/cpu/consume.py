@@ -1,4 +1,4 @@
-"""``wrap(consume=True)``: a model's weights become their packs, so that there is one copy of them."""
+"""``wrap(consume=True)``: packed weights replace the model's own, so that there is one copy of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from speccompile.utils.memory import release_file_pages, trim_heap
 class Unpack(nn.Module):
     """Parametrizes a weight ``[features, K]``, or ``[K, features]`` if ``transposed``, by its pack.
 
-    Whoever reads it gets a copy that is unpacked for him. It cannot be assigned to.
+    Each read of the weight unpacks a new copy. It cannot be assigned to.
     """
 
     def __init__(self, packed: torch.Tensor, features: int, *, transposed: bool) -> None:
@@ -29,7 +29,7 @@ class Unpack(nn.Module):
         self._features, self._transposed = features, transposed
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
-        # A change in place would be lost with the copy. Where no gradient is wanted torch can forbid it.
+        # A change in place would be lost with the copy. In inference mode torch forbids it, but that has no gradients.
         with contextlib.nullcontext() if torch.is_grad_enabled() else torch.inference_mode():
             return self.unpacked(packed)
 
@@ -38,7 +38,7 @@ class Unpack(nn.Module):
         return weight.t().contiguous() if self._transposed else weight
 
     def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
-        """torch asks for it once, to make the pack out of the weight, and again whenever a weight is assigned."""
+        """The pack. torch calls this once at registration, and again at each assignment of a weight."""
         packed, self._registering = self._registering, None
         if packed is None:
             raise ModelConsumed(what="its weights cannot be assigned to")
@@ -51,7 +51,7 @@ def is_consumed(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Owner:
-    """A module that has the weight as ``name``. ``path`` is the module's own."""
+    """A module, at ``path``, that has the weight as its attribute ``name``."""
 
     path: str
     module: nn.Module
@@ -68,7 +68,7 @@ class _Owner:
         return original
 
     @property
-    def plain(self) -> torch.Tensor:
+    def unpacked_weight(self) -> torch.Tensor:
         """The weight, unpacked."""
         parametrizations: Any = self.module.parametrizations
         unpacked: torch.Tensor = parametrizations[self.name][0].unpacked(self.original.detach())
@@ -84,7 +84,7 @@ class _Owner:
 
 
 class ConsumedWeights:
-    """The weights that one wrap has taken from its model."""
+    """The weights of a model that one wrap has replaced by their packs."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -101,29 +101,29 @@ class ConsumedWeights:
             self._handles.append(owner.module.register_state_dict_post_hook(_UnpackState(owner.name)))
             self._handles.append(owner.module.register_load_state_dict_pre_hook(_refuse_to_load))
         release_file_pages(old)
-        # Of the one before: somebody may still hold this one.
+        # Returns the memory of the previous weight: the caller may still hold this one.
         trim_heap()
 
     def release_unread(self) -> None:
-        """Give back what a forward has read of mapped files; packing reads it again, weight by weight."""
+        """Release the pages of mapped files that a forward has read. Packing reads them again, weight by weight."""
         for weight in self._model.parameters():
             release_file_pages(weight.detach())
 
     def undo(self) -> None:
-        """Give the model plain weights again, one after the other; nothing is taken then."""
+        """Restore the model's unpacked weights, one after the other."""
         while self._taken:
             owners = [owner for owner in self._taken[-1] if owner.parametrized]
             if owners:
-                parameter, plain = owners[0].original, owners[0].plain
+                parameter, unpacked_weight = owners[0].original, owners[0].unpacked_weight
                 for owner in owners:
                     parametrize.remove_parametrizations(owner.module, owner.name, leave_parametrized=False)
-                parameter.data = plain
+                parameter.data = unpacked_weight
             self._taken.pop()
         while self._handles:
             self._handles.pop().remove()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The packs, by all names that the model has for them now."""
+        """The packs, by all names that the model now has for them."""
         return {owner.original_path: owner.original.detach() for owner in itertools.chain(*self._taken)}
 
     def _owners(self, path: str) -> list[_Owner]:
@@ -144,7 +144,7 @@ class _UnpackState:
 
     def __call__(self, module: nn.Module, state: dict[str, torch.Tensor], prefix: str, _metadata: object) -> None:
         del state[f"{prefix}parametrizations.{self._name}.original"]
-        state[f"{prefix}{self._name}"] = _Owner("", module, self._name).plain
+        state[f"{prefix}{self._name}"] = _Owner("", module, self._name).unpacked_weight
 
 
 def _refuse_to_load(*_arguments: object) -> None:
@@ -152,9 +152,10 @@ def _refuse_to_load(*_arguments: object) -> None:
 
 
 @contextlib.contextmanager
-def consuming(model: nn.Module, wanted: bool) -> Iterator[ConsumedWeights | None]:
-    """What takes the weights of ``model`` while it is wrapped, if ``wanted``; a wrap that fails gives them back."""
-    if not wanted:
+def consuming(model: nn.Module, enabled: bool) -> Iterator[ConsumedWeights | None]:
+    """The owner of the weights that a wrap of ``model`` packs, None unless ``enabled``. It restores them if the wrap
+    fails."""
+    if not enabled:
         yield None
         return
     consumed = ConsumedWeights(model)

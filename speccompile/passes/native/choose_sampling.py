@@ -11,8 +11,8 @@ import speccompile.ops.choose  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.choose_native import choose_native
-from speccompile.sampling.keep_greatest import KeepGreatest
 from speccompile.sampling.pipeline import PROCESSORS, registered_processors
+from speccompile.sampling.threshold import ThresholdProcessor
 from speccompile.utils.torch_private import OpOverload
 
 
@@ -39,5 +39,5 @@ def native_kernels() -> dict[OpOverload, OpOverload]:
     """The C++ ops by those that they stand for."""
     ops = torch.ops.speccompile
     processors = [*PROCESSORS, *registered_processors()]
-    filters = {item.op: item.native_op for item in processors if isinstance(item, KeepGreatest)}
+    filters = {item.op: item.native_op for item in processors if isinstance(item, ThresholdProcessor)}
     return {ops.choose.default: ops.native_choose.default, **filters}

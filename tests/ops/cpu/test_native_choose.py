@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops import choose, noise
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.sampling.keep_greatest import KeepGreatest
 from speccompile.sampling.pipeline import PROCESSORS
+from speccompile.sampling.threshold import ThresholdProcessor
 
 ops = torch.ops.speccompile
 INF = float("inf")
@@ -171,7 +171,7 @@ def test_greatest_are_those_of_topk(
         torch.testing.assert_close(ops.native_greatest(scores, count), wanted, rtol=0, atol=0, equal_nan=True)
 
 
-FILTERS = {item.name: item for item in PROCESSORS if isinstance(item, KeepGreatest)}
+FILTERS = {item.name: item for item in PROCESSORS if isinstance(item, ThresholdProcessor)}
 VALUES = {
     "top_k": st.sampled_from([0, 1, 5, 50, 300, 10**6]),
     "top_p": st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),

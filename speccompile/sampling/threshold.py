@@ -1,4 +1,4 @@
-"""What top-k, top-p and min-p have in common: the scores from a threshold on stay."""
+"""The base of top-k, top-p and min-p: scores below a threshold become -inf."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from speccompile.utils.torch_private import OpOverload
 
 @dataclass(frozen=True)
 class Scans:
-    """What may be asked about the scores ``[B, T, V]`` of each place.
+    """Ops over the scores ``[B, T, V]`` that thresholds are computed with.
 
     Attributes:
-        greatest: so many of them, in descending order: ``[B, T, count]``.
-        share: the softmax of the greatest, ``[B, T, 1]``, by sums whose order depends on V alone: not on how many
-            places there are, nor on threads.
+        greatest: the greatest scores in descending order, ``[B, T, count]``.
+        share: the softmax of the greatest one, ``[B, T, 1]``. The order of its sums depends on V alone, neither on the
+            number of places nor on threads.
     """
 
     greatest: Callable[[torch.Tensor, int], torch.Tensor]
     share: Callable[[torch.Tensor], torch.Tensor]
 
 
-# A row's softmax has an order of its own; a plain sum has not.
+# softmax sums each row in a fixed order; torch.sum does not.
 STOCK = Scans(lambda scores, count: scores.topk(count, dim=-1).values, lambda s: s.softmax(-1).amax(-1, keepdim=True))
 NATIVE = Scans(torch.ops.speccompile.native_greatest, torch.ops.speccompile.native_greatest_share)
 
 
-class KeepGreatest(Processor):
-    """A processor with a second op, ``native_<name>_``, which does the same with C++ ops. Most only compare, and so
-    agree with torch's in every bit; the share agrees but for its last ones."""
+class ThresholdProcessor(Processor):
+    """A processor with a second op, ``native_<name>_``, which uses C++ ops. Most of these only compare, so they are
+    bit-equal to torch's; ``share`` may differ in the last bits."""
 
     @abstractmethod
     def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
-        """What stays is not below it: float32 ``[B, T, 1]``, of ``scores`` ``[B, T, V]``."""
+        """The least score that stays, float32 ``[B, T, 1]``, of ``scores`` ``[B, T, V]``."""
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         scores.masked_fill_(scores < self.threshold(scores, STOCK, *state), float("-inf"))
@@ -51,7 +51,7 @@ class KeepGreatest(Processor):
         drafted: int,
         state: Sequence[torch.Tensor],
     ) -> None:
-        """What the native op does: as :meth:`call`."""
+        """The implementation of the native op. Arguments as of :meth:`call`."""
         if self.active(*state):
             torch.ops.speccompile.native_mask_below_(scores, self.threshold(scores, NATIVE, *state))
 
