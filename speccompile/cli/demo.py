@@ -81,8 +81,8 @@ def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
     table.add_column("", no_wrap=True)
     for heading in ("tokens/s", "kernels", "speculation", "both", "acceptance\nlength", "same\ntokens"):
         table.add_column(heading, justify="right", no_wrap=True)
-    plain = Summary(runs[tier_name(0)])
-    kernels = _ratio(plain, reference)
+    baseline = Summary(runs[tier_name(0)])
+    kernels = _ratio(baseline, reference)
     for name, own in runs.items():
         summary = Summary(own)
         is_reference = name == TRANSFORMERS
@@ -91,7 +91,7 @@ def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
             name,
             f"{summary.tokens_per_second:.1f}",
             "-" if is_reference else kernels,
-            "-" if is_reference or name == tier_name(0) else _ratio(summary, plain),
+            "-" if is_reference or name == tier_name(0) else _ratio(summary, baseline),
             _ratio(summary, reference),
             f"{summary.acceptance_length:.2f}",
             "-" if is_reference else f"{same} of {len(own)}",

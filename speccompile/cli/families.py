@@ -23,7 +23,7 @@ from rich.table import Table
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
 from speccompile.lowering.backends import Eager, choose_backend
-from speccompile.ops.cpu.library import cpu_ops, lacking
+from speccompile.ops.cpu.library import cpu_ops, missing_tools
 from speccompile.tools.families.family import Family, causal_lm_families, find_families
 from speccompile.tools.families.survey import Row, Verdict, survey
 from speccompile.utils.progress import listening
@@ -70,7 +70,7 @@ def _write(path: Path | None, rows: Sequence[Row]) -> None:
 def _captures_apart(backend: str) -> Iterator[None]:
     """Captures of tiny models are of no use to anybody later."""
     before = os.environ.get("SPECCOMPILE_CACHE")
-    if backend != Eager.name and lacking() is None:
+    if backend != Eager.name and missing_tools() is None:
         # These are of use later, and must not be built where a folder is about to go.
         cpu_ops()
     with tempfile.TemporaryDirectory(prefix="speccompile-families-") as folder:

@@ -72,7 +72,7 @@ def check_savable(path: Path, model: PreTrainedModel, options: WrapOptions) -> N
     if code := own_code(model):
         raise CannotSave(name="the model", reason=f"it has {code}, which is code of your own")
     for name, value in options.arguments().items():
-        _plain(name, value)
+        _json_value(name, value)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a package is a file, and this is a folder", str(path))
     if not path.parent.is_dir():
@@ -96,7 +96,7 @@ def make_manifest(
         "versions": _versions(),
         "model": _model(model),
         "machine": machine(model.device) if any(name.startswith(f"{ARTIFACTS}/") for name in files) else {},
-        "options": {name: _plain(name, value) for name, value in options.arguments().items()},
+        "options": {name: _json_value(name, value) for name, value in options.arguments().items()},
         "processors": [item.name for item in registered_processors(state)],
         "files": {name: digest(data) for name, data in files.items()},
     }
@@ -119,16 +119,16 @@ def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
-def _plain(name: str, value: Any) -> Any:
+def _json_value(name: str, value: Any) -> Any:
     if isinstance(value, Rule):
         if RULES.get(value.name) is not type(value):
             raise CannotSave(name=name, reason=f"the rule {type(value).__qualname__} is not one of this package's")
-        fields = {key: _plain(f"{name}.{key}", item) for key, item in asdict(value).items()}
+        fields = {key: _json_value(f"{name}.{key}", item) for key, item in asdict(value).items()}
         return {"rule": value.name, "options": fields}
     if isinstance(value, Fixed | Schedule | ScheduleUpTo | Cost | Ema | Gate):
         return str(value)
     if isinstance(value, list | tuple):
-        return [_plain(name, item) for item in value]
+        return [_json_value(name, item) for item in value]
     if isinstance(value, SaveHiddenStates):
         raise CannotSave(name=name, reason="its folder is one of this machine")
     if value is None or isinstance(value, bool | int | float | str):

@@ -26,7 +26,7 @@ from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.placed import check_passes
 from speccompile.policies.default import default_policy
-from speccompile.runtime.arguments import GENERATE_ALONE, Settings
+from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
@@ -102,7 +102,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
         places=max_len + config.max_width,
         device=info.device,
     )
-    Settings(model.generation_config).check(heeded=GENERATE_ALONE)
+    Settings(model.generation_config).check(supported=GENERATE_ONLY)
     token_list(model.generation_config.eos_token_id)
     # After everything that is quickly refused: it may have to be loaded.
     network = None

@@ -1,7 +1,8 @@
-"""Finished steps, printed; those that were made before are read instead of made.
+"""Finished steps as printed code; steps that are stored are read instead of built.
 
-Passes are a function of the outlined model, of the passes' own fields and of their code. All of that is in a stored
-step's name, so one that is found is the one that they would make; their stages are made when somebody looks at them.
+The result of passes depends on the outlined model, on the passes' fields and on their code. All of these are in the
+name of a stored step, so a step of that name is the one that the passes would build. Its stages are built at the first
+access.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from speccompile.utils.storage import Storage, digest
 
 
 class StepMaker:
-    """Makes finished steps out of the outlined model, or reads those that are stored.
+    """Builds finished steps from the outlined model, or reads stored ones.
 
     Args:
         model: stages of the model, the last one outlined.
@@ -46,19 +47,19 @@ class StepMaker:
         if name is not None and stored is not None:
             return self._read(pipeline, name, json.loads(stored))
         if name is None:
-            # What its passes read may be different when somebody looks.
+            # Its passes may read something that changes until the first access to the stages.
             stages = self._run(pipeline)
             graph = stages.last.graph
             source = to_python(graph, pipeline.tier)
         else:
             graph = pipeline.finish(self._outlined)
             source = to_python(graph, pipeline.tier)
-            stages = self._made_later(pipeline, name, source)
+            stages = self._deferred_stages(pipeline, name, source)
         ports = tuple(graph.ports[node.name] for node in graph.placeholders)
         return FinishedStep(source, ports, graph.sizes["B"], graph.sizes["T"], stages, name)
 
     def store(self, steps: Iterable[FinishedStep]) -> None:
-        """Store those that are not yet."""
+        """Store those that are not stored yet."""
         for step in steps:
             if step.name is not None and self._storage.read(step.name) is None:
                 self._storage.write(step.name, step.file())
@@ -67,11 +68,11 @@ class StepMaker:
         _, stages = pipeline.run(self._outlined, self._model.last)
         return self._model.followed_by(stages)
 
-    def _made_later(self, pipeline: Pipeline, name: str, source: str) -> Stages:
-        """The stages that ``source`` comes from, made when somebody looks at them."""
+    def _deferred_stages(self, pipeline: Pipeline, name: str, source: str) -> Stages:
+        """The stages that ``source`` comes from, built at the first access."""
 
         @one_build()
-        def made() -> Stages:
+        def rerun() -> Stages:
             stages = self._run(pipeline)
             if to_python(stages.last.graph, pipeline.tier) != source:
                 raise PassError(
@@ -82,7 +83,7 @@ class StepMaker:
                 )
             return stages
 
-        return Stages(made)
+        return Stages(rerun)
 
     def _read(self, pipeline: Pipeline, name: str, data: dict[str, Any]) -> FinishedStep:
         outlined, layout = self._outlined, self._outlined.layout
@@ -91,12 +92,12 @@ class StepMaker:
             known[port] if port in known else Port.of_state(layout.tensors[port], outlined.device)
             for port in data["ports"]
         )
-        stages = self._made_later(pipeline, name, data["source"])
+        stages = self._deferred_stages(pipeline, name, data["source"])
         return FinishedStep(data["source"], ports, data["rows"], data["width"], stages, name)
 
     def _name(self, pipeline: Pipeline) -> str | None:
-        """None for passes that read what no key could tell: code from outside of this package, or values that it has
-        no form for."""
+        """The name of a step in the storage. None for passes without a stable key: code from outside of this package,
+        or values that have no key."""
         if self._outlined.logits_processors:
             return None
         try:
@@ -108,7 +109,7 @@ class StepMaker:
 
     @functools.cached_property
     def _start(self) -> str:
-        """Digest of the code, and of all that passes may see of the outlined model and the drafter."""
+        """Digest of the code, and of everything that passes can read of the outlined model and the drafter."""
         drafter = [] if self._outlined.drafter is None else _seen(self._outlined.drafter)
         processors = [(item.name, state_of(item), item.whole) for item in all_processors(self._outlined.layout.tensors)]
         versions = [sources(), torch.__version__, transformers.__version__]
@@ -117,7 +118,7 @@ class StepMaker:
 
 
 def _seen(graph: StepGraph) -> list[str]:
-    """All that passes may see of an outlined model, but weights' values."""
+    """Everything that passes can read of an outlined model, except the values of weights."""
     anchors = graph.anchors
     nodes = [anchors.tokens, anchors.positions, anchors.start, *anchors.layers, anchors.final_norm, anchors.lm_head]
     return [

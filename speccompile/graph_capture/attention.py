@@ -24,7 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.cache import SlotCache, StepCache
-from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
+from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 
 ROUTES: tuple[Route, ...] = ("attention", "eager")
 
@@ -74,14 +74,16 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     run = _running.stack[-1]
     if isinstance(attention_mask, ForeignMask):
-        raise Unfit(f"attends by a mask that is neither causal, sliding nor chunked ({attention_mask.name})")
+        raise UnsupportedByRoute(
+            f"attends by a mask that is neither causal, sliding nor chunked ({attention_mask.name})"
+        )
     if not isinstance(attention_mask, Mask):
-        raise Unfit(f"calls attention with a mask of its own ({type(attention_mask).__name__})")
+        raise UnsupportedByRoute(f"calls attention with a mask of its own ({type(attention_mask).__name__})")
     for name, option in options.items():
         if isinstance(option, torch.Tensor) and name != "position_ids":
-            raise Unfit(f"calls attention with {name}, which the attention op does not take")
+            raise UnsupportedByRoute(f"calls attention with {name}, which the attention op does not take")
     if not any(key is known_key and value is known_value for known_key, known_value in run.cache.returned):
-        raise Unfit("attends to other keys and values than it put into the cache")
+        raise UnsupportedByRoute("attends to other keys and values than it put into the cache")
     run.attended += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     query = query.transpose(1, 2)
@@ -112,7 +114,7 @@ def _recorded_mask(
     **arguments: Any,
 ) -> Mask | ForeignMask:
     if use_vmap:
-        raise Unfit("combines its attention mask with one of its own")
+        raise UnsupportedByRoute("combines its attention mask with one of its own")
     return _running.stack[-1].masks.ask(mask_function, local_size, device)
 
 
@@ -127,7 +129,7 @@ def _mask_from_state(
     """transformers' additive mask ``[B, 1, T, S]``, of queries that stand at each row's own positions."""
     run = _running.stack[-1]
     if use_vmap:
-        raise Unfit("combines its attention mask with one of its own")
+        raise UnsupportedByRoute("combines its attention mask with one of its own")
     positions = run.positions
     rows = torch.arange(positions.shape[0], device=positions.device)[:, None, None, None]
     query = positions[:, None, :, None]

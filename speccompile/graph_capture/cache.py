@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from speccompile.graph.state import KVShape
-from speccompile.graph_capture.masks import Unfit
+from speccompile.graph_capture.masks import UnsupportedByRoute
 
 RECURRENT = "keeps a recurrent or linear-attention state, which cannot be rewound to the accepted tokens yet"
 
@@ -37,14 +37,14 @@ class StepCache(Cache):
         return -1
 
     def _no_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise Unfit(RECURRENT)
+        raise UnsupportedByRoute(RECURRENT)
 
     get_conv_state = update_conv_state = _no_state
     get_recurrent_state = update_recurrent_state = _no_state
     has_previous_state = _no_state
 
     def update_indexer(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise Unfit("chooses the keys to attend to by an index of its own")
+        raise UnsupportedByRoute("chooses the keys to attend to by an index of its own")
 
 
 class SlotCache(StepCache):
@@ -100,7 +100,7 @@ class RecordingCache(StepCache):
             return int(x.shape[1]), int(x.shape[3])
 
         if layer_idx in self.observed:
-            raise Unfit(f"writes the KV of layer {layer_idx} twice in one forward")
+            raise UnsupportedByRoute(f"writes the KV of layer {layer_idx} twice in one forward")
         self.observed[layer_idx] = KVShape(heads(key_states), heads(value_states), key_states.dtype)
         self.returned.append((key_states, value_states))
         return key_states, value_states

@@ -24,7 +24,7 @@ from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
-from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, takes
+from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.utils.torch_private import check_size
 from speccompile.utils.tracer_isolation import silenced
@@ -114,7 +114,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
             reason=f"its shapes do not fit a cache of {layout.cache_len} places ({error_line(error)}); "
             f"use a smaller max_len (now {layout.max_len})",
         ) from error
-    return step if takes(model, "position_ids") else own_positions(step)
+    return step if accepts(model, "position_ids") else own_positions(step)
 
 
 def _export(

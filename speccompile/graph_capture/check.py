@@ -16,7 +16,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
-from speccompile.graph_capture.observe import takes
+from speccompile.graph_capture.observe import accepts
 
 # Share of the largest logit by which two correct forwards of one model may differ.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -76,7 +76,7 @@ def check_capture(
         )
     where = f"{captured_where}; {_first_wrong_layer(model, info, graph, probe, reference)}"
     fields: dict[str, Any] = {"model": info.name, "difference": captured, "allowed": allowed, "where": where}
-    if takes(model, "position_ids"):
+    if accepts(model, "position_ids"):
         raise CaptureMismatch(**fields)
     raise CaptureMismatch(
         f"{info.name} cannot be captured: it takes no position_ids, so that rows cannot stand at positions of "
@@ -105,14 +105,14 @@ class Probe:
         lead = max(0, reach - COMPARED // 2)
         length = min(COMPARED + lead, max_len or arena.layout.max_len)
         generator = torch.Generator().manual_seed(0)
-        plain = torch.tensor(sorted(set(range(info.vocab_size)) - special_tokens(model)))
-        text = plain[torch.randint(len(plain), (2, length), generator=generator)].to(info.device)
-        kept = min(COMPARED, length)
+        ordinary = torch.tensor(sorted(set(range(info.vocab_size)) - special_tokens(model)))
+        text = ordinary[torch.randint(len(ordinary), (2, length), generator=generator)].to(info.device)
+        compared = min(COMPARED, length)
         # All logits of a long text would take more memory than the model.
-        only = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        only = {"logits_to_keep": compared} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         try:
             with torch.no_grad():
-                rows = [model(input_ids=row[None], use_cache=False, **only).logits[:, -kept:] for row in text]
+                rows = [model(input_ids=row[None], use_cache=False, **only).logits[:, -compared:] for row in text]
                 own = _decoded(model, text[:1], only)
         except Exception as error:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {error_line(error)}") from error
@@ -136,8 +136,8 @@ class Probe:
         for start in range(0, self.lead, LEAD):
             yield [0, 1], [start, start], min(LEAD, self.lead - start)
         starts, length = [self.lead, self.lead], self.text.shape[1]
-        for number, wanted in enumerate((*PIECES, *PIECES[::-1])):
-            width = min(wanted, length - self.lead)
+        for number, piece in enumerate((*PIECES, *PIECES[::-1])):
+            width = min(piece, length - self.lead)
             rows = [0] if number == 0 else [0, 1]
             for row in rows:
                 starts[row] = min(starts[row], length - width)
@@ -186,24 +186,24 @@ def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float
         if starts[0] < probe.lead:
             continue
         for place, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            wanted = probe.expected[row, start - probe.lead : start - probe.lead + width]
-            found = _differences(logits[place], wanted)
+            expected = probe.expected[row, start - probe.lead : start - probe.lead + width]
+            found = _differences(logits[place], expected)
             differences += found
             if max(found) > worst:
                 worst, where = max(found), f"in tokens {start} to {start + width - 1}"
     return _decided(differences, probe.precision), where
 
 
-def _differences(got: torch.Tensor, wanted: torch.Tensor) -> list[float]:
+def _differences(computed: torch.Tensor, expected: torch.Tensor) -> list[float]:
     """The largest difference of each row of two ``[T, ...]``; infinite where a number is none."""
-    change = (got - wanted).abs().flatten(1).amax(1).float()
+    change = (computed - expected).abs().flatten(1).amax(1).float()
     return torch.where(change.isfinite(), change, torch.inf).tolist()
 
 
 def _decided(differences: list[float], dtype: torch.dtype) -> float:
     """The largest of ``differences`` when ``UNDECIDED`` of them are left out; infinite ones never are."""
-    kept = sorted(differences)[: math.ceil(len(differences) * (1 - UNDECIDED[dtype]))]
-    return math.inf if math.inf in differences else kept[-1]
+    compared = sorted(differences)[: math.ceil(len(differences) * (1 - UNDECIDED[dtype]))]
+    return math.inf if math.inf in differences else compared[-1]
 
 
 def _first_wrong_layer(
@@ -215,7 +215,7 @@ def _first_wrong_layer(
     run = reference(tapped)
     found: dict[int, torch.Tensor] = {}
 
-    def keep(index: int, output: Any) -> None:
+    def record(index: int, output: Any) -> None:
         state = output[0] if isinstance(output, tuple) else output
         # A layer may keep its streams in another form, and one without a place in this forward is never called.
         if state.shape[:2] == probe.text[:1].shape:
@@ -224,7 +224,7 @@ def _first_wrong_layer(
     path, layers = decoder_layers(model)
     with altering(model):
         handles = [
-            layer.register_forward_hook(lambda _module, _inputs, output, index=index: keep(index, output))
+            layer.register_forward_hook(lambda _module, _inputs, output, index=index: record(index, output))
             for index, layer in enumerate(layers)
         ]
         try:
@@ -237,8 +237,8 @@ def _first_wrong_layer(
     for rows, starts, width in probe.pieces():
         with torch.no_grad():
             hidden = run(*probe.inputs(tapped, rows, starts, width))
-        for index, wanted in found.items():
-            differences[index] += _differences(hidden[index][0], wanted[0, starts[0] : starts[0] + width])
+        for index, expected in found.items():
+            differences[index] += _differences(hidden[index][0], expected[0, starts[0] : starts[0] + width])
     for index, change in differences.items():
         share = _decided(change, probe.precision) / float(found[index].abs().max())
         if share > TOLERANCE[probe.precision]:

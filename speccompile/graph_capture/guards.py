@@ -64,7 +64,7 @@ _GLOBAL_HOOKS = {
     "forward hook": nn_module._global_forward_hooks,
     "forward pre-hook": nn_module._global_forward_pre_hooks,
 }
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_SCALAR_TYPES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _UNWATCHED = object()
 _KEEP_APART = (
     "steps do not call hooks; a value that only counts or records calls belongs into a separate object that the hook "
@@ -198,7 +198,7 @@ def own_code(model: nn.Module) -> str | None:
     return None
 
 
-def plain_settings(model: nn.Module) -> Iterator[str]:
+def scalar_settings(model: nn.Module) -> Iterator[str]:
     """All plain values that modules hold, as text."""
     for path, facts in _module_facts(model).items():
         for name, value in sorted(facts.settings.items()):
@@ -307,7 +307,7 @@ def _settings(attributes: Mapping[str, Any], but: frozenset[str]) -> dict[str, A
 
 def _copy(value: Any) -> Any:
     """``value`` if it is plain or a function, or a copy of a container of such; else ``_UNWATCHED``."""
-    if value is None or isinstance(value, _PLAIN):
+    if value is None or isinstance(value, _SCALAR_TYPES):
         return value
     if isinstance(value, dict):
         copies = {key: _copy(item) for key, item in value.items()}

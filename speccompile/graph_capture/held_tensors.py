@@ -22,8 +22,8 @@ from speccompile.errors import ModelChanged
 from speccompile.graph_capture.rotary import changing_modules
 
 _MODULE_FIELDS = frozenset(vars(nn.Module()))
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-#: Values that lead to no tensor of a forward, or out of the model.
+_SCALAR_TYPES = (type(None), bool, int, float, complex, str, bytes)
+#: Values that hold no tensor of a forward, or are outside of the model.
 _CLOSED = (nn.Module, PreTrainedConfig, FunctionType, MethodType, ModuleType, type)
 _PACKAGE = __name__.partition(".")[0]
 
@@ -31,37 +31,37 @@ Step = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor is held.
+class TensorLocation:
+    """Where a module or hook holds a tensor.
 
     Args:
-        name: as Python writes it, from the model on.
+        name: the expression for it, from the model on.
         owner: the module, or the function of a hook.
-        steps: lead from the owner to the tensor.
+        getters: applied in turn to the owner, they return the tensor.
     """
 
     name: str
     owner: Any
-    steps: tuple[Step, ...]
+    getters: tuple[Step, ...]
 
     def read(self) -> Any:
-        """What is there now; None if the place is gone."""
+        """The current value. None if there is none any more."""
         value = self.owner
         try:
-            for step in self.steps:
-                value = step(value)
+            for getter in self.getters:
+                value = getter(value)
         except (AttributeError, LookupError, TypeError, ValueError):
             return None
         return value
 
 
 def held_by_modules(model: nn.Module) -> dict[str, torch.Tensor]:
-    """By the name of each place. Modules whose own forward rewrites what they hold are left out."""
-    return {place.name: tensor for place, tensor in _in_modules(model)}
+    """The tensors by the names of their locations. Modules whose own forward rewrites them are left out."""
+    return {location.name: tensor for location, tensor in _in_modules(model)}
 
 
 class HeldTensors:
-    """Places of ``model``, or of its hooks, that hold a tensor that steps read.
+    """The locations in ``model`` and its hooks of tensors that steps read.
 
     Args:
         read: all tensors that steps read: weights and constants.
@@ -74,27 +74,27 @@ class HeldTensors:
         self._model = type(model).__name__
         by_address = {tensor.data_ptr(): tensor for tensor in read if tensor.numel()}
         found = [*_in_modules(model), *_in_hooks(hooks)]
-        known = [(place, by_address[held.data_ptr()]) for place, held in found if held.data_ptr() in by_address]
-        self._places = [(place, tensor) for place, tensor in known if _is_same(place.read(), tensor)]
+        known = [(location, by_address[held.data_ptr()]) for location, held in found if held.data_ptr() in by_address]
+        self._places = [(location, tensor) for location, tensor in known if _is_same(location.read(), tensor)]
 
     def check(self) -> None:
         """
         Raises:
-            ModelChanged: a place holds another tensor, with other values.
+            ModelChanged: a location holds another tensor with other values.
         """
-        for place, tensor in self._places:
-            now = place.read()
-            # A forward may build a table of its own anew, with the values that it had.
+        for location, tensor in self._places:
+            now = location.read()
+            # A forward may rebuild a table with the same values.
             if not _is_same(now, tensor) and not _is_equal(now, tensor):
                 if isinstance(now, torch.Tensor):
-                    what = f"the tensor {place.name} was replaced by another tensor (changing it in place is fine)"
+                    what = f"the tensor {location.name} was replaced by another tensor (changing it in place is fine)"
                 else:
-                    what = f"the tensor {place.name} was removed"
+                    what = f"the tensor {location.name} was removed"
                 raise ModelChanged(model=self._model, what=what)
 
 
 def _is_same(value: Any, tensor: torch.Tensor) -> bool:
-    """Whether both are one piece of memory, read in one way."""
+    """Whether both have the same memory, shape, strides and dtype."""
     return isinstance(value, torch.Tensor) and (
         (value.data_ptr(), value.shape, value.stride(), value.dtype)
         == (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -110,7 +110,7 @@ def _is_equal(value: Any, tensor: torch.Tensor) -> bool:
 # --- finding -------------------------------------------------------------------------------------
 
 
-def _in_modules(model: nn.Module) -> Iterator[tuple[Place, torch.Tensor]]:
+def _in_modules(model: nn.Module) -> Iterator[tuple[TensorLocation, torch.Tensor]]:
     rewritten = changing_modules(model)
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -119,32 +119,34 @@ def _in_modules(model: nn.Module) -> Iterator[tuple[Place, torch.Tensor]]:
         for name, value in vars(module).items():
             if name in _MODULE_FIELDS:
                 continue
-            place = Place(f"{path}.{name}".removeprefix("."), module, (operator.attrgetter(name),))
-            yield from _below(place, value, seen, code=name == "forward")
+            location = TensorLocation(f"{path}.{name}".removeprefix("."), module, (operator.attrgetter(name),))
+            yield from _find_tensors(location, value, seen, code=name == "forward")
 
 
-def _in_hooks(hooks: Iterable[tuple[str, Callable[..., Any]]]) -> Iterator[tuple[Place, torch.Tensor]]:
+def _in_hooks(hooks: Iterable[tuple[str, Callable[..., Any]]]) -> Iterator[tuple[TensorLocation, torch.Tensor]]:
     seen: set[int] = set()
     for name, hook in hooks:
-        yield from _below(Place(name, hook, ()), hook, seen, code=True)
+        yield from _find_tensors(TensorLocation(name, hook, ()), hook, seen, code=True)
 
 
-def _below(place: Place, value: Any, seen: set[int], *, code: bool) -> Iterator[tuple[Place, torch.Tensor]]:
-    """The tensors that ``value`` leads to; ``code``: it is a function that runs in the forward, and what it closes over
-    is looked at, too."""
+def _find_tensors(
+    location: TensorLocation, value: Any, seen: set[int], *, code: bool
+) -> Iterator[tuple[TensorLocation, torch.Tensor]]:
+    """All tensors that ``value`` holds. ``code``: it is a function that runs in the forward, so the values that it
+    closes over are searched too."""
     if type(value) in (torch.Tensor, nn.Parameter):
-        yield place, value
+        yield location, value
         return
-    if isinstance(value, _PLAIN) or id(value) in seen:
+    if isinstance(value, _SCALAR_TYPES) or id(value) in seen:
         return
     seen.add(id(value))
-    for label, step, inner in _parts(value, code):
-        below = Place(f"{place.name}{label}", place.owner, (*place.steps, step))
-        yield from _below(below, inner, seen, code=code)
+    for label, getter, inner in _parts(value, code):
+        inner_location = TensorLocation(f"{location.name}{label}", location.owner, (*location.getters, getter))
+        yield from _find_tensors(inner_location, inner, seen, code=code)
 
 
 def _parts(value: Any, code: bool) -> Iterator[tuple[str, Step, Any]]:
-    """What ``value`` holds: how that is written, how it is read, and itself."""
+    """The members of ``value``: the expression, the getter and the member itself."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield f"[{key!r}]", operator.itemgetter(key), inner
@@ -159,9 +161,9 @@ def _parts(value: Any, code: bool) -> Iterator[tuple[str, Step, Any]]:
             yield "" if name == "func" else f".{name}", operator.attrgetter(name), getattr(value, name)
     elif code and isinstance(value, FunctionType):
         for index, name in enumerate(value.__code__.co_freevars):
-            step = functools.partial(_closed_over, index)
+            getter = functools.partial(_closed_over, index)
             with_value = _closed_over(index, value)
-            yield f".{name}", step, with_value
+            yield f".{name}", getter, with_value
     elif not isinstance(value, _CLOSED) and not type(value).__module__.startswith(f"{_PACKAGE}."):
         for name, inner in getattr(value, "__dict__", {}).items():
             yield f".{name}", operator.attrgetter(name), inner

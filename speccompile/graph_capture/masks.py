@@ -1,4 +1,4 @@
-"""Which keys a query sees: the masks that transformers asks for, recognised by what they do."""
+"""Which keys a query attends to: the masks that transformers requests, recognised by their effect."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from speccompile.errors import CaptureError
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Unfit(Exception):
-    """The model asked for something that this way of capturing it cannot express; the text says what."""
+class UnsupportedByRoute(Exception):
+    """The model needs something that this route of capture cannot express. The message says what."""
 
 
 @dataclass(frozen=True)

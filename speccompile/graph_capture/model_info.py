@@ -54,7 +54,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         raise ModelInTraining(model=name)
     if is_consumed(model):
         raise ModelConsumed(what="it cannot be wrapped again")
-    _check_plain(model, name)
+    _check_dense(model, name)
     tensors = [*model.parameters(), *model.buffers()]
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
@@ -79,7 +79,7 @@ def in_training(model: nn.Module) -> bool:
     )
 
 
-def _check_plain(model: nn.Module, name: str) -> None:
+def _check_dense(model: nn.Module, name: str) -> None:
     """Raises UnsupportedModel: a weight is a tensor subclass that holds other tensors, as torchao's are."""
     for path, tensor in named_tensors(model).items():
         if is_traceable_wrapper_subclass(tensor):

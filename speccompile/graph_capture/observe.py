@@ -17,7 +17,7 @@ from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
 from speccompile.graph_capture.guards import altering
-from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
+from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 
 ROWS, WIDTH = 2, 5
@@ -52,18 +52,18 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
     Raises:
         UnsupportedModel: there is none; names the layer, its class, and the reason for the last route tried.
     """
-    if not takes(model, "past_key_values"):
+    if not accepts(model, "past_key_values"):
         raise UnsupportedModel(model=info.name, reason=_no_cache(model))
     reasons: list[str] = []
     for route in routes:
         try:
             return _forward(model, info, route, "; ".join(reasons))
-        except Unfit as unfit:
+        except UnsupportedByRoute as unfit:
             reasons.append(str(unfit))
     raise UnsupportedModel(model=info.name, reason=reasons[-1])
 
 
-def takes(model: PreTrainedModel, name: str) -> bool:
+def accepts(model: PreTrainedModel, name: str) -> bool:
     """Whether the model's forward has an argument of that name."""
     return name in inspect.signature(model.forward).parameters
 
@@ -76,25 +76,25 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     with altering(model), place.followed():
         try:
             logits = _logits(model, info, route, run)
-        except Unfit as unfit:
-            raise Unfit(f"{place}{unfit}") from unfit
+        except UnsupportedByRoute as unfit:
+            raise UnsupportedByRoute(f"{place}{unfit}") from unfit
         except Exception as error:
             if model._is_stateful:
-                raise Unfit(f"{place}{RECURRENT}") from error
+                raise UnsupportedByRoute(f"{place}{RECURRENT}") from error
             if route == "attention":
-                raise Unfit(f"{place}does not attend through transformers' attention interface") from error
+                raise UnsupportedByRoute(f"{place}does not attend through transformers' attention interface") from error
             if failed := _own_failure(model, info):
-                raise Unfit(f"{place}fails in its own forward too, without a cache: {failed}") from error
-            raise Unfit(f"{place}does not run over a KV cache: {error_line(error)}") from error
+                raise UnsupportedByRoute(f"{place}fails in its own forward too, without a cache: {failed}") from error
+            raise UnsupportedByRoute(f"{place}does not run over a KV cache: {error_line(error)}") from error
     kv = cache.observed
     if not kv:
-        raise Unfit(_no_cache(model))
+        raise UnsupportedByRoute(_no_cache(model))
     if model._is_stateful:
-        raise Unfit(f"{_first_layer(model)} {RECURRENT}")
+        raise UnsupportedByRoute(f"{_first_layer(model)} {RECURRENT}")
     if route == "attention" and run.attended < len(kv):
-        raise Unfit(f"attends in {run.attended} of {len(kv)} layers by transformers' attention interface")
+        raise UnsupportedByRoute(f"attends in {run.attended} of {len(kv)} layers by transformers' attention interface")
     if run.causal and not any(run.causal):
-        raise Unfit("it lets a token see later ones (it is not causal)")
+        raise UnsupportedByRoute("it lets a token see later ones (it is not causal)")
     masks = tuple(run.masks.seen)
     reach = max([run.reach, *(mask.reach for mask in masks if isinstance(mask, Mask))])
     counts = _counts(model, info, route, positions, logits)
@@ -146,8 +146,8 @@ def extra_inputs(
     model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt
 ) -> dict[str, torch.Tensor]:
     """What a forward takes beside tokens and cache: positions ``[B, T]``, and for ALiBi a full mask ``[B, S]``."""
-    inputs = {"position_ids": positions} if takes(model, "position_ids") else {}
-    if route == "eager" and takes(model, "attention_mask"):
+    inputs = {"position_ids": positions} if accepts(model, "position_ids") else {}
+    if route == "eager" and accepts(model, "attention_mask"):
         ones = torch.ones((positions.shape[0], cache_len), dtype=torch.int64, device=positions.device)
         inputs["attention_mask"] = ones
     return inputs

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from speccompile.graph.state import KVShape, Layout
 from speccompile.graph.step_graph import StepGraph
-from speccompile.graph_capture.guards import own_code, plain_settings
+from speccompile.graph_capture.guards import own_code, scalar_settings
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
@@ -130,7 +130,7 @@ def config_text(model: PreTrainedModel) -> str:
 def _key(model: PreTrainedModel, info: ModelInfo) -> str:
     """Of everything that a capture depends on: code, configuration, module tree and settings, weights' shapes,
     versions."""
-    parts = [*_parts(model, info), config_text(model), *plain_settings(model), *_digests(_sources(model))]
+    parts = [*_parts(model, info), config_text(model), *scalar_settings(model), *_digests(_sources(model))]
     return digest("\n".join(parts))[:32]
 
 

@@ -73,7 +73,7 @@ class Guide:
         Raises:
             InvalidGuide: no text of these tokens leads to an end, or there are too many states.
         """
-        useful = _leading_to_an_end(transitions, final)
+        useful = _coaccessible(transitions, final)
         if start not in useful:
             raise InvalidGuide(what=text, reason="no sequence of the tokenizer's tokens matches it")
         numbers = {state: index for index, state in enumerate([start, *sorted(useful - {start})])}
@@ -85,15 +85,15 @@ class Guide:
         for state, index in numbers.items():
             moves = transitions.get(state, {})
             tokens = np.fromiter(moves.keys(), dtype=np.int64, count=len(moves))
-            leads = np.fromiter(moves.values(), dtype=np.int64, count=len(moves))
-            known = leads < len(number_of)
-            rows[index, tokens[known]] = number_of[leads[known]]
+            targets = np.fromiter(moves.values(), dtype=np.int64, count=len(moves))
+            known = targets < len(number_of)
+            rows[index, tokens[known]] = number_of[targets[known]]
         classes, moves_of_class = _classes(rows)
         ends = torch.tensor([state in final for state in numbers])
         return Guide(text, torch.from_numpy(classes), torch.from_numpy(moves_of_class), ends)
 
 
-def _leading_to_an_end(transitions: Mapping[int, Mapping[int, int]], final: set[int]) -> set[int]:
+def _coaccessible(transitions: Mapping[int, Mapping[int, int]], final: set[int]) -> set[int]:
     before: dict[int, set[int]] = {}
     for state, moves in transitions.items():
         for to in set(moves.values()):
@@ -126,13 +126,13 @@ def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _tables(guide: Guide, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     states, count = guide.moves.shape
     ends = torch.where(guide.final, torch.arange(states), DEAD).to(torch.int16)
-    moves = torch.cat([_without(guide, eos), ends[:, None], torch.full((states, 1), DEAD, dtype=torch.int16)], dim=1)
+    moves = torch.cat([_excluding(guide, eos), ends[:, None], torch.full((states, 1), DEAD, dtype=torch.int16)], dim=1)
     classes = F.pad(guide.classes, (0, vocab_size - len(guide.classes)), value=count + 1)
     classes[list(eos)] = count
     return classes, moves
 
 
-def _without(guide: Guide, tokens: tuple[int, ...]) -> torch.Tensor:
+def _excluding(guide: Guide, tokens: tuple[int, ...]) -> torch.Tensor:
     """Moves ``[states, classes]`` that lead to an end without these tokens."""
     used = torch.ones(len(guide.classes), dtype=torch.bool)
     used[[token for token in tokens if token < len(used)]] = False
@@ -141,7 +141,7 @@ def _without(guide: Guide, tokens: tuple[int, ...]) -> torch.Tensor:
     if torch.equal(moves, guide.moves):
         return moves
     transitions = {state: dict(enumerate(row)) for state, row in enumerate(moves.tolist())}
-    ends = _leading_to_an_end(transitions, set(guide.final.nonzero()[:, 0].tolist()))
+    ends = _coaccessible(transitions, set(guide.final.nonzero()[:, 0].tolist()))
     if 0 not in ends:
         raise InvalidGuide(what=guide.text, reason=f"it needs the EOS tokens {list(tokens)} as text")
     useful = torch.tensor([state in ends for state in range(guide.states)])

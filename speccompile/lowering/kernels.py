@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from speccompile.errors import Degraded
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.ops.cpu.library import cpu_ops, lacking, load_cpu_ops, vector_name
+from speccompile.ops.cpu.library import cpu_ops, load_cpu_ops, missing_tools, vector_name
 from speccompile.utils.devices import traits_of
 from speccompile.utils.progress import task
 from speccompile.utils.warn import warn_caller
@@ -57,7 +57,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
         return ON_CUDA
     if not traits.cpp_ops:
         return STOCK
-    missing = lacking()
+    missing = missing_tools()
     if missing:
         return _stock(missing)
     cpu_ops()

@@ -136,10 +136,10 @@ class CostChooser:
             return
         context = sum(done.contexts) / rows
         if done.draft_len > self._now:
-            # It was a probe: if it paid, the next one need not wait.
+            # It was a probe. If it paid, the next one follows at once.
             ms = {k: self._costs.ms(rows, k, context) for k in (done.draft_len, self._now)}
-            plain = rows if self._now == 0 else sum(min(n, self._now + 1) for n in done.emitted)
-            self._promising = sum(done.emitted) / ms[done.draft_len] > plain / ms[self._now]
+            without_probe = rows if self._now == 0 else sum(min(n, self._now + 1) for n in done.emitted)
+            self._promising = sum(done.emitted) / ms[done.draft_len] > without_probe / ms[self._now]
         self._acceptance.note(done)
         if done.milliseconds is not None and done.draft_len in self._candidates:
             self._costs.note(rows, done.draft_len, context, done.milliseconds)

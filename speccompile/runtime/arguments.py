@@ -3,7 +3,7 @@
 Each name is in exactly one of these tables, so that a name of transformers is never an unknown option:
 
 ==================  ===================================================================================
-:data:`HEEDED`      ``generate`` does what transformers does
+:data:`SUPPORTED`   ``generate`` does what transformers does
 ``OPTIONS``         so does the sampling pipeline (:mod:`speccompile.sampling`)
 :data:`IGNORED`     any value: transformers itself looks at it only in modes that are refused here
 :data:`REFUSED`     neutral values pass; any other value is an error with the reason
@@ -27,9 +27,9 @@ from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
 
 #: Parameters and fields that ``generate`` reads itself.
-HEEDED = tuple(GenerateOptions.parameters())
+SUPPORTED = tuple(GenerateOptions.parameters())
 #: Fields that ``generate`` reads and :meth:`Engine.submit` cannot: a request is one sequence, and has no tokenizer.
-GENERATE_ALONE = ("num_return_sequences", "stop_strings")
+GENERATE_ONLY = ("num_return_sequences", "stop_strings")
 
 IGNORED = frozenset(
     {
@@ -133,7 +133,7 @@ REFUSED: dict[str, Refusal] = {
 
 #: What no generation_config may ask for.
 CHANGE_TEXT = {name: refusal for name, refusal in REFUSED.items() if refusal.changes_text}
-CHANGE_TEXT |= {name: Refusal("only generate heeds it", (1,)) for name in GENERATE_ALONE}
+CHANGE_TEXT |= {name: Refusal("only generate heeds it", (1,)) for name in GENERATE_ONLY}
 
 _CODE = {"the model's generation_config": "model.generation_config"}
 
@@ -158,18 +158,18 @@ class Settings:
             return "generate"
         return "the model's generation_config" if getattr(self.given, name, None) is None else "generation_config"
 
-    def check(self, heeded: Container[str] = ()) -> None:
+    def check(self, supported: Container[str] = ()) -> None:
         """Refuse fields that would change the text and are not supported.
 
         Args:
-            heeded: which of :data:`GENERATE_ALONE` the caller reads.
+            supported: which of :data:`GENERATE_ONLY` the caller reads.
 
         Raises:
             InvalidOption: names the field.
         """
         for name, refusal in CHANGE_TEXT.items():
             value = getattr(self.config, name, None)
-            if name not in heeded and not refusal.passes(value):
+            if name not in supported and not refusal.passes(value):
                 source, neutral = self.source(name), refusal.neutral[0] if refusal.neutral else None
                 reason = f"{refusal.reason}; set {_CODE.get(source, source)}.{name} = {neutral!r}"
                 raise InvalidOption(where=source, name=name, value=value, reason=reason)
@@ -223,14 +223,14 @@ def read_settings(
             # An option with a default would take that for None.
             setattr(config, name, None if OPTIONS[name].default is None else OPTIONS[name].neutral)
     settings = Settings(config, generation_config, frozenset(keywords))
-    settings.check(heeded=GENERATE_ALONE)
+    settings.check(supported=GENERATE_ONLY)
     return settings
 
 
 def _check_keywords(model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
     unknown = []
     for name, value in arguments.items():
-        if name in OPTIONS or name in HEEDED or name in IGNORED:
+        if name in OPTIONS or name in SUPPORTED or name in IGNORED:
             continue
         if name in REFUSED:
             if not REFUSED[name].passes(value):
@@ -242,5 +242,5 @@ def _check_keywords(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Non
         else:
             unknown.append(name)
     if unknown:
-        known = ", ".join([*HEEDED, *OPTIONS])
+        known = ", ".join([*SUPPORTED, *OPTIONS])
         raise UnknownOption(where="generate", names=", ".join(sorted(unknown)), known=known)

@@ -73,7 +73,7 @@ class Target:
         self._weights = [(path, *places[path], weight.data_ptr()) for path, weight in weights.items()]
         self._held = HeldTensors(model, [*weights.values(), *constants], self._guard.hooks())
         self._watched = [*weights.values(), *constants, *drafter]
-        samples = [_sample(weight.detach()) for weight in self._watched if _has_plain_storage(weight.detach())]
+        samples = [_sample(weight.detach()) for weight in self._watched if _has_dense_storage(weight.detach())]
         self.packs = packs
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
         self._packed_state = self._read_state()
@@ -233,7 +233,7 @@ def _sample(weight: torch.Tensor) -> torch.Tensor:
     return weight.as_strided((count,), (weight.numel() // count,))
 
 
-def _has_plain_storage(weight: torch.Tensor) -> bool:
+def _has_dense_storage(weight: torch.Tensor) -> bool:
     # A subclass (quantised weights) lies in memory as it likes.
     return type(weight) is torch.Tensor and weight.is_contiguous() and weight.numel() > 0
 

@@ -1,4 +1,4 @@
-"""What need not be made twice, by name: files of the cache folder, or what a package brought along."""
+"""Stored build results by name: files of the cache folder or of a package."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from speccompile.utils.paths import cache_dir
 from speccompile.utils.warn import warn_caller
 
 FOLDERS = ("captures", "compiled", "steps")
-#: How long a file stays that nobody reads.
-KEPT_SECONDS = 60 * 24 * 3600
-#: How long the folder is left alone once it was looked through: thousands of files take longer than a small model.
-LEFT_ALONE_SECONDS = 24 * 3600
+#: Unread files are deleted after this time.
+RETENTION_SECONDS = 60 * 24 * 3600
+#: Time between two searches for unread files: thousands of files take longer than a small model.
+SCAN_INTERVAL_SECONDS = 24 * 3600
 
 
 class Storage(Protocol):
-    """Names are paths with slashes, and hold a hash of all that the content depends on: nothing is ever replaced by
-    something that means something else."""
+    """Names are paths with slashes, and contain a hash of everything that the content depends on. So a name always
+    means the same content."""
 
     def read(self, name: str) -> bytes | None:
-        """What is stored, or None when there is nothing or it is damaged."""
+        """The stored data. None if there is none or it is damaged."""
 
     def write(self, name: str, data: bytes) -> None: ...
 
@@ -48,7 +48,7 @@ class CacheFolder:
         return _read(spare / name) if data is None and spare is not None else data
 
     def write(self, name: str, data: bytes) -> None:
-        """Store ``data``, whole or not at all: in :func:`spare_dir` if the folder cannot be written."""
+        """Store ``data`` completely or not at all, in :func:`spare_dir` if the folder cannot be written."""
         try:
             _write(self.path(name), data)
         except OSError as error:
@@ -59,20 +59,21 @@ class CacheFolder:
                     _write(spare / name, data)
 
     def drop_unread(self) -> None:
-        """Delete what was not read for long: every version of a model, an option or this package leaves files."""
+        """Delete files that were not read for long: every version of a model, an option or this package leaves
+        files."""
         now, mark = time.time(), self.path("looked-through")
         with contextlib.suppress(OSError):
-            # A mark of the future is of a clock that was wrong.
-            if 0 <= now - mark.stat().st_mtime < LEFT_ALONE_SECONDS:
+            # A mark in the future comes from a wrong clock.
+            if 0 <= now - mark.stat().st_mtime < SCAN_INTERVAL_SECONDS:
                 return
         try:
             mark.touch()
         except OSError:
-            # There is no folder, or nothing in it can be deleted either.
+            # There is no folder, or none of its files can be deleted.
             return
-        oldest = now - KEPT_SECONDS
+        oldest = now - RETENTION_SECONDS
         for path in (path for folder in FOLDERS for path in self.path(folder).glob("*.*")):
-            # Another process may be at it, and a folder that cannot be written keeps what it has.
+            # Another process may delete it too, and a folder may be read-only.
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
@@ -85,7 +86,7 @@ def _read(path: Path) -> bytes | None:
         return None
     if checksum != digest(data).encode():
         return None
-    # That it was read is what keeps it, where it can be deleted at all.
+    # The time of the last read decides when it is deleted.
     with contextlib.suppress(OSError):
         os.utime(path)
     return data
@@ -108,8 +109,8 @@ def known_spare() -> Path | None:
 
 
 def spare_dir(folder: Path, error: OSError) -> Path | None:
-    """A folder that lives as long as this process, in the place of the cache ``folder``, which cannot be written; None
-    if there can be none. The first call warns."""
+    """A temporary folder of this process that replaces the cache ``folder``, which cannot be written. None if it cannot
+    be created. The first call warns."""
     if not _spare:
         warn_caller(
             f"the cache folder {folder} cannot be written ({error.strerror}), so what is built lasts as long as this "
@@ -121,7 +122,7 @@ def spare_dir(folder: Path, error: OSError) -> Path | None:
             _spare.append(Path(tempfile.mkdtemp(prefix="speccompile-")))
         except OSError:
             return None
-        # A forked child that ends must not take it away.
+        # A forked child must not delete it when it ends.
         atexit.register(_remove, _spare[0], os.getpid())
     return _spare[0]
 
@@ -133,21 +134,21 @@ def _remove(folder: Path, owner: int) -> None:
 
 @dataclass(frozen=True)
 class PackageStorage:
-    """Files of a package, and behind them the cache folder."""
+    """Files of a package, with the cache folder as fallback."""
 
     files: Mapping[str, bytes] = field(repr=False)
-    behind: CacheFolder = field(default_factory=CacheFolder)
+    fallback: CacheFolder = field(default_factory=CacheFolder)
 
     def read(self, name: str) -> bytes | None:
-        return self.files[name] if name in self.files else self.behind.read(name)
+        return self.files[name] if name in self.files else self.fallback.read(name)
 
     def write(self, name: str, data: bytes) -> None:
-        self.behind.write(name, data)
+        self.fallback.write(name, data)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What is to be put into a package."""
+    """Collects the files of a package that is being saved."""
 
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
 

@@ -15,14 +15,14 @@ PACKAGE = __name__.partition(".")[0]
 #: The commands are callers of the package.
 COMMANDS = f"{PACKAGE}.cli"
 #: Context managers stand between frames of this package.
-PASSED_OVER = (PACKAGE, "contextlib")
-#: What calls the first function of a thread.
+SKIPPED_MODULES = (PACKAGE, "contextlib")
+#: The modules that call the first function of a thread.
 THREADS = ("threading", "concurrent.futures.thread")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a warning is shown, as ``warnings.warn_explicit`` accepts it."""
+class CallSite:
+    """The line that a warning is shown at, as ``warnings.warn_explicit`` accepts it."""
 
     filename: str
     line: int
@@ -33,17 +33,16 @@ class Place:
 _threads = threading.local()
 
 
-def calling_line() -> Place:
-    """The line that called into this package, however deep this call is: in a thread that this package started, the
-    place given to :func:`on_behalf_of`; where no code of the caller's is on the stack, the outermost line of this
-    package."""
+def calling_line() -> CallSite:
+    """The line that called into this package, however deep this call is. In a thread that this package started, this is
+    the site given to :func:`on_behalf_of`. Without a frame of the caller it is the outermost line of this package."""
     frame = sys._getframe(1)
-    while (outer := frame.f_back) is not None and _passed_over(frame):
+    while (outer := frame.f_back) is not None and _is_skipped(frame):
         if _module(outer) in THREADS:
-            place: Place | None = getattr(_threads, "place", None)
-            return _place(frame) if place is None else place
+            site: CallSite | None = getattr(_threads, "site", None)
+            return _call_site(frame) if site is None else site
         frame = outer
-    return _place(frame)
+    return _call_site(frame)
 
 
 def _module(frame: FrameType) -> str:
@@ -51,27 +50,27 @@ def _module(frame: FrameType) -> str:
     return name
 
 
-def _passed_over(frame: FrameType) -> bool:
+def _is_skipped(frame: FrameType) -> bool:
     name = _module(frame)
-    return name.partition(".")[0] in PASSED_OVER and not f"{name}.".startswith(f"{COMMANDS}.")
+    return name.partition(".")[0] in SKIPPED_MODULES and not f"{name}.".startswith(f"{COMMANDS}.")
 
 
-def _place(frame: FrameType) -> Place:
+def _call_site(frame: FrameType) -> CallSite:
     registry = frame.f_globals.setdefault("__warningregistry__", {})
-    return Place(frame.f_code.co_filename, frame.f_lineno, _module(frame), registry)
+    return CallSite(frame.f_code.co_filename, frame.f_lineno, _module(frame), registry)
 
 
 @contextlib.contextmanager
-def on_behalf_of(place: Place) -> Iterator[None]:
-    """In a thread that this package started: show warnings at ``place``, the :func:`calling_line` of before."""
-    _threads.place = place
+def on_behalf_of(site: CallSite) -> Iterator[None]:
+    """In a thread that this package started: show warnings at ``site``, an earlier :func:`calling_line`."""
+    _threads.site = site
     try:
         yield
     finally:
-        del _threads.place
+        del _threads.site
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the :func:`calling_line`."""
-    place = calling_line()
-    warnings.warn_explicit(message, category, place.filename, place.line, place.module, place.registry)
+    site = calling_line()
+    warnings.warn_explicit(message, category, site.filename, site.line, site.module, site.registry)

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speccompile.graph_capture.attention import ROUTES, Route, Running, captured_by, running
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
-from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, Unfit
+from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 from support.tiny import tiny_llama
 
@@ -194,7 +194,7 @@ def test_a_mask_combined_with_one_of_the_models_own_is_refused(route: Route) -> 
     model = tiny_llama()
     with captured_by(model, route), running(Running(slot_cache(), POSITIONS, MaskLog())):
         for extra in ("or_mask_function", "and_mask_function"):
-            with pytest.raises(Unfit, match="combines its attention mask with one of its own"):
+            with pytest.raises(UnsupportedByRoute, match="combines its attention mask with one of its own"):
                 masking_utils.create_causal_mask(
                     model.config, torch.zeros(2, 3, 8), None, slot_cache(), **{extra: lambda *indices: indices[2] >= 0}
                 )
@@ -263,16 +263,16 @@ def test_a_recording_attends_to_no_key_and_shows_what_went_in() -> None:
 
 @pytest.mark.parametrize("make", [slot_cache, RecordingCache])
 def test_foreign_masks_are_refused_when_they_are_used(make: Any) -> None:
-    with pytest.raises(Unfit, match=r"neither causal, sliding nor chunked \(bidirectional_mask\)"):
+    with pytest.raises(UnsupportedByRoute, match=r"neither causal, sliding nor chunked \(bidirectional_mask\)"):
         attend(make(), ForeignMask("bidirectional_mask"))
     for own, kind in ((None, "NoneType"), (torch.zeros(2, 1, 3, PLACES), "Tensor"), (True, "bool")):
-        with pytest.raises(Unfit, match=rf"calls attention with a mask of its own \({kind}\)"):
+        with pytest.raises(UnsupportedByRoute, match=rf"calls attention with a mask of its own \({kind}\)"):
             attend(make(), own)
 
 
 @pytest.mark.parametrize("make", [slot_cache, RecordingCache])
 def test_tensors_that_the_op_does_not_know_are_refused(make: Any) -> None:
-    with pytest.raises(Unfit, match="calls attention with alibi, which the attention op does not take"):
+    with pytest.raises(UnsupportedByRoute, match="calls attention with alibi, which the attention op does not take"):
         attend(make(), Mask(), alibi=torch.zeros(4))
     # Numbers and what changes nothing pass.
     attend(make(), Mask(), alibi=None, layer_idx=3, position_ids=POSITIONS)
@@ -282,5 +282,5 @@ def test_tensors_that_the_op_does_not_know_are_refused(make: Any) -> None:
 def test_keys_that_are_not_the_caches_are_refused(make: Any) -> None:
     for change in (torch.clone, lambda key: key[:], lambda key: key * 1):
         cache = make()
-        with pytest.raises(Unfit, match="attends to other keys and values than it put into the cache"):
+        with pytest.raises(UnsupportedByRoute, match="attends to other keys and values than it put into the cache"):
             attend(cache, Mask(), key=change(torch.zeros(2, GROUPS, PLACES, DIM)))

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from speccompile.graph.state import KVShape
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
-from speccompile.graph_capture.masks import Unfit
+from speccompile.graph_capture.masks import UnsupportedByRoute
 
 SLOTS, PLACES, HEADS, KEY, VALUE = 4, 12, 2, 3, 5
 
@@ -113,7 +113,7 @@ def test_two_writes_of_one_layer_in_one_forward_are_refused() -> None:
     cache = RecordingCache()
     cache.update(*new_states(2, 5), 0)
     cache.update(*new_states(2, 5), 1)
-    with pytest.raises(Unfit, match="writes the KV of layer 1 twice in one forward"):
+    with pytest.raises(UnsupportedByRoute, match="writes the KV of layer 1 twice in one forward"):
         cache.update(*new_states(2, 5), 1)
 
 
@@ -133,14 +133,14 @@ CACHES: dict[str, Callable[[], StepCache]] = {
 def test_recurrent_state_is_refused(make: Callable[[], StepCache], name: str) -> None:
     # transformers has such a method: the refusal stands where a model would call it.
     assert hasattr(Cache, name)
-    with pytest.raises(Unfit, match="recurrent or linear-attention state, which cannot be rewound"):
+    with pytest.raises(UnsupportedByRoute, match="recurrent or linear-attention state, which cannot be rewound"):
         getattr(make(), name)(torch.zeros(1), layer_idx=0, cache_position=None)
 
 
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 def test_an_index_of_keys_is_refused(make: Callable[[], StepCache]) -> None:
     assert hasattr(Cache, "update_indexer")
-    with pytest.raises(Unfit, match="chooses the keys to attend to by an index of its own"):
+    with pytest.raises(UnsupportedByRoute, match="chooses the keys to attend to by an index of its own"):
         make().update_indexer(torch.zeros(1), 0)
 
 

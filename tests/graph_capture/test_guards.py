@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import CannotSave, ModelChanged, ModelInTraining, WeightsReplaced
-from speccompile.graph_capture.guards import ModelGuard, altering, own_code, plain_settings
+from speccompile.graph_capture.guards import ModelGuard, altering, own_code, scalar_settings
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.utils.storage import CacheFolder
@@ -367,7 +367,7 @@ def test_a_capture_is_stored_by_the_settings_of_its_modules(model: LlamaForCausa
         attention.scaling /= 1.001
     model.name_or_path = "elsewhere"
     assert name() == before
-    assert "model.layers.0.self_attn.layer_idx=0" in set(plain_settings(model))
+    assert "model.layers.0.self_attn.layer_idx=0" in set(scalar_settings(model))
 
 
 def test_dropout_of_a_module_that_was_added_later_is_refused() -> None:

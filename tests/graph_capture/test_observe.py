@@ -25,7 +25,7 @@ from speccompile.graph.state import KVShape
 from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
-from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, observe, takes
+from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, observe
 from speccompile.tools.families.tiny import causal_lm_families, tiny_config, tiny_model
 from support.errors import raises
 from support.tiny import tiny_llama
@@ -332,4 +332,4 @@ def test_what_a_forward_takes_beside_tokens() -> None:
     eager = extra_inputs(bloom, "eager", positions, 9)
     assert set(eager) == {"attention_mask"} and torch.equal(eager["attention_mask"], torch.ones(2, 9).long())
     assert set(extra_inputs(gpt2, "eager", positions, 9)) == {"position_ids", "attention_mask"}
-    assert takes(llama, "logits_to_keep") and not takes(bloom, "position_ids")
+    assert accepts(llama, "logits_to_keep") and not accepts(bloom, "position_ids")

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
-from speccompile.runtime.arguments import HEEDED, IGNORED, REFUSED
+from speccompile.runtime.arguments import IGNORED, REFUSED, SUPPORTED
 from speccompile.sampling import OPTIONS
 from support.errors import raises
 from support.tiny import tiny_llama
@@ -58,7 +58,7 @@ def both(model: LlamaForCausalLM, spec: Speculator, ids: torch.Tensor, **argumen
 def test_every_parameter_of_transformers_is_in_one_table() -> None:
     parameters = set(inspect.signature(LlamaForCausalLM.generate).parameters) - {"self", "kwargs"}
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    tables = [set(HEEDED), set(OPTIONS), set(IGNORED), set(REFUSED)]
+    tables = [set(SUPPORTED), set(OPTIONS), set(IGNORED), set(REFUSED)]
     for name in parameters | fields:
         assert sum(name in table for table in tables) == 1, name
 

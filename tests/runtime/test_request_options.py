@@ -14,7 +14,7 @@ from speccompile import Speculator
 from speccompile.cli import commands
 from speccompile.errors import InvalidOption
 from speccompile.ops.noise import SEEDS
-from speccompile.runtime.arguments import HEEDED
+from speccompile.runtime.arguments import SUPPORTED
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request_options import GenerateOptions, SaveOptions, SubmitOptions
 from speccompile.utils.not_given import NOT_GIVEN
@@ -72,7 +72,7 @@ def test_the_command_line_shows_the_sentences_of_the_options() -> None:
 
 
 def test_what_generate_reads_is_what_it_accepts() -> None:
-    assert set(HEEDED) == {"input_ids", "attention_mask", "inputs", *GenerateOptions.names()}
+    assert set(SUPPORTED) == {"input_ids", "attention_mask", "inputs", *GenerateOptions.names()}
 
 
 def test_fields_of_a_generation_config_are_those_that_may_be_left_out() -> None:

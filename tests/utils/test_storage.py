@@ -14,7 +14,7 @@ import pytest
 import speccompile
 from speccompile.errors import Degraded
 from speccompile.utils import storage
-from speccompile.utils.storage import KEPT_SECONDS, LEFT_ALONE_SECONDS, CacheFolder
+from speccompile.utils.storage import RETENTION_SECONDS, SCAN_INTERVAL_SECONDS, CacheFolder
 from support.tiny import tiny_llama
 
 
@@ -25,7 +25,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CacheFolder:
 
 
 def age(path: Path) -> None:
-    long_ago = time.time() - KEPT_SECONDS - 60
+    long_ago = time.time() - RETENTION_SECONDS - 60
     os.utime(path, (long_ago, long_ago))
 
 
@@ -49,7 +49,7 @@ def test_the_folder_is_looked_through_once_a_day(folder: CacheFolder) -> None:
     folder.drop_unread()
     assert folder.path("steps/unread.json").exists()
     # Longer ago, or by a clock that was wrong.
-    for looked in (time.time() - LEFT_ALONE_SECONDS - 60, time.time() + 3600):
+    for looked in (time.time() - SCAN_INTERVAL_SECONDS - 60, time.time() + 3600):
         os.utime(folder.path("looked-through"), (looked, looked))
         folder.drop_unread()
         assert not folder.path("steps/unread.json").exists()

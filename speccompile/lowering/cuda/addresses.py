@@ -12,14 +12,14 @@ from speccompile.lowering.tier import Tier
 from speccompile.utils.torch_private import TorchDispatchMode, pytree
 
 #: Where a tensor lies: address, shape, strides.
-Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+TensorAddress = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
-def place_of(tensor: torch.Tensor) -> Place:
+def address_of(tensor: torch.Tensor) -> TensorAddress:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
 
 
-def check_places(tier: Tier, captured: Sequence[Place], weights: Mapping[str, torch.Tensor]) -> None:
+def check_addresses(tier: Tier, captured: Sequence[TensorAddress], weights: Mapping[str, torch.Tensor]) -> None:
     """Compare where the tier's tensors are now with where they were when it was captured.
 
     Looked up anew: in the arena, and in ``weights``, the model's by path. The tier's own are what was captured.
@@ -34,7 +34,7 @@ def check_places(tier: Tier, captured: Sequence[Place], weights: Mapping[str, to
             tensor = weights.get(port.path, bound.new_empty(0))
         else:
             tensor = bound
-        if place_of(tensor) != before:
+        if address_of(tensor) != before:
             name, then, now = port.path or port.name, hex(before[0]), hex(tensor.data_ptr())
             raise StaleGraph(tier=tier.name, role=port.role, name=name, then=then, now=now)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from speccompile.graph.arena import Arena
-from speccompile.lowering.cuda.addresses import Reads, check_places, check_reads, place_of
+from speccompile.lowering.cuda.addresses import Reads, address_of, check_addresses, check_reads
 from speccompile.lowering.cuda.device import Graph, GraphDevice
 from speccompile.lowering.cuda.uncapturable import cannot_capture
 from speccompile.lowering.tier import Executables, Tier
@@ -142,8 +142,8 @@ class Captures:
         with reads:
             self._device.rehearse(tier.run)
         check_reads(tier, reads, self._device.pool_ranges())
-        places = [place_of(tensor) for tensor in tier.arguments]
-        return lambda: check_places(tier, places, self._weights())
+        places = [address_of(tensor) for tensor in tier.arguments]
+        return lambda: check_addresses(tier, places, self._weights())
 
 
 def largest_first(tiers: Iterable[Tier]) -> list[Tier]:

@@ -22,7 +22,7 @@ from speccompile.modes.eagle3.config_files import read_config
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.sampling.draft_vocab import check_d2t, target_ids
 
-WANTED_FILES = ["config.json", "*.safetensors", "pytorch_model.bin"]
+CHECKPOINT_FILES = ["config.json", "*.safetensors", "pytorch_model.bin"]
 
 #: Other names of the same tensors, tried in this order.
 RENAMED = (
@@ -36,7 +36,7 @@ RENAMED = (
 )
 
 #: A key that is not there is told with one that is, when both are so alike.
-ALIKE = 0.6
+MIN_SIMILARITY = 0.6
 
 
 def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
@@ -57,9 +57,9 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     tensors = _own_names(_tensors(folder, name), name)
     config = read_config(folder, name, target, tensors)
     head = Eagle3Head(config)
-    lent = _lent(config, target, tensors)
+    target_weights = _target_weights(config, target, tensors)
     t2d = tensors.pop("t2d", None)
-    _check_keys(head, tensors, lent, name)
+    _check_keys(head, tensors, target_weights, name)
     # A head of the whole vocabulary may list it all the same.
     d2t = tensors.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
     _check_vocabulary(d2t, t2d, config, name)
@@ -67,7 +67,7 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
         tensors["d2t"] = d2t.to(torch.int64)
     head.load_state_dict(tensors, strict=False)
     head = head.to(target.device, target.dtype).eval()
-    head.share(**lent)
+    head.share(**target_weights)
     return head.requires_grad_(False)
 
 
@@ -79,7 +79,7 @@ def _folder(source: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(source), allow_patterns=WANTED_FILES))
+        return Path(snapshot_download(str(source), allow_patterns=CHECKPOINT_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = f"it is no folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
         raise InvalidHead(source=str(source), reason=reason) from error
@@ -123,11 +123,11 @@ def _own_names(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torc
     return renamed
 
 
-def _lent(
+def _target_weights(
     config: Eagle3Config, target: PreTrainedModel, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """What is not in the checkpoint and the target can lend, as :meth:`Eagle3Head.share` takes it."""
-    lent: dict[str, torch.Tensor] = {}
+    target_weights: dict[str, torch.Tensor] = {}
     for key, argument, module in (
         ("embed_tokens.weight", "embedding", target.get_input_embeddings()),
         ("lm_head.weight", "lm_head", target.get_output_embeddings()),
@@ -139,35 +139,35 @@ def _lent(
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
         if tuple(weight.shape) == (rows, config.hidden_size):
-            lent[argument] = weight
-    return lent
+            target_weights[argument] = weight
+    return target_weights
 
 
 def _check_keys(
-    head: Eagle3Head, tensors: Mapping[str, torch.Tensor], lent: Mapping[str, torch.Tensor], name: str
+    head: Eagle3Head, tensors: Mapping[str, torch.Tensor], target_weights: Mapping[str, torch.Tensor], name: str
 ) -> None:
     """Every tensor of the head comes from the checkpoint or the target, and every one of the checkpoint is used."""
-    wanted = {key: tuple(value.shape) for key, value in head.state_dict().items()}
+    expected = {key: tuple(value.shape) for key, value in head.state_dict().items()}
     for key, argument in (("embed_tokens.weight", "embedding"), ("lm_head.weight", "lm_head")):
-        if argument in lent or (key == "lm_head.weight" and head.config.tie_word_embeddings):
-            wanted.pop(key)
-    wanted.setdefault("d2t", (head.config.draft_vocab_size,))
-    missing = {key for key in wanted if key not in tensors}
+        if argument in target_weights or (key == "lm_head.weight" and head.config.tie_word_embeddings):
+            expected.pop(key)
+    expected.setdefault("d2t", (head.config.draft_vocab_size,))
+    missing = {key for key in expected if key not in tensors}
     if head.d2t is None:
         missing.discard("d2t")
     tied = {"lm_head.weight"} if head.config.tie_word_embeddings else set()
-    extra = [key for key in tensors if key not in wanted and key not in tied]
+    extra = [key for key in tensors if key not in expected and key not in tied]
     problems: list[str] = []
     for key in extra:
         shape = tuple(tensors[key].shape)
-        likely = _like(key, [other for other in missing if wanted[other] == shape])
+        likely = _closest_key(key, [other for other in missing if expected[other] == shape])
         if likely is None:
             problems.append(f"not known: {key} {list(shape)}")
         else:
             missing.discard(likely)
             problems.append(f"renamed: {key} {list(shape)} looks like {likely}")
-    problems += [f"missing: {key} {list(wanted[key])}" for key in wanted if key in missing]
-    for key, shape in wanted.items():
+    problems += [f"missing: {key} {list(expected[key])}" for key in expected if key in missing]
+    for key, shape in expected.items():
         if key in tensors and tuple(tensors[key].shape) != shape:
             problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and has to be {list(shape)}")
         elif key in tensors and key != "d2t" and not tensors[key].is_floating_point():
@@ -176,8 +176,8 @@ def _check_keys(
         raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
 
 
-def _like(key: str, others: Iterable[str]) -> str | None:
-    found = difflib.get_close_matches(key, list(others), n=1, cutoff=ALIKE)
+def _closest_key(key: str, others: Iterable[str]) -> str | None:
+    found = difflib.get_close_matches(key, list(others), n=1, cutoff=MIN_SIMILARITY)
     return found[0] if found else None
 
 

@@ -72,13 +72,13 @@ def _folder(name: str, target_layers: int) -> Path:
 
     try:
         folder = Path(snapshot_download(name, allow_patterns=[INDEX, "config.json"]))
-        wanted = ["*.safetensors"]
+        patterns = ["*.safetensors"]
         if (folder / INDEX).exists():
             where: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
             layout = layout_of(where, target_layers)
             of_modules = {key for key in where if layout and layout.module_of(key, target_layers) is not None}
-            wanted = sorted({where[key] for key in of_modules})
-        return Path(snapshot_download(name, allow_patterns=[*wanted, "config.json"]))
+            patterns = sorted({where[key] for key in of_modules})
+        return Path(snapshot_download(name, allow_patterns=[*patterns, "config.json"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = f"it is no folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
         raise InvalidHead(source=name, reason=reason) from error
@@ -124,17 +124,17 @@ def _own_names(
 
 def _unscaled(tensors: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
     """Weights in 8 bits times the factors of their blocks."""
-    plain = {key: value for key, value in tensors.items() if not key.endswith(SCALES)}
-    for key in set(tensors) - set(plain):
-        weight = plain.get(key.removesuffix(SCALES))
+    dense = {key: value for key, value in tensors.items() if not key.endswith(SCALES)}
+    for key in set(tensors) - set(dense):
+        weight = dense.get(key.removesuffix(SCALES))
         if weight is None:
-            plain[key] = tensors[key]
+            dense[key] = tensors[key]
             continue
         scales = tensors[key].float()
         for dim, size in enumerate(_block(folder)):
             scales = scales.repeat_interleave(size, dim).narrow(dim, 0, weight.shape[dim])
-        plain[key.removesuffix(SCALES)] = weight.float() * scales
-    return plain
+        dense[key.removesuffix(SCALES)] = weight.float() * scales
+    return dense
 
 
 def _block(folder: Path) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from speccompile.graph.state import KVShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.attention import EXPERTS, IMPLEMENTATION, Running, running
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
-from speccompile.graph_capture.masks import Mask, MaskLog, Unfit
+from speccompile.graph_capture.masks import Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.modes.mtp.variants import DEEPSEEK, VARIANTS, MtpVariant
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
@@ -158,7 +158,7 @@ class MtpHead(DraftHead):
         for route in ("attention", "eager"):
             try:
                 return self._observe(route)
-            except Unfit as unfit:
+            except UnsupportedByRoute as unfit:
                 reasons.append(str(unfit))
             except Exception as error:
                 raise InvalidHead(source=SOURCE, reason=f"a module does not run: {error_line(error)}") from error
@@ -174,7 +174,7 @@ class MtpHead(DraftHead):
         with torch.no_grad():
             run = self._run(tokens, positions, hidden, cache, route, WIDTH)[1]
         if route == "attention" and run.attended < len(self.layers):
-            raise Unfit("does not attend through transformers' attention interface")
+            raise UnsupportedByRoute("does not attend through transformers' attention interface")
         return Observed(route, cache.observed)
 
     def forward(

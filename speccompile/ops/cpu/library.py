@@ -38,8 +38,8 @@ SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-mtune=generic", "-w", "-g0")
 
 
-def lacking() -> str | None:
-    """What the C++ ops need and this machine has not, as far as that is known at once."""
+def missing_tools() -> str | None:
+    """Why the C++ ops cannot be built on this machine, as far as that is known at once. None if they can."""
     if os.name == "nt":
         return "the C++ ops are built with GCC's or Clang's options only"
     try:
@@ -54,24 +54,24 @@ def cpu_ops() -> Future[Path]:
     """The library of the C++ ops for this CPU (or what ``ATEN_CPU_CAPABILITY`` says), built beside other work."""
     probes = instruction_sets()
     found: Future[Path] = Future()
-    # Those of now: the variable that names the folder may change before the thread looks, which has its own stack.
-    folder, place = cache_dir() / "cpu-ops", calling_line()
+    # Read here: the environment may change before the thread runs, and the thread has its own stack.
+    folder, call_site = cache_dir() / "cpu-ops", calling_line()
 
     def find() -> None:
         probes.join()
         try:
-            with on_behalf_of(place):
+            with on_behalf_of(call_site):
                 found.set_result(_library_in(folder))
         except BaseException as error:
             found.set_exception(error)
 
-    # Not a daemon: a process that ends at once leaves the library behind, and no half of it.
+    # Not a daemon: the interpreter waits for it, so the library is complete.
     Thread(target=find, name="speccompile-cpu-ops").start()
     return found
 
 
 def _after_fork() -> None:
-    """The thread that builds the library is none of the child's, which builds it itself."""
+    """In a forked child, which does not have the thread that builds the library, and builds it itself."""
     if cpu_ops.cache_info().currsize and not cpu_ops().done():
         cpu_ops.cache_clear()
 
@@ -84,11 +84,11 @@ def load_cpu_ops() -> str | None:
     """Wait for the C++ ops of ``torch.ops.speccompile``, and make them callable.
 
     Returns:
-        Why they are not to be had, or None.
+        Why they are not available, or None.
     """
-    reason = lacking()
+    reason = missing_tools()
     if reason is None and (reason := _failure()) is not None:
-        # It may be the vectors of this CPU, which what Inductor writes is made of as well.
+        # The reason may be the vectors of this CPU, which Inductor's code uses as well.
         try_vectors()
     return reason
 
@@ -97,19 +97,19 @@ def _failure() -> str | None:
     try:
         library = cpu_ops().result()
         if _load_error(library) is not None:
-            # A machine that goes down may leave an empty file behind.
+            # A crash of the machine may leave an empty file.
             library.unlink()
             if (problem := _load_error(_library(library.parent))) is not None:
                 return f"the library of the C++ ops does not load: {problem}"
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
-        return f"the C++ compiler failed: {_gist(str(error))}"
+        return f"the C++ compiler failed: {_first_error(str(error))}"
     return None
 
 
-def _gist(output: str) -> str:
-    """The first error in a compiler's output; under it stand excerpts and what follows from it."""
+def _first_error(output: str) -> str:
+    """The first error in a compiler's output. Excerpts and consequential errors follow it."""
     lines = output.strip().splitlines()
     return next((line.strip() for line in lines if " error: " in line), lines[-1])
 
@@ -124,12 +124,12 @@ def _load_error(library: Path) -> str | None:
 
 def _load(library: str) -> None:
     torch.ops.load_library(library)
-    # What Inductor writes looks for the shims among what all libraries may use.
+    # Inductor's code finds the shims among global symbols.
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
 def vector_name() -> str:
-    """What the ops are built for: ``avx512``, ``avx2``, ... or ``plain C++``."""
+    """The vectors that the ops are built for: ``avx512``, ``avx2``, ... or ``plain C++``."""
     return str(pick_vec_isa()).split()[0] if pick_vec_isa() else "plain C++"
 
 
@@ -155,7 +155,7 @@ def _library(folder: Path) -> Path:
     isa = pick_vec_isa()
     target = folder / f"{_key(get_cpp_compiler(), isa)}.so"
     if target.exists():
-        # Not under the lock, which a folder that cannot be written does not grant.
+        # Without the lock, which needs a writable folder.
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
@@ -173,25 +173,25 @@ def _build(isa: VecISA, target: Path) -> None:
             options = CppTorchOptions(vec_isa=isa, include_pytorch=True, extra_flags=flags, compile_only=objects)
             builder = CppBuilder(name, sources, options, folder)
             builder.build()
-            made: str = builder.get_target_file_path()
-            return made
+            path: str = builder.get_target_file_path()
+            return path
 
         units = _units(Path(folder))
-        with ThreadPoolExecutor(len(units), initializer=_stand_back) as compilers:
+        with ThreadPoolExecutor(len(units), initializer=_lower_priority) as compilers:
             compiled = compilers.map(lambda path: build(path.stem, [str(path)], objects=True), units)
             library = build(target.stem, list(compiled), objects=False)
         os.replace(library, target)
 
 
-def _stand_back() -> None:
-    """Leave the cores to the capture, which takes longer. On Linux a priority is a thread's, and its processes'."""
+def _lower_priority() -> None:
+    """Leave the cores to the capture, which takes longer. On Linux a priority belongs to a thread and its processes."""
     if sys.platform == "linux":
         os.nice(10)
 
 
 def _units(folder: Path) -> list[Path]:
     """One file for each folder of sources, which includes all of them: torch's headers take the compiler longer than
-    what is ours. They are compiled beside one another; more would take the cores on which the model is captured.
+    our sources. The files are compiled in parallel; more of them would slow the capture of the model.
     """
     units = []
     for sources in sorted(SOURCES.iterdir()):

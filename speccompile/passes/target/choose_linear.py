@@ -62,7 +62,7 @@ class PackLinears(Pass):
             if port.role != "weight" or not any(_is_linear(user, node) for user in users):
                 continue
             transposed = {user.target is aten.addmm.default for user in users}
-            if len(transposed) > 1 or not all(_can_pack(user, node) for user in users) or not _has_plain_values(port):
+            if len(transposed) > 1 or not all(_can_pack(user, node) for user in users) or not _is_packable(port):
                 kept += len(users)
                 continue
             self._pack(graph, node, port, transposed.pop())
@@ -128,7 +128,7 @@ def _operands(linear: fx.Node) -> tuple[fx.Node, fx.Node | None]:
     return x, bias
 
 
-def _has_plain_values(port: Port) -> bool:
+def _is_packable(port: Port) -> bool:
     # A subclass (quantised weights) computes in its own way.
-    plain = type(port.value) in (torch.Tensor, torch.nn.Parameter)
-    return plain and port.path is not None and not port.own and len(port.shape) == 2 and port.dtype in PACKED_DTYPES
+    is_dense = type(port.value) in (torch.Tensor, torch.nn.Parameter)
+    return is_dense and port.path is not None and not port.own and len(port.shape) == 2 and port.dtype in PACKED_DTYPES

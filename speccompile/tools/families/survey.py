@@ -23,7 +23,7 @@ from speccompile.errors import CannotBeTiny, SpecCompileError, error_line
 from speccompile.graph_capture.attention import Route
 from speccompile.runtime.check import first_difference, transformers_greedy
 from speccompile.tools.families.family import Family
-from speccompile.tools.families.tiny import PLAIN_VOCAB, tiny_model
+from speccompile.tools.families.tiny import TEXT_VOCAB, tiny_model
 
 TIERS = (0, 1, 3)
 ROWS = 4
@@ -199,7 +199,7 @@ def _prompts() -> list[list[int]]:
 
 def _periodic(period: int, length: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    pattern: list[int] = torch.randint(_FIRST_TEXT_TOKEN, PLAIN_VOCAB, (period,), generator=generator).tolist()
+    pattern: list[int] = torch.randint(_FIRST_TEXT_TOKEN, TEXT_VOCAB, (period,), generator=generator).tolist()
     return list(itertools.islice(itertools.cycle(pattern), length))
 
 

@@ -13,9 +13,9 @@ from transformers.pytorch_utils import Conv1D
 from speccompile.errors import CannotBeTiny, error_line
 from speccompile.tools.families.family import Family, causal_lm_families
 from speccompile.tools.families.tiny_config import tiny_config
-from speccompile.tools.families.tiny_sizes import PLAIN_VOCAB, VOCAB
+from speccompile.tools.families.tiny_sizes import TEXT_VOCAB, VOCAB
 
-__all__ = ["PLAIN_VOCAB", "VOCAB", "Family", "causal_lm_families", "tiny_config", "tiny_model"]
+__all__ = ["TEXT_VOCAB", "VOCAB", "Family", "causal_lm_families", "tiny_config", "tiny_model"]
 
 
 def tiny_model(
@@ -93,7 +93,7 @@ def _favour_cycles(model: PreTrainedModel) -> None:
     embedding: Any = model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or head.weight is embedding.weight:
         return
-    vocab = min(PLAIN_VOCAB, head.weight.shape[0])
+    vocab = min(TEXT_VOCAB, head.weight.shape[0])
     texts = torch.stack([torch.randperm(vocab) for _ in range(TEXTS)])
     for _ in range(8):
         hidden = _head_inputs(model, head, texts)
@@ -105,12 +105,12 @@ def _favour_cycles(model: PreTrainedModel) -> None:
     detectors = nn.functional.normalize(means - means.mean(0), dim=-1)
     tokens = torch.arange(vocab)
     following = (tokens - tokens % CYCLE + (tokens + 1) % CYCLE).clamp(max=vocab - 1)
-    plain = head.weight.float()
-    plain[vocab:] = 0
-    cycles = torch.zeros_like(plain)
+    base = head.weight.float()
+    base[vocab:] = 0
+    cycles = torch.zeros_like(base)
     cycles[following] = detectors
     for strength in torch.logspace(-2, 2, 40):
-        weight = plain + strength * cycles
+        weight = base + strength * cycles
         if ((by_token[0] @ weight.T).argmax(-1) == following).float().mean() >= SHARE:
             break
     # Logits of this size stay clear of the flat ends of a soft cap, where they would all be equal.

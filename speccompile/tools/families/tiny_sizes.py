@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Ids from PLAIN_VOCAB on are special tokens, or nothing: text that stays below holds no placeholder of an image.
-PLAIN_VOCAB = 128
+# Ids from TEXT_VOCAB on are special tokens or unused: text below holds no placeholder of an image.
+TEXT_VOCAB = 128
 VOCAB = 144
 
 

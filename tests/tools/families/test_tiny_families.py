@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import CannotBeTiny, InvalidOption, SpecCompileError
 from speccompile.tools.families import Family, causal_lm_families, tiny_config, tiny_model
-from speccompile.tools.families.tiny import PLAIN_VOCAB, VOCAB
+from speccompile.tools.families.tiny import TEXT_VOCAB, VOCAB
 from support.errors import raises
 
 # fmt: off
@@ -50,7 +50,7 @@ def tiny(name: str) -> PreTrainedModel:
 
 
 def text(seed: int = 0) -> torch.Tensor:
-    return torch.randint(PLAIN_VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(TEXT_VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def test_logits_are_finite_and_none_is_alike(name: str) -> None:
 def test_the_first_token_changes_the_last_logits(name: str) -> None:
     ids = text()
     other = ids.clone()
-    other[0, 0] = (ids[0, 0] + 17) % PLAIN_VOCAB
+    other[0, 0] = (ids[0, 0] + 17) % TEXT_VOCAB
     before, after = logits(tiny(name), ids)[-1], logits(tiny(name), other)[-1]
     assert (before - after).abs().max() > 0.01 * before.std()
 
@@ -118,7 +118,7 @@ def test_windows_are_shorter_than_texts(name: str) -> None:
 def test_a_window_is_in_force() -> None:
     ids = text()
     other = ids.clone()
-    other[0, 0] = (ids[0, 0] + 17) % PLAIN_VOCAB
+    other[0, 0] = (ids[0, 0] + 17) % TEXT_VOCAB
     # Two layers of 8 see at most 15 tokens.
     assert torch.equal(logits(tiny("mistral"), ids)[16:], logits(tiny("mistral"), other)[16:])
 
