@@ -1,8 +1,7 @@
-"""The engine: requests come, stream and go, from any thread, while one thread at a time steps."""
+"""The engine: any thread submits, reads and cancels requests, while one thread at a time steps."""
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,43 +18,27 @@ from speccompile.hidden_states.records import RecordSpec
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy
-from speccompile.runtime.async_readers import AsyncDriver
-from speccompile.runtime.batch import Batch
-from speccompile.runtime.delivery import Delivery
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
-from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime import open_engines
+from speccompile.runtime.async_driver import AsyncDriver
+from speccompile.runtime.engine_parts import connect_parts
 from speccompile.runtime.listener import Streamer
-from speccompile.runtime.measure import measure_tiers
 from speccompile.runtime.options import EngineOptions, StepTraits
 from speccompile.runtime.outcomes import Outcomes
-from speccompile.runtime.policy_controller import Policies
-from speccompile.runtime.prefill import PrefillBudget
-from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Params, Request
 from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.saver import Saver
-from speccompile.runtime.scheduler import Scheduler
-from speccompile.runtime.slots import Slots
-from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import EosTokens, Target
-from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
-from speccompile.runtime.timing import clock_of
-from speccompile.runtime.turns import Turns
-from speccompile.runtime.waiting import WaitingQueue
-from speccompile.utils.devices import traits_of
-from speccompile.utils.forks import in_child
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the engine has room for now.
+    """The load of the engine, and its room for further requests.
 
     Args:
         slots: all of them; ``free_slots`` of them have no owner.
-        waiting: requests without a slot; ``room`` more would be taken.
+        waiting: requests without a slot; ``room`` more would be accepted.
     """
 
     slots: int
@@ -67,14 +50,14 @@ class Capacity:
 class Engine:
     """Continuous batching over the slots of one arena. A context manager that closes itself.
 
-    Whoever waits for a request steps for all of them, so that no thread has to be started; :meth:`serve` is there for
-    one that does nothing else. Any thread may submit, cancel and wait at any time. Callbacks (streamers, stopping
-    criteria) run inside of steps: they may submit and cancel, but not wait.
+    A thread that waits for a request steps for all requests, so no thread has to be started; :meth:`serve` is for a
+    thread that only steps. Any thread may submit, cancel and wait at any time. Callbacks (streamers, stopping criteria)
+    run inside of steps: they may submit and cancel, but not wait.
 
-    What goes wrong with one request (its callback raises, its logits are NaN, its prompt finds no memory) ends that
-    request with that error. What goes wrong with a whole step ends all requests in it.
+    An error of one request (its callback raises, its logits are NaN, its prompt finds no memory) ends that request. An
+    error of a whole step ends all requests in it.
 
-    It is composed of parts, one file each::
+    It is composed of parts, one file each, which :mod:`speccompile.runtime.engine_parts` connects::
 
         Engine -- RequestFactory    arguments to requests
                -- Turns             which thread steps; AsyncDriver steps for async readers
@@ -85,9 +68,9 @@ class Engine:
     Args:
         target: the wrapped model.
         arena: state of all slots.
-        executables: what requests run that ask for nothing.
-        make: builds those of another kind, when the first request needs them.
-        make_mixed: builds the mixed tiers of a kind, when the first request is submitted whose tokens are watched.
+        executables: those of requests without special needs.
+        make: builds the executables of another kind, when the first request needs them.
+        make_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
         policy: chooses the draft length of each step.
         outcomes: results of each run, for the host.
         traits: what the executables require.
@@ -115,64 +98,33 @@ class Engine:
         self.options = options
         self.traits = traits
         self.saver = saver
-        # KV of a decode step and of a prompt chunk differ in their last bits.
-        self.prefix_reuse = options.prefix_reuse and not traits.one_shape
-        self.stats = Stats(arena.layout.max_draft_len)
-        self.table = table = TierTable(executables, make, make_mixed)
-        self.batch = batch = Batch(arena)
-        self.waiting = WaitingQueue(options.max_waiting)
-        self.slots = Slots(arena, target.state_of_weights, reuse=self.prefix_reuse, clear=traits.reads_dead_places)
-        # Without a reference to the engine: one to itself would keep its tensors until Python's collector runs.
-        self.policies = Policies(
-            policy, table.draft_lens, ready=traits.ready, measure=lambda: measure_tiers(arena, table.tiers)
-        )
-        departures = Departures(batch, self.slots, self.stats, saver)
-        delivery = Delivery(departures, self.stats, arena.layout.max_len)
-        drafter = None if host_draft is None else HostDrafter(host_draft, arena)
-        answers = HostAnswers(arena, departures, drafter)
-        widths = sorted({width for width, _ in table.prefill})
-        clock = clock_of(arena.device)
-        self.prompts = PromptReader(
+        parts = connect_parts(
+            target,
             arena,
-            table,
-            batch,
-            self.slots,
-            self.waiting,
-            departures,
-            delivery,
-            answers,
+            TierTable(executables, make, make_mixed),
+            policy,
             outcomes,
-            self.stats,
-            PrefillBudget(widths, options.prefill_budget, fixed=traits.one_shape),
-            clock,
+            traits=traits,
+            options=options,
+            host_draft=host_draft,
+            saver=saver,
         )
-        self.choice = TierChoice(arena, batch, table, self.policies, traits)
-        # Results are read late only where the device runs beside the host, and where nothing of a step decides which
-        # tier comes next, or has to be cleared before it.
-        waits = (traits.ready and "draft_lens" in arena) or traits.reads_dead_places or host_draft is not None
-        self.scheduler = Scheduler(
-            arena,
-            table,
-            batch,
-            self.slots,
-            self.prompts,
-            self.choice,
-            self.policies,
-            answers,
-            delivery,
-            departures,
-            outcomes,
-            self.stats,
-            clock,
-            late=traits_of(arena.device).asynchronous and not waits,
-            clears_rejected=traits.reads_dead_places,
-        )
-        self.turns = Turns(self.scheduler, self.waiting, self.slots, departures, arena.device, saves=saver is not None)
+        self.prefix_reuse = parts.prefix_reuse
+        self.stats = parts.stats
+        self.table = parts.table
+        self.batch = parts.batch
+        self.waiting = parts.waiting
+        self.slots = parts.slots
+        self.policies = parts.policies
+        self.prompts = parts.prompts
+        self.choice = parts.choice
+        self.scheduler = parts.scheduler
+        self.turns = parts.turns
         self._driver = AsyncDriver(self.turns)
         self._factory = RequestFactory(target, arena, saver)
-        _open_engines.add(self)
+        open_engines.add(self)
         if saver is not None:
-            # One that is dropped without close() writes the records that wait. At exit _close_all does.
+            # An engine that is dropped without close() writes its pending records. At exit open_engines closes it.
             self._dropped = weakref.finalize(self, saver.writer.close)
             self._dropped.atexit = False
 
@@ -184,7 +136,7 @@ class Engine:
         """
         raise CannotCopy()
 
-    # --- what there is -------------------------------------------------------------------------------
+    # --- parts and state -----------------------------------------------------------------------------
 
     @property
     def tiers(self) -> dict[TierName, Tier]:
@@ -193,7 +145,7 @@ class Engine:
 
     @property
     def mixed_tiers(self) -> dict[TierName, Tier]:
-        """Those that read a prompt along."""
+        """The tiers that read a prompt along."""
         return self.table.mixed_tiers
 
     @property
@@ -203,7 +155,7 @@ class Engine:
 
     @property
     def draft_lens(self) -> tuple[int, ...]:
-        """Of the tiers, ascending."""
+        """The draft lengths of the tiers, ascending."""
         return self.table.draft_lens
 
     @property
@@ -218,7 +170,7 @@ class Engine:
 
     @property
     def policy(self) -> AnyPolicy:
-        """Chooses the draft length of each step. Another one may be put here at any time; it has seen nothing yet."""
+        """Chooses the draft length of each step. It may be replaced at any time; the new one starts without history."""
         return self.policies.policy
 
     @policy.setter
@@ -324,7 +276,7 @@ class Engine:
         try:
             self.enqueue([request])
         except KeyboardInterrupt:
-            # It waits already, and its owner will never know it.
+            # It is queued already, but the caller never receives it.
             request.cancel()
             raise
         except BaseException:
@@ -344,8 +296,8 @@ class Engine:
         streamer: Streamer | None,
         criteria: StoppingCriteriaList,
     ) -> Request:
-        """A request that is not queued yet, when the executables that it runs are built. ``shown`` ``[1, P]`` is the
-        prompt as streamers and criteria see it."""
+        """Create a request, after the executables that it runs are built. It is not queued yet. ``shown`` ``[1, P]`` is
+        the prompt as streamers and criteria see it."""
         self.turns.check_process()
         return self._factory.make(self, self._prepare_missing, prompt, params, shown, streamer, criteria)
 
@@ -354,7 +306,7 @@ class Engine:
         self.turns.enqueue(requests)
 
     def capacity(self) -> Capacity:
-        """What there is room for now; another thread may change it at once."""
+        """The current capacity. Another thread may change it at once."""
         self.turns.end_abandoned()
         self.turns.clean_up()
         free, waiting = self.slots.free, len(self.waiting)
@@ -364,7 +316,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, nothing runs, and no step is on."""
+        """Whether no request waits or runs, and no step is in progress."""
         return self.turns.idle
 
     def step(self) -> list[Request]:
@@ -377,7 +329,7 @@ class Engine:
         return self.turns.step()
 
     def run(self) -> None:
-        """Step until nothing waits and nothing runs."""
+        """Step until no request waits or runs."""
         self.turns.run()
 
     def serve(self) -> None:
@@ -388,8 +340,8 @@ class Engine:
         self.turns.serve()
 
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
-        """Build what requests of a kind run, from any thread: for those whose tokens are ``watched``, mixed tiers too.
-        Steps of other threads go on meanwhile, unless the executables run over the arena when they are built."""
+        """Build the executables of a kind, from any thread; for requests whose tokens are ``watched``, its mixed tiers
+        too. Other threads step meanwhile, unless the build itself runs the executables over the arena."""
         with self.turns.while_building(alone=self.traits.captured):
             self.table.prepare(kind, watched=watched)
 
@@ -397,7 +349,7 @@ class Engine:
         if not self.table.prepared(kind, watched=watched):
             self.prepare(kind, watched=watched)
 
-    # --- what Request asks for -----------------------------------------------------------------------
+    # --- the driver of requests (speccompile.runtime.request.Driver) ---------------------------------
 
     def ended(self, request: Request) -> None:
         self.turns.ended(request)
@@ -419,7 +371,7 @@ class Engine:
 
     @property
     def closed_error(self) -> type[Closed]:
-        """What is raised once it is closed."""
+        """The class that is raised after it is closed."""
         return self.turns.closed_error
 
     @closed_error.setter
@@ -427,13 +379,13 @@ class Engine:
         self.turns.closed_error = error
 
     def close(self) -> None:
-        """Cancel whatever waits or runs, take no more requests, and write the records that wait.
+        """Cancel all requests, accept no more, and write the pending records.
 
         Raises:
-            RecordsNotWritten: the disk does not take them.
+            RecordsNotWritten: they cannot be written.
         """
         self.turns.close()
-        # In a callback the step that is on may still end a request: then records are written when the interpreter ends.
+        # In a callback the current step may still end a request: then records are written when the interpreter ends.
         if self.saver is not None and not self.turns.forked and not self.turns.in_turn:
             self._dropped.detach()
             self.saver.writer.close()
@@ -453,21 +405,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in list(_open_engines):
-        engine.after_fork()
-
-
-in_child(_after_fork)
-
-
-@atexit.register
-def _close_all() -> None:
-    """A daemon thread that is in the middle of a step when the interpreter ends takes the process down with it."""
-    for engine in list(_open_engines):
-        engine.close()

@@ -1,4 +1,4 @@
-"""Turns: any thread may want a step, one at a time takes it, and the others wait for what it brings."""
+"""Turns: which thread steps. One thread at a time takes a turn; others wait for its results."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from speccompile.utils.workers import release_workers
 
 
 class Turns:
-    """Steps by whichever thread wants one: a caller of :meth:`step`, a thread that waits for a request, one that
-    serves, or the driver of async readers.
+    """Runs steps in the thread that needs one: a caller of :meth:`step`, a thread that waits for a request, a thread
+    that serves, or the driver of async readers.
 
     Args:
         saves: hidden states are saved, to files of this process.
 
     Attributes:
-        changed: guards what several threads look at, and is notified when a turn has ended.
+        changed: guards the state that threads share, and is notified when a turn has ended.
         readers: of async callers.
-        closed_error: what is raised once it is closed.
+        closed_error: the class that is raised after :meth:`close`.
     """
 
     def __init__(
@@ -61,28 +61,29 @@ class Turns:
         self._started_turns = 0
         self._ended_turns = 0
         self._waiting_threads = 0
-        # Threads that do nothing but step: while there are any, no other thread takes turns to get what it waits for.
+        # Threads that only step. While there are any, a thread that waits for a request takes no turns.
         self._servers: set[int] = set()
         # Requests that ended outside of a step and still have a slot, a row or a listener.
         self._ended: deque[Request] = deque()
-        # Requests whose last reader has left, in whatever place a finalizer ran.
+        # Requests whose last reader has left. Finalizers append to it.
         self._abandoned: deque[Request] = deque()
-        # Why it cannot step in this process, if it cannot.
+        # Why it cannot step in this process; empty if it can.
         self._forked = ""
 
     # --- stepping ------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, nothing runs, and no step is on."""
+        """Whether no request waits or runs, and no step is in progress."""
         started = self._started_turns
         if self._lock.locked():
             return False
-        # A turn that begins meanwhile may have a request in its hands, no longer in the queue and not yet in a slot.
+        # A turn that begins meanwhile may hold a request that has left the queue and has no slot yet.
         return self._is_empty and not self._lock.locked() and started == self._started_turns
 
     @property
     def _is_empty(self) -> bool:
+        """Whether no request waits, owns a slot or has unread results."""
         return not (self._slots.owned or len(self._waiting) or self._scheduler.flights)
 
     def step(self) -> list[Request]:
@@ -98,12 +99,12 @@ class Turns:
             return [] if self.closed else self._scheduler.run_step()
 
     def run(self) -> None:
-        """Step until nothing waits and nothing runs."""
+        """Step until no request waits or runs."""
         while not self.idle and not self.closed:
             self.turn(lambda: self.idle or self.closed)
 
     def serve(self) -> None:
-        """Step until it is closed, and sleep while there is nothing to do."""
+        """Step until it is closed. Sleeps while no request waits or runs."""
         self.refuse_callback("serve()")
         with self.serving():
             while not self.closed:
@@ -113,7 +114,7 @@ class Turns:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """This thread steps for all others meanwhile."""
+        """In this context the current thread steps for all others."""
         me = threading.get_ident()
         self._servers.add(me)
         try:
@@ -121,12 +122,12 @@ class Turns:
         finally:
             with self.changed:
                 self._servers.discard(me)
-                # Threads that wait have to step for themselves now.
+                # Waiting threads step themselves from now on.
                 self._ended_turns += 1
                 self.changed.notify_all()
 
     def turn(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
-        """Take a turn, or wait until another thread's turn has ended or ``done``, what the caller wants, is true."""
+        """Take a turn, or wait until another thread's turn has ended or the caller's condition ``done`` is true."""
         self.refuse_callback("waiting for a request")
         turns = self._ended_turns
         mine = not self._servers or threading.get_ident() in self._servers
@@ -139,7 +140,7 @@ class Turns:
         with self.changed:
             self._waiting_threads += mine
             try:
-                # The turn that did it may have ended before ``turns`` was read, and be the last for long.
+                # The turn that made it true may have ended before ``turns`` was read, and the next may come late.
                 self.changed.wait_for(lambda: self._ended_turns != turns or done(), timeout)
             finally:
                 self._waiting_threads -= mine
@@ -156,12 +157,13 @@ class Turns:
 
     @property
     def in_turn(self) -> bool:
-        """The turn that is on is this thread's."""
+        """Whether the current turn is this thread's."""
         return self._owner == threading.get_ident()
 
     @contextlib.contextmanager
     def own(self, *, blocking: bool = True) -> Iterator[bool]:
-        """Have the turn, and clean up before and after it; without ``blocking`` False if another thread has it."""
+        """Take the turn, and retire ended requests before and after it. Without ``blocking`` yields False if another
+        thread has it."""
         with deferred_interrupts(), stream_of_turns(self._device):
             if not self._lock.acquire(blocking):
                 yield False
@@ -189,7 +191,7 @@ class Turns:
 
     @contextlib.contextmanager
     def while_building(self, *, alone: bool) -> Iterator[None]:
-        """Build executables meanwhile, from any thread: with ``alone`` while no other thread steps."""
+        """The context of a build, in any thread. With ``alone`` no other thread steps meanwhile."""
         alone = alone and not self.in_turn
         with self.own() if alone else contextlib.nullcontext():
             yield
@@ -213,17 +215,17 @@ class Turns:
             self.changed.notify_all()
 
     def ended(self, request: Request) -> None:
-        """``request`` ended outside of a step."""
+        """Note that ``request`` ended outside of a step."""
         self._waiting.remove(request)
         self._ended.append(request)
         self.clean_up()
 
     def abandoned(self, request: Request) -> None:
-        """The last reader of ``request`` has left. Takes no lock, since finalizers call it."""
+        """Note that the last reader of ``request`` has left. Takes no lock, since finalizers call it."""
         self._abandoned.append(request)
 
     def end_abandoned(self) -> None:
-        """Take abandoned requests out of the queue; their slots are taken back by the next turn."""
+        """Remove abandoned requests from the queue. The next turn releases their slots."""
         while self._abandoned:
             request = self._abandoned.popleft()
             request.end("cancelled")
@@ -231,7 +233,7 @@ class Turns:
             self._ended.append(request)
 
     def clean_up(self) -> None:
-        """Clean up after requests that ended outside of a step: now, or at the end of the turn that is on."""
+        """Retire requests that ended outside of a step: now, or at the end of the current turn."""
         if self._ended:
             with self.own(blocking=False):
                 pass
@@ -265,7 +267,7 @@ class Turns:
 
     @property
     def forked(self) -> bool:
-        """It cannot step in this process."""
+        """Whether it cannot step in this process, which was forked."""
         return bool(self._forked)
 
     def check_process(self) -> None:
@@ -277,10 +279,10 @@ class Turns:
             raise ForkedSpeculator(reason=self._forked)
 
     def close(self) -> None:
-        """Cancel whatever waits or runs, and take no more requests."""
+        """Cancel all requests, and accept no more."""
         with self.changed:
             self.closed = True
-        # In a callback the turn that is on cleans up when it ends.
+        # In a callback the current turn retires them when it ends.
         if self.forked or self.in_turn:
             return
         with self.own():

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from speccompile.errors import InsideStep
-from speccompile.runtime.async_readers import AsyncDriver, AsyncReaders
+from speccompile.runtime.async_driver import AsyncDriver
+from speccompile.runtime.async_readers import AsyncReaders
 from speccompile.runtime.request import Request
 from support.engine_parts import request_of
 from support.engines import PATIENCE, run_async
