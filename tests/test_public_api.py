@@ -20,7 +20,8 @@ import speccompile
 from speccompile import Speculator, acceptance, guides, hidden_states, modes, policies
 from speccompile.runtime.check import CheckReport
 from speccompile.runtime.engine import Capacity, Engine
-from speccompile.runtime.request import Request, Result, Timings
+from speccompile.runtime.request import Request
+from speccompile.runtime.result import Result, Timings
 from speccompile.runtime.stats import RequestStats, Stats
 from speccompile.sampling import OPTIONS
 

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidOption, RequestFailed, error_line
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
 from speccompile.runtime.listener import Listener
+from speccompile.runtime.result import Result, Timings
 from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.token_stream import TokenStream
@@ -86,54 +86,6 @@ class Params:
     def kind(self) -> Kind:
         """The kind of executables that chooses its tokens."""
         return "scored" if self.outputs else "sampled" if self.sampling is not None else "greedy"
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds since a request was submitted; None for events that did not happen before its end.
-
-    Args:
-        queued: until it had a slot.
-        first_token: until its first token.
-        total: until it ended.
-    """
-
-    queued: float | None
-    first_token: float | None
-    total: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a request.
-
-    Args:
-        token_ids: the new tokens, an EOS id included.
-        text: of them, special tokens left out; None without a tokenizer.
-        finish_reason: ``eos``, ``stop``, ``max_new_tokens``, ``max_len`` or ``cancelled``.
-        stats: prompt, reused and draft tokens, acceptance.
-        logprobs: of each new token its natural log-probability by the model's own logits, before any processor (vLLM's
-            "raw"); None unless asked for, as all that follow.
-        prompt_logprobs: likewise of each prompt token, given those before it; None for the first one. Of a request that
-            was cancelled these are the tokens that had been read.
-        logits: float32 ``[new, V]``, the model's own.
-        scores: float32 ``[new, V]``: logits after all processors, from which the tokens were chosen.
-    """
-
-    token_ids: list[int]
-    text: str | None
-    finish_reason: str
-    timings: Timings
-    stats: RequestStats
-    logprobs: list[float] | None = None
-    prompt_logprobs: list[float | None] | None = None
-    logits: torch.Tensor | None = field(default=None, repr=False)
-    scores: torch.Tensor | None = field(default=None, repr=False)
-
-    @property
-    def acceptance_length(self) -> float:
-        """Mean emitted tokens per target pass; 0.0 if prefill emitted them all."""
-        return self.stats.acceptance_length
 
 
 class Request:

@@ -14,7 +14,7 @@ from transformers.generation import logits_process as hf
 from speccompile import Speculator, acceptance, wrap
 from speccompile.errors import InvalidOption, UnknownOption
 from speccompile.modes import registry
-from speccompile.runtime.request import Result
+from speccompile.runtime.result import Result
 from support.dice import Dice
 from support.errors import raises
 from support.letters import tokenizer

@@ -1,0 +1,57 @@
+"""The result of a request, as its caller receives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from speccompile.runtime.stats import RequestStats
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds since a request was submitted; None for events that did not happen before its end.
+
+    Args:
+        queued: until it had a slot.
+        first_token: until its first token.
+        total: until it ended.
+    """
+
+    queued: float | None
+    first_token: float | None
+    total: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a request.
+
+    Args:
+        token_ids: the new tokens, an EOS id included.
+        text: of them, special tokens left out; None without a tokenizer.
+        finish_reason: ``eos``, ``stop``, ``max_new_tokens``, ``max_len`` or ``cancelled``.
+        stats: prompt, reused and draft tokens, acceptance.
+        logprobs: of each new token its natural log-probability by the model's own logits, before any processor (vLLM's
+            "raw"); None unless asked for, as all that follow.
+        prompt_logprobs: likewise of each prompt token, given those before it; None for the first one. Of a request that
+            was cancelled these are the tokens that had been read.
+        logits: float32 ``[new, V]``, the model's own.
+        scores: float32 ``[new, V]``: logits after all processors, from which the tokens were chosen.
+    """
+
+    token_ids: list[int]
+    text: str | None
+    finish_reason: str
+    timings: Timings
+    stats: RequestStats
+    logprobs: list[float] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    logits: torch.Tensor | None = field(default=None, repr=False)
+    scores: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean emitted tokens per target pass; 0.0 if prefill emitted them all."""
+        return self.stats.acceptance_length
