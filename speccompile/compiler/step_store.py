@@ -17,9 +17,10 @@ import transformers
 
 from speccompile.errors import PassError
 from speccompile.graph.finished import FinishedStep
+from speccompile.graph.port import Port
 from speccompile.graph.printing import to_python
 from speccompile.graph.stage import Stages
-from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.step.sample import state_of
 from speccompile.sampling.pipeline import all_processors

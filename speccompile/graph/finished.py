@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from speccompile.graph.port import Port
 from speccompile.graph.stage import Stages
-from speccompile.graph.step_graph import Port
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from torch import fx
 
 from speccompile.errors import LoweringError
 from speccompile.graph.body import Body
-from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.graph.port import Port
+from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.native import needs_library
 from speccompile.utils.torch_private import OpOverload
 

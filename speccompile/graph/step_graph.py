@@ -6,18 +6,19 @@ import copy
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from speccompile.errors import PassError
 from speccompile.graph.body import Body
-from speccompile.graph.fakes import fake, faking, kind, result_of
-from speccompile.graph.state import Layout, StateTensor
+from speccompile.graph.fakes import fake
+from speccompile.graph.port import Port
+from speccompile.graph.propagation import is_current, mark_current, propagate
+from speccompile.graph.state import Layout
 from speccompile.graph.tracing import Tracer
-from speccompile.utils.torch_logs import without_log
-from speccompile.utils.torch_private import FAKE_TENSOR_LOG, OpOverload, pytree
+from speccompile.utils.torch_private import pytree
 
 # What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
 SIZE_OPERATORS = frozenset(
@@ -25,48 +26,7 @@ SIZE_OPERATORS = frozenset(
     | {torch.sym_max, torch.sym_min}
 )
 
-Role = Literal["weight", "state", "input"]
 Route = Literal["attention", "eager"]
-
-
-@dataclass(frozen=True)
-class Port:
-    """One placeholder of a step graph.
-
-    ``path`` is a weight's name in the model. ``low <= value < high`` bounds an integer tensor; ``distinct`` says
-    that no value occurs twice. ``path`` is None for a constant that the code of the model or of a logits processor
-    holds; ``held`` names the attribute of a module that holds it. ``own`` says that the value is a copy. ``value`` is
-    the weight itself, or the arena's tensor once a tier is bound; None where a pass has consumed the weight
-    (:meth:`release`).
-    """
-
-    name: str
-    role: Role
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    low: int = 0
-    high: int | None = None
-    distinct: bool = False
-    path: str | None = None
-    own: bool = False
-    held: str | None = None
-    value: torch.Tensor | None = field(default=None, repr=False, compare=False)
-
-    @staticmethod
-    def of_state(tensor: StateTensor, device: torch.device) -> Port:
-        return Port(tensor.name, "state", tensor.shape, tensor.dtype, device, tensor.low, tensor.high, tensor.distinct)
-
-    def release(self) -> None:
-        """Let go of the value, in all copies of the graph: they share their ports."""
-        object.__setattr__(self, "value", None)
-
-    @staticmethod
-    def of_constant(name: str, value: torch.Tensor) -> Port:
-        low, high = 0, None
-        if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool) and value.numel():
-            low, high = int(value.min()), int(value.max()) + 1
-        return Port(name, "weight", tuple(value.shape), value.dtype, value.device, low, high, value=value)
 
 
 @dataclass
@@ -125,8 +85,8 @@ class StepGraph:
         graph.output(result)
         for old, new in node_map.items():
             new.meta = copy.copy(old.meta)
-            if _is_current(old):
-                new.meta["seen"] = (new.target, new.args, new.kwargs)
+            if is_current(old):
+                mark_current(new)
         return StepGraph(
             graph=graph,
             ports=dict(self.ports),
@@ -229,7 +189,8 @@ class StepGraph:
                 if node.op == "call_function":
                     new = self.graph.node_copy(node, node_map.__getitem__)
                     # The trace has computed it from this very call.
-                    new.meta = {"val": node.meta.get("val"), "seen": (new.target, new.args, new.kwargs)}
+                    new.meta = {"val": node.meta.get("val")}
+                    mark_current(new)
                     node_map[node] = new
         outputs: Any = traced.graph.output_node().args[0]
         return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], traced.structure)
@@ -298,48 +259,4 @@ class StepGraph:
 
     def propagate(self) -> None:
         """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
-        with without_log(FAKE_TENSOR_LOG), faking():
-            self._propagate()
-
-    def _propagate(self) -> None:
-        fresh: set[fx.Node] = set()
-        for node in self.graph.nodes:
-            if node.op == "output":
-                continue
-            old = node.meta.get("val")
-            if node.op == "placeholder":
-                port = self.ports[node.name]
-                same = old is not None and (tuple(old.shape), old.dtype) == (port.shape, port.dtype)
-                value = old if same else fake(port.shape, port.dtype, self.device)
-            elif _is_current(node) and fresh.isdisjoint(node.all_input_nodes):
-                continue
-            else:
-                value = self._fake_call(node)
-                same = _alike(value, old)
-            if not same:
-                fresh.add(node)
-            node.meta["val"], node.meta["seen"] = value, (node.target, node.args, node.kwargs)
-
-    def _fake_call(self, node: fx.Node) -> Any:
-        args = fx.map_arg(node.args, lambda item: item.meta["val"])
-        kwargs = fx.map_arg(node.kwargs, lambda item: item.meta["val"])
-        if node.op == "call_module":
-            return self.bodies[str(node.target)].fake(cast(Any, args))
-        if isinstance(node.target, OpOverload):
-            return result_of(node.target, args, kwargs)
-        return cast(Any, node.target)(*args, **kwargs)
-
-
-def _alike(new: Any, old: Any) -> bool:
-    """Whether nothing that is computed from the one can have another shape, dtype or stride than from the other."""
-    if isinstance(new, list | tuple):
-        return type(new) is type(old) and len(new) == len(old) and all(map(_alike, new, old))
-    if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
-        return type(new) is type(old) is int and new == old
-    return kind(new) == kind(old)
-
-
-def _is_current(node: fx.Node) -> bool:
-    """Whether ``meta["val"]`` was computed from the call that the node makes now."""
-    seen = node.meta.get("seen")
-    return seen is not None and seen[0] is node.target and seen[1] is node.args and seen[2] is node.kwargs
+        propagate(self.graph, self.ports, self.bodies, self.device)

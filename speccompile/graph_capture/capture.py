@@ -13,8 +13,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from transformers import PreTrainedModel
 
 from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel, error_line
+from speccompile.graph.port import Port
 from speccompile.graph.state import Layout, primes_clear_of
-from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import SlotCache

@@ -12,8 +12,9 @@ import torch
 from torch import fx, nn
 
 from speccompile.errors import CaptureError
+from speccompile.graph.port import Port
 from speccompile.graph.state import Layout
-from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, Port, StepGraph
+from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, StepGraph
 from speccompile.graph_capture.capture import constant_port, input_ports, weight_port
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.model_info import named_tensors

@@ -13,8 +13,9 @@ import torch
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
 from speccompile.graph.keys import PrefillName, TierKey, TierName
+from speccompile.graph.port import Port
 from speccompile.graph.stage import Stages
-from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.graph.step_graph import StepGraph
 from speccompile.utils.workers import in_pool
 
 

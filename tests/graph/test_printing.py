@@ -14,10 +14,11 @@ from torch import fx, nn
 
 import speccompile
 from speccompile.errors import LoweringError
+from speccompile.graph.port import Port
 from speccompile.graph.printing import load_python, to_python
 from speccompile.graph.stage import Stage
 from speccompile.graph.state import resolve_layout
-from speccompile.graph.step_graph import Anchors, Port, StepGraph
+from speccompile.graph.step_graph import Anchors, StepGraph
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
 from support.tiny import tiny_llama

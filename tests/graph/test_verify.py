@@ -11,8 +11,9 @@ from torch import fx
 
 from speccompile.errors import VerifierError
 from speccompile.graph.body import Body
+from speccompile.graph.port import Port
 from speccompile.graph.state import N, StateSpec, resolve_layout
-from speccompile.graph.step_graph import Anchors, Port, StepGraph
+from speccompile.graph.step_graph import Anchors, StepGraph
 from speccompile.graph.verify import verify, written
 from support.errors import raises
 

@@ -14,8 +14,9 @@ from torch import fx
 
 import speccompile
 from speccompile.errors import MissingFact, NothingMatched, PassOrderError, UnknownStage, VerifierError
+from speccompile.graph.port import Port
 from speccompile.graph.state import resolve_layout
-from speccompile.graph.step_graph import Anchors, Port, StepGraph
+from speccompile.graph.step_graph import Anchors, StepGraph
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.pipeline import Pipeline
 from speccompile.speculator.speculator import Speculator

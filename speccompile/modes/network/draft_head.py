@@ -13,8 +13,9 @@ from torch import nn
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.errors import CaptureError, CaptureMismatch, LoweringError, error_line
 from speccompile.graph.arena import Arena
+from speccompile.graph.port import Port
 from speccompile.graph.state import KVShape, Layout
-from speccompile.graph.step_graph import Port, Route, StepGraph
+from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors
 from speccompile.graph_capture.capture import (
     clean_graph,

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 import speccompile.ops.native  # noqa: F401  defines the ops
-from speccompile.graph.step_graph import Port, StepGraph
+from speccompile.graph.port import Port
+from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightForm, WeightPacks
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.utils.torch_private import OpOverload
