@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
@@ -13,7 +14,7 @@ from speccompile.graph.fakes import fake, faking, kind, settings
 
 
 def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """A dimension of a body, where the named sizes are ``sizes``: ``size_of("4*B", {"B": 3})`` is 12."""
+    """The value of a dimension, given the named ``sizes``: ``size_of("4*B", {"B": 3})`` is 12."""
     if isinstance(dim, int):
         return dim
     return math.prod(sizes[factor] if factor in sizes else int(factor) for factor in dim.split("*"))
@@ -21,12 +22,16 @@ def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Body:
-    """One group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
+    """A group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
 
-    ``dims[i]`` are the sizes of input i, ``result`` those of what it returns; those that vary are named, ``"B"``,
-    ``"T"``, ``"N"``, ``"S"``, or are products with a name, such as ``"4*B"`` (see :func:`size_of`).
-    ``result`` is None for one that does not lie in memory in the order of its dimensions; ``captured`` are the B and T
-    that it was captured with; ``mutates`` are the inputs written in place; ``layers`` the decoder layers that call it.
+    Args:
+        dims: the sizes of each input. Sizes that vary are named, ``"B"``, ``"T"``, ``"N"``, ``"S"``, or are products
+            with a name, such as ``"4*B"`` (see :func:`size_of`).
+        result: the sizes of the result; None if it is not contiguous.
+        captured: the B and T that it was captured with.
+        mutates: the inputs that are written in place.
+        layers: the decoder layers that call it.
+        key: a digest, equal for equal functions.
     """
 
     name: str
@@ -44,15 +49,15 @@ class Body:
         """The fake result for fake ``inputs``.
 
         Raises:
-            RuntimeError: they are not what the body takes.
+            RuntimeError: the body does not accept them.
         """
         sizes = self._sizes(inputs)
         shape = None if self.result is None else tuple(size_of(dim, sizes) for dim in self.result)
         if shape is not None and self.key in _RUN:
             return fake(shape, self.result_dtype, inputs[0].device)
         call = self.key, settings(), *map(kind, inputs)
-        if call in _RESULTS:
-            return _RESULTS[call]
+        if (known := _RESULTS.get(call)) is not None:
+            return known
         with faking():
             found: torch.Tensor = self.module(*inputs)
         if shape is not None and (tuple(found.shape), found.dtype) != (shape, self.result_dtype):
@@ -60,19 +65,19 @@ class Body:
                 f"{self.name} returns {found.dtype}{list(found.shape)}, and was to return "
                 f"{self.result_dtype}{list(shape)}"
             )
-        # Once at sizes other than those it was captured with: one of these might have been left in it.
+        # Checked once at other sizes than those of the capture: one of these might be a constant in the body.
         if any(sizes.get(name) != size for name, size in self.captured.items()):
             _RUN.add(self.key)
         _RESULTS[call] = found
         return found
 
     def _sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-        """What the named sizes are for ``inputs``."""
+        """The named sizes of ``inputs``."""
         shapes = [tuple(item.shape) for item in inputs]
         pairs = [pair for dims, shape in zip(self.dims, shapes, strict=True) for pair in zip(dims, shape, strict=False)]
         sizes = {dim: size for dim, size in pairs if isinstance(dim, str) and "*" not in dim}
-        wanted = [tuple(size_of(dim, sizes) for dim in dims) for dims in self.dims]
-        for index, (shape, fits) in enumerate(zip(shapes, wanted, strict=True)):
+        expected = [tuple(size_of(dim, sizes) for dim in dims) for dims in self.dims]
+        for index, (shape, fits) in enumerate(zip(shapes, expected, strict=True)):
             if shape != fits or inputs[index].dtype != self.dtypes[index]:
                 raise RuntimeError(
                     f"input {index} of {self.name} is {inputs[index].dtype}{list(shape)}, and it takes "
@@ -81,7 +86,8 @@ class Body:
         return sizes
 
 
-# Keys of bodies that were run on fakes in this process. A body is all that its key says.
+# Keys (digests) of the bodies that were run on fakes of other sizes in this process. Equal keys mean equal bodies.
 _RUN: set[str] = set()
-# Their fake results so far, by key, settings and the kinds of their inputs: 30 layers make one call.
-_RESULTS: dict[tuple[Hashable, ...], torch.Tensor] = {}
+# Fake results by key, settings and the kinds of the inputs: 30 layers make one call. A result lives as long as the
+# nodes of some graph that have it.
+_RESULTS: WeakValueDictionary[tuple[Hashable, ...], torch.Tensor] = WeakValueDictionary()

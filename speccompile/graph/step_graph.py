@@ -1,4 +1,4 @@
-"""The step graph: a flat torch.fx graph whose every tensor comes in through a named port."""
+"""The step graph: a flat torch.fx graph in which every tensor is the value of a named port."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx
@@ -20,13 +20,28 @@ from speccompile.graph.state import Layout
 from speccompile.graph.tracing import Tracer
 from speccompile.utils.torch_private import pytree
 
-# What may stand beside torch ops: arithmetic on sizes, and the choice of one of several results.
+# The operators that a graph may call besides torch ops: arithmetic on sizes, and the choice of one of several results.
 SIZE_OPERATORS = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.getitem}
     | {torch.sym_max, torch.sym_min}
 )
 
 Route = Literal["attention", "eager"]
+
+
+class TracedProcessor(Protocol):
+    """A logits processor of the user as a traced function: :class:`speccompile.sampling.user.UserProcessor`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def function(self) -> Callable[..., torch.Tensor]:
+        """``(input_ids [R, P], scores [R, V], *held) -> scores [R, V]``."""
+
+    @property
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that it holds: the graph's constants."""
 
 
 @dataclass
@@ -55,12 +70,14 @@ class Anchors:
 class StepGraph:
     """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
 
-    ``route`` is how attention was captured (see :mod:`speccompile.graph_capture.attention`); ``logits_processors`` are
-    the user's own, for whatever pass processes logits; ``drafter`` is a mode's own network, outlined, for whatever pass
-    copies it, and its bodies are among ``bodies``. ``tracer`` is that of :meth:`insert`, for all steps of a wrap.
-
-    Passes edit it through the methods below; nothing else in the package touches ``graph`` directly except the
+    Passes edit it through the methods below. Nothing else in the package changes ``graph`` directly, except the
     verifier, which recomputes ``node.meta["val"]`` after every pass.
+
+    Attributes:
+        tracer: of :meth:`insert`, for all steps of a wrap.
+        route: how attention was captured (see :mod:`speccompile.graph_capture.attention`).
+        logits_processors: the user's own, for the pass that processes logits.
+        drafter: a mode's network, outlined, for the pass that copies it. Its bodies are among ``bodies``.
     """
 
     graph: fx.Graph
@@ -74,11 +91,11 @@ class StepGraph:
     bodies: dict[str, Body] = field(default_factory=dict)
     tracer: Tracer = field(default_factory=Tracer, repr=False)
     route: Route = "attention"
-    logits_processors: tuple[Any, ...] = ()
+    logits_processors: tuple[TracedProcessor, ...] = ()
     drafter: StepGraph | None = field(default=None, repr=False)
 
     def copy(self) -> StepGraph:
-        """A graph of its own that shares ports, bodies and weights with this one."""
+        """A separate graph that shares ports, bodies and weights with this one."""
         graph = fx.Graph()
         node_map: dict[fx.Node, fx.Node] = {}
         result = graph.graph_copy(self.graph, node_map)
@@ -103,7 +120,7 @@ class StepGraph:
             drafter=self.drafter,
         )
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -111,13 +128,13 @@ class StepGraph:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's own tensors that it reads, by path."""
+        """The model's own tensors that the graph reads, by path."""
         ports = self.ports.values()
         return {port.path: port.value for port in ports if port.path and not port.own and port.value is not None}
 
     @property
     def constants(self) -> list[torch.Tensor]:
-        """The tensors that it reads and that are neither parameters nor buffers of the model."""
+        """The tensors that the graph reads and that are neither parameters nor buffers of the model."""
         ports = [port for port in self.ports.values() if port.role == "weight" and port.path is None]
         return [port.value for port in ports if port.value is not None]
 
@@ -155,7 +172,7 @@ class StepGraph:
         return self._placeholder(port)
 
     def drop_placeholder(self, node: fx.Node) -> None:
-        """Nothing reads it any more."""
+        """Remove a placeholder that nothing reads any more."""
         del self.ports[node.name]
         self.graph.erase_node(node)
 
@@ -165,7 +182,7 @@ class StepGraph:
                 return node
         with self.graph.inserting_after(self.placeholders[-1]):
             node = self.graph.placeholder(port.name)
-        # fx writes names of its own making in small letters; weights keep those of their modules.
+        # fx writes generated names in small letters; weights keep the names of their modules.
         node._rename(port.name)
         if node.name != port.name:
             raise ValueError(f"the name {port.name!r} is taken by a node that is no placeholder")
@@ -178,9 +195,9 @@ class StepGraph:
     ) -> Any:
         """Trace ``function(*tensors, **constants)`` on the fakes of ``nodes`` and put its ops into the graph.
 
-        The function is plain PyTorch and may write state in place. Returns nodes where it returned tensors.
-        ``before`` defaults to the end of the graph. One that was traced on such tensors, with these constants, is not
-        traced again.
+        The function consists of PyTorch ops and may write state in place. Returns nodes where it returned tensors.
+        ``before`` defaults to the end of the graph. A function that was traced on equal fakes with equal constants is
+        not traced again.
         """
         traced = self.tracer.trace(function, nodes, constants)
         node_map = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
@@ -198,8 +215,8 @@ class StepGraph:
     def splice(self, output: fx.Node, replace: Mapping[fx.Node, fx.Node], before: fx.Node) -> fx.Node:
         """Copy the part of the graph that computes ``output`` from ``replace``'s keys, reading its values instead.
 
-        Placeholders are shared, so the copy reads the same weights and writes the same KV. Nothing of it may lie
-        behind ``before``, where the copy is put.
+        Placeholders are shared, so the copy reads the same weights and writes the same KV. It is inserted before
+        ``before``; the nodes that it copies must come earlier.
         """
         needed: set[fx.Node] = set()
         stack = [output]
@@ -220,12 +237,12 @@ class StepGraph:
         return node_map[output]
 
     def bind_input(self, name: str, node: fx.Node) -> None:
-        """Read ``node`` wherever the input ``name`` was read; the input is gone."""
+        """Read ``node`` wherever the input ``name`` was read, and remove the input."""
         self.replace(next(item for item in self.placeholders if item.name == name), node)
         del self.ports[name]
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Read ``new`` wherever ``old`` was read, also as an anchor or a named value; ``old`` is gone."""
+        """Read ``new`` wherever ``old`` was read, also as an anchor or a named value, and remove ``old``."""
         old.replace_all_uses_with(new)
         self.anchors = self.anchors.mapped(lambda item: new if item is old else item)
         self.graph.erase_node(old)
@@ -242,17 +259,17 @@ class StepGraph:
         self.output.args = (tuple(nodes),)
 
     def remove_dead_code(self, keep: Collection[fx.Node] = ()) -> None:
-        """Drop nodes without effect, the names of their values, and the ports nothing reads; ``keep`` and what they
-        are computed from stay."""
+        """Remove nodes without effect, the names of their values, and ports that nothing reads. The nodes ``keep`` and
+        their inputs stay."""
         nodes = list(self.graph.nodes)
-        behind = nodes[nodes.index(self.anchors.start) :]
+        from_start = nodes[nodes.index(self.anchors.start) :]
         self.graph.eliminate_dead_code(lambda node: node in keep or node.op == "call_module" or node.is_impure())
         for node in reversed(self.placeholders):
             if not node.users:
                 self.graph.erase_node(node)
                 del self.ports[node.name]
         live = set(self.graph.nodes)
-        self.anchors.start = next(node for node in behind if node in live)
+        self.anchors.start = next(node for node in from_start if node in live)
         self.values = {name: node for name, node in self.values.items() if node in live}
 
     # --- shapes ----------------------------------------------------------------------------------

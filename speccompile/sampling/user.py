@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from speccompile.graph.step_graph import TracedProcessor
 from speccompile.sampling.base import context_lengths
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.torch_logs import without_log
@@ -43,7 +44,7 @@ class UserProcessor:
 
 
 def apply_processors(
-    processors: Sequence[UserProcessor],
+    processors: Sequence[TracedProcessor],
     scores: torch.Tensor,
     context: torch.Tensor,
     length: torch.Tensor,

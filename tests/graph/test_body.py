@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def none_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "_RUN", set())
-    monkeypatch.setattr(body_module, "_RESULTS", {})
+    monkeypatch.setattr(body_module, "_RESULTS", WeakValueDictionary())
 
 
 def body_of(build: Callable[[fx.Graph, fx.Node, fx.Node], fx.Node], key: str = "a", **fields: object) -> Body:
@@ -72,11 +74,21 @@ def test_its_result_has_the_sizes_of_its_inputs() -> None:
 
 def test_layers_of_one_call_are_run_once() -> None:
     module = body_of(product).module
-    ran = []
+    ran, results = [], []
     module.register_forward_pre_hook(lambda *_: ran.append(1))
     for layer in range(3):
-        assert body_of(product, module=module, layers=(layer,)).fake(inputs(5, 7)).shape == (5, 7, 3)
+        # The nodes of a graph hold the results.
+        results.append(body_of(product, module=module, layers=(layer,)).fake(inputs(5, 7)))
+        assert results[-1].shape == (5, 7, 3)
     assert ran == [1]
+
+
+def test_a_fake_result_lives_as_long_as_a_graph_has_it() -> None:
+    result = body_of(product).fake(inputs(5, 7))
+    assert list(body_module._RESULTS.values()) == [result]
+    del result
+    gc.collect()
+    assert not body_module._RESULTS
 
 
 def test_one_laid_out_in_another_order_keeps_it() -> None:

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.step_graph import StepGraph, TracedProcessor
 from speccompile.ops.noise import DRAFTS, TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, drafts_of
 from speccompile.sampling.base import Processor
 from speccompile.sampling.pipeline import HOST_PROCESSORS, PENALTIES, WARPERS, WATERMARK, all_processors, in_order
-from speccompile.sampling.user import UserProcessor, apply_processors
+from speccompile.sampling.user import apply_processors
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ProcessLogits(Pass):
         graph.name_value("scores", scores)
         of_wrap, later = graph.logits_processors, (*HOST_PROCESSORS, *WARPERS, *WATERMARK)
         state = graph.layout.tensors
-        order: list[Processor | UserProcessor] = [*in_order(PENALTIES, state), *of_wrap, *in_order(later, state)]
+        order: list[Processor | TracedProcessor] = [*in_order(PENALTIES, state), *of_wrap, *in_order(later, state)]
         return Changes(len(order), ", ".join(processor.name for processor in order))
 
 
@@ -121,7 +121,7 @@ def processed(
     *tensors: torch.Tensor,
     names: tuple[str, ...],
     drafted: int = 0,
-    user: tuple[UserProcessor, ...] = (),
+    user: tuple[TracedProcessor, ...] = (),
     calls_host: bool = False,
 ) -> torch.Tensor:
     """``tensors`` are the state called ``names``, and behind it what the user's processors hold."""
