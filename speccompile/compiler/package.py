@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from speccompile.acceptance import RULES, Rule
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
-from speccompile.graph_capture.guards import own_code
+from speccompile.graph_capture.model_facts import own_code
 from speccompile.graph_capture.model_info import inspect_model, named_tensors
 from speccompile.graph_capture.store import CaptureStore, config_text
 from speccompile.hidden_states.options import SaveHiddenStates

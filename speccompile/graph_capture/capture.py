@@ -16,12 +16,12 @@ from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel,
 from speccompile.graph.port import Port
 from speccompile.graph.state import Layout, primes_clear_of
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
 from speccompile.graph_capture.export import exported
-from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors

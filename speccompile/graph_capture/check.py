@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel, error_line
 from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
-from speccompile.graph_capture.guards import altering
+from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
 from speccompile.graph_capture.observe import accepts
 

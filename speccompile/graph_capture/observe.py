@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from speccompile.errors import UnsupportedModel, error_line
 from speccompile.graph.state import KVShape
 from speccompile.graph.step_graph import Route
+from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
-from speccompile.graph_capture.guards import altering
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 

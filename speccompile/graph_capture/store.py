@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from speccompile.graph.state import KVShape, Layout
 from speccompile.graph.step_graph import StepGraph
-from speccompile.graph_capture.guards import own_code, scalar_settings
 from speccompile.graph_capture.masks import ForeignMask, Mask
+from speccompile.graph_capture.model_facts import own_code, scalar_settings
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.serialize import from_json, to_json

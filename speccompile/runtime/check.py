@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from speccompile.graph_capture.guards import altering
+from speccompile.graph_capture.altering import altering
 from speccompile.ops.cpu.rounded import as_packed
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode

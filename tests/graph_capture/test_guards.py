@@ -19,7 +19,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import CannotSave, ModelChanged, ModelInTraining, WeightsReplaced
-from speccompile.graph_capture.guards import ModelGuard, altering, own_code, scalar_settings
+from speccompile.graph_capture.altering import altering
+from speccompile.graph_capture.guards import ModelGuard
+from speccompile.graph_capture.model_facts import own_code, scalar_settings
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.utils.storage import CacheFolder
