@@ -1,8 +1,7 @@
 """Guides from JSON schemas, by way of a regular expression.
 
-Keywords that it does not know are refused, not passed over, so that a text which follows the guide is valid by the
-schema, always. Not every valid text follows it: properties come in the order of the schema, and a string that
-has a ``pattern`` matches it as a whole.
+Unknown keywords are refused, not ignored, so every text that follows the guide is valid by the schema. Not every valid
+text follows it: properties come in the order of the schema, and a string with a ``pattern`` matches it as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +15,20 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidGuide
 from speccompile.guides.guide import Guide
-from speccompile.guides.regex import END, byte_index, guide_of, without_anchors
+from speccompile.guides.json_regex import (
+    CHARACTER,
+    COMMA,
+    FORMATS,
+    SPACE,
+    any_of,
+    constant,
+    ecma_pattern,
+    matches_escaped,
+    members,
+    separated,
+    times,
+)
+from speccompile.guides.regex import byte_index, guide_of, without_anchors
 
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
@@ -32,29 +44,6 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-# 29 February is left out.
-_DAY = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
-_DATE = f"[12][0-9]{{3}}-{_DAY}"
-_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR})"
-_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,}"
-_PATH = "[A-Za-z0-9._~!$&'()*+,;=:@-]*"
-#: RFC 3339, 4122, 3986 and 5321; a part of what those allow.
-FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "uri": rf"https?://{_HOST}(?::[0-9]{{1,4}})?(?:/{_PATH})*(?:\?{_PATH})?(?:#{_PATH})?",
-    "email": rf"[A-Za-z0-9_%+-]+(?:\.[A-Za-z0-9_%+-]+)*@{_HOST}",
-}
-# Without the marks around a text, which are no characters.
-_CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F\x{10FFFE}\x{10FFFF}]|\\["\\/bfnrt])'
-_SPACE = " ?"
-_COMMA = f"{_SPACE},{_SPACE}"
 
 
 def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrainedTokenizerBase) -> Guide:
@@ -68,7 +57,7 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
 
     Raises:
         InvalidGuide: it is no schema, uses a keyword that a finite automaton cannot check, or nothing matches it.
-        InvalidInput: the tokenizer does not tell the bytes of its tokens.
+        InvalidInput: the bytes of the tokenizer's tokens are unknown.
     """
     given = _as_dict(schema)
     try:
@@ -81,8 +70,8 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
 
 
 def _as_dict(schema: Any) -> dict[str, Any]:
-    made = getattr(schema, "model_json_schema", None)
-    value = made() if callable(made) else schema
+    method = getattr(schema, "model_json_schema", None)
+    value = method() if callable(method) else schema
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -94,7 +83,7 @@ def _as_dict(schema: Any) -> dict[str, Any]:
 
 
 class _Reader:
-    """Turns a schema into a regular expression, or says why it cannot."""
+    """Translates a schema into a regular expression, or raises InvalidGuide."""
 
     def __init__(self, root: Mapping[str, Any], text: str) -> None:
         self._root, self._text = root, text
@@ -103,8 +92,11 @@ class _Reader:
         raise InvalidGuide(what=self._text, reason=f"{where}{reason}")
 
     def regex(self, schema: Any, where: str, inside: tuple[str, ...]) -> str:
-        """Args:
-        inside: the references that led here.
+        """The expression of ``schema``.
+
+        Args:
+            where: the place of ``schema``, for errors.
+            inside: the references that contain it.
         """
         if not isinstance(schema, Mapping) or not (given := schema.keys() - ANNOTATIONS):
             self._refuse(where, " allows anything; say what type it has")
@@ -115,7 +107,7 @@ class _Reader:
             parts = self._list(schema[name], f"{where}: {name}")
             if name == "allOf" and len(parts) > 1:
                 self._refuse(where, ": allOf of more than one schema cannot be followed")
-            return _any_of([self.regex(part, f"{where}, {name}[{i}]", inside) for i, part in enumerate(parts)])
+            return any_of([self.regex(part, f"{where}, {name}[{i}]", inside) for i, part in enumerate(parts)])
         if given <= {"const", "type"} and "const" in given:
             return self._constants([schema["const"]], schema, where)
         if given <= {"enum", "type"} and "enum" in given:
@@ -123,7 +115,7 @@ class _Reader:
         kind = schema.get("type")
         if isinstance(kind, list) and given == {"type"}:
             parts = self._list(kind, f"{where}: type")
-            return _any_of([self.regex({"type": name}, where, inside) for name in parts])
+            return any_of([self.regex({"type": name}, where, inside) for name in parts])
         if not isinstance(kind, str) or kind not in KEYWORDS:
             names = ", ".join(sorted(given - {"type"})) or f"type {kind!r}"
             advice = "; write anyOf, if no text fits two of them" if "oneOf" in given else ""
@@ -166,12 +158,12 @@ class _Reader:
             if kinds and not any(_is_of(value, kind) for kind in kinds):
                 self._refuse(where, f": {value!r} is not of type {schema['type']!r}")
         try:
-            return _any_of([_constant(value) for value in values])
+            return any_of([constant(value) for value in values])
         except (TypeError, ValueError) as error:
             self._refuse(where, f": a value is no JSON ({error})")
 
     def _bounds(self, schema: Mapping[str, Any], names: tuple[str, str], where: str, least: int) -> tuple[int, Any]:
-        """The smallest and the largest number; None if there is no largest."""
+        """The bounds ``names`` of ``schema``; the upper one is None if there is none."""
         for name in names:
             value = schema.get(name)
             if name in schema and (not isinstance(value, int) or isinstance(value, bool) or value < least):
@@ -182,9 +174,9 @@ class _Reader:
         return low, high
 
     def _digits(self, schema: Mapping[str, Any], part: str, where: str, before: int = 0) -> str:
-        """How many digits there are behind the first ``before`` ones."""
+        """The repetition of digits after the first ``before`` ones."""
         low, high = self._bounds(schema, (f"minDigits{part}", f"maxDigits{part}"), where, 1)
-        return _times(low - before, None if high is None else high - before)
+        return times(low - before, None if high is None else high - before)
 
     def _integer(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...], part: str = "") -> str:
         more = self._digits(schema, part, where, 1)
@@ -208,14 +200,14 @@ class _Reader:
             return f'"(?:{FORMATS[schema["format"]]})"'
         if "pattern" in schema:
             return f'"(?:{self._pattern(schema["pattern"], where)})"'
-        return f'"{_CHARACTER}{_times(*self._bounds(schema, ("minLength", "maxLength"), where, 0))}"'
+        return f'"{CHARACTER}{times(*self._bounds(schema, ("minLength", "maxLength"), where, 0))}"'
 
     def _pattern(self, pattern: Any, where: str) -> str:
         if not isinstance(pattern, str):
             self._refuse(where, ": its pattern has to be a text")
-        pattern = _as_schemas_mean_it(without_anchors(pattern))
+        pattern = ecma_pattern(without_anchors(pattern))
         byte_index(pattern, self._text)
-        if _may_leave_the_string(pattern, self._text):
+        if matches_escaped(pattern, self._text):
             reason = (
                 ": its pattern may match what JSON has to escape (a quote, a backslash, a control character): "
                 "write out the characters that may come, such as [a-z ]"
@@ -232,10 +224,10 @@ class _Reader:
                 reason = ": prefixItems has as many items as it names; minItems and maxItems cannot be followed"
                 self._refuse(where, reason)
             parts = self._list(schema["prefixItems"], f"{where}: prefixItems")
-            items = _COMMA.join(self.regex(part, f"{where}, {i}", inside) for i, part in enumerate(parts))
-            return rf"\[{_SPACE}{items}{_SPACE}\]"
+            items = COMMA.join(self.regex(part, f"{where}, {i}", inside) for i, part in enumerate(parts))
+            return rf"\[{SPACE}{items}{SPACE}\]"
         item = self.regex(schema["items"], f"{where}, items", inside)
-        return rf"\[{_SPACE}{_separated(item, low, high)}{_SPACE}\]"
+        return rf"\[{SPACE}{separated(item, low, high)}{SPACE}\]"
 
     def _object(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> str:
         others, required = schema.get("additionalProperties"), schema.get("required", [])
@@ -250,52 +242,16 @@ class _Reader:
             if not isinstance(others, Mapping):
                 self._refuse(where, ": say its properties, or the schema of all of them (additionalProperties)")
             value = self.regex(others, f"{where}, additionalProperties", inside)
-            members = _separated(f'"{_CHARACTER}*"{_SPACE}:{_SPACE}{value}', 0, None)
+            found = separated(f'"{CHARACTER}*"{SPACE}:{SPACE}{value}', 0, None)
         elif others not in (None, False, True):
             self._refuse(where, ": beside properties, schemas of others cannot be followed")
         else:
             pairs = [
-                (f"{_constant(name)}{_SPACE}:{_SPACE}{self.regex(value, f'{where}, {name}', inside)}", name in required)
+                (f"{constant(name)}{SPACE}:{SPACE}{self.regex(value, f'{where}, {name}', inside)}", name in required)
                 for name, value in properties.items()
             ]
-            members = _members(pairs)
-        return rf"\{{{_SPACE}{members}{_SPACE}\}}"
-
-
-def _any_of(parts: Sequence[str]) -> str:
-    return f"(?:{'|'.join(parts)})"
-
-
-def _times(low: int, high: int | None) -> str:
-    return f"{{{low},{'' if high is None else high}}}"
-
-
-def _separated(item: str, low: int, high: int | None) -> str:
-    """From ``low`` to ``high`` of ``item``."""
-    if high == 0:
-        return ""
-    more = _times(max(low - 1, 0), None if high is None else high - 1)
-    return f"(?:{item}(?:{_COMMA}{item}){more}){'' if low else '?'}"
-
-
-def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Pairs in their order; those that are not required may be missing."""
-    behind_another, first = "", ""
-    for pair, required in reversed(pairs):
-        first = f"{pair}{behind_another}" if required else f"(?:{pair}{behind_another}|{first})"
-        behind_another = f"{_COMMA}{pair}{behind_another}" if required else f"(?:{_COMMA}{pair})?{behind_another}"
-    return f"(?:{first})"
-
-
-def _constant(value: Any) -> str:
-    """One JSON value."""
-    if isinstance(value, Mapping):
-        pairs = [f"{_constant(str(name))}{_SPACE}:{_SPACE}{_constant(item)}" for name, item in value.items()]
-        return rf"\{{{_SPACE}{_COMMA.join(pairs)}{_SPACE}\}}"
-    if isinstance(value, list | tuple):
-        return rf"\[{_SPACE}{_COMMA.join(map(_constant, value))}{_SPACE}\]"
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)
+            found = members(pairs)
+        return rf"\{{{SPACE}{found}{SPACE}\}}"
 
 
 def _is_of(value: Any, kind: str) -> bool:
@@ -311,25 +267,3 @@ def _is_of(value: Any, kind: str) -> bool:
         "object": Mapping,
     }
     return isinstance(value, types.get(kind, ()))
-
-
-# JSON schemas mean ECMA-262's expressions, in which these are ASCII, and in a class && is an & twice.
-_OTHERWISE = {
-    r"\d": "[0-9]",
-    r"\D": "[^0-9]",
-    r"\w": "[0-9A-Za-z_]",
-    r"\W": "[^0-9A-Za-z_]",
-    "&&": r"\&\&",
-    "~~": r"\~\~",
-}
-
-
-def _as_schemas_mean_it(pattern: str) -> str:
-    """The same expression as the automaton's builder reads it."""
-    return re.sub(r"\\.|&&|~~", lambda found: _OTHERWISE.get(found[0], found[0]), pattern, flags=re.DOTALL)
-
-
-def _may_leave_the_string(pattern: str, text: str) -> bool:
-    """Whether it matches any text with a character that JSON has to escape."""
-    escaped = {*range(0x20), ord('"'), ord("\\")}
-    return any(escaped & moves.keys() for moves in byte_index(f"(?:{pattern}){END}", text).get_transitions().values())
