@@ -91,7 +91,7 @@ SMOKE = Settings(
 )
 
 
-class SpeculatorBase:
+class WrappedModel:
     """A model of one shape and its speculator, for the parts that share them."""
 
     def __init__(self, shape: Shape, settings: Settings, device: torch.device) -> None:
@@ -138,15 +138,15 @@ class SpeculatorBase:
 
 def parts(settings: Settings, device: torch.device) -> list[Part]:
     """All of them, in order."""
-    large = SpeculatorBase(settings.large, settings, device)
-    small = large if settings.small == settings.large else SpeculatorBase(settings.small, settings, device)
+    large = WrappedModel(settings.large, settings, device)
+    small = large if settings.small == settings.large else WrappedModel(settings.small, settings, device)
     bandwidth: list[float] = []
 
     def copy(figures: Figures) -> None:
         bandwidth.append(copy_bandwidth(device, settings.copied_bytes))
         figures["bytes_per_second"] = bandwidth[0]
 
-    def steps(of: SpeculatorBase, figures: Figures) -> None:
+    def steps(of: WrappedModel, figures: Figures) -> None:
         measure_steps(
             of.spec,
             figures,
@@ -156,7 +156,7 @@ def parts(settings: Settings, device: torch.device) -> list[Part]:
             bandwidth=bandwidth[0],
         )
 
-    def shares(of: SpeculatorBase, figures: Figures) -> None:
+    def shares(of: WrappedModel, figures: Figures) -> None:
         measure_shares(
             of.spec,
             figures,
@@ -166,13 +166,13 @@ def parts(settings: Settings, device: torch.device) -> list[Part]:
             rounds=settings.rounds,
         )
 
-    def swaps(of: SpeculatorBase, figures: Figures) -> None:
+    def swaps(of: WrappedModel, figures: Figures) -> None:
         measure_swaps(of.spec, figures, count=settings.swaps, rows=1, context=settings.context, rounds=settings.rounds)
 
-    def memory(of: SpeculatorBase, figures: Figures) -> None:
+    def memory(of: WrappedModel, figures: Figures) -> None:
         measure_memory(of.model, figures, draft_lens=settings.draft_lens, sizes=of.sizes)
 
-    def phases(of: SpeculatorBase, figures: Figures) -> None:
+    def phases(of: WrappedModel, figures: Figures) -> None:
         measure_phases(
             of.spec,
             figures,
@@ -182,7 +182,7 @@ def parts(settings: Settings, device: torch.device) -> list[Part]:
             policy=of.policy,
         )
 
-    def loops(of: SpeculatorBase, rows: int, figures: Figures) -> None:
+    def loops(of: WrappedModel, rows: int, figures: Figures) -> None:
         measure_loops(
             of.spec,
             of.model,

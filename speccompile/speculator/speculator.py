@@ -328,10 +328,10 @@ class Speculator(ModelInterface):
         """
         engine, target = self._open()
         assert self._build is not None
-        # What "auto" took: steps and bodies are made for that one.
-        given = replace(self._given, backend=self._config.backend.name)
+        # The backend that "auto" chose: steps and bodies are built for it.
+        given = replace(self._options, backend=self._config.backend.name)
         if (choice := self._config.choice) is not None:
-            # The options of "auto" are those by which it chose.
+            # The options of "auto" are those of its choice.
             given = replace(given, mode=choice.name, mode_options=choice.options)
         path = Path(path)
         check_savable(path, target.model, given)

@@ -189,13 +189,13 @@ def test_a_rebuild_that_two_threads_ask_for_ends_in_one_engine() -> None:
     model = tiny_llama()
     both = threading.Barrier(2)
     with wrapped(model) as spec, ThreadPoolExecutor(2) as threads:
-        again = spec._again
+        again = spec._rebuild
 
         def together(*given: Any) -> None:
             both.wait(30)
             again(*given)
 
-        spec._again = together
+        spec._rebuild = together
         rebuilds = [threads.submit(spec.rebuild) for _ in range(2)]
         for rebuild in rebuilds:
             rebuild.result(60)

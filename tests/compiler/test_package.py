@@ -98,7 +98,7 @@ def test_options_are_those_of_the_wrap(model: LlamaForCausalLM, tmp_path: Path) 
         spec.save(path)
         wanted = spec.explain()
         with speccompile.load(str(path), model) as again:
-            assert again._config == spec._config and again._given == spec._given
+            assert again._config == spec._config and again._options == spec._options
             assert again.engine.options == spec.engine.options and str(again.policy) == str(spec.policy)
             assert again.engine.tiers.keys() == spec.engine.tiers.keys()
             assert any(kind == "sampled" for _, _, kind in again.engine.tiers)

@@ -1,0 +1,169 @@
+"""What a speculator shows: tiers, stages, kernels, statistics, and the explanation of its build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from speccompile.compiler.pipelines import prefill_pipeline, tier_pipeline
+from speccompile.errors import InvalidOption
+from speccompile.graph.arena import Arena
+from speccompile.graph.keys import Kind
+from speccompile.graph.stage import Stages
+from speccompile.graph.step_graph import Route
+from speccompile.hidden_states.records import weights_digest
+from speccompile.hidden_states.writer import RecordWriter
+from speccompile.lowering.backends import Backend
+from speccompile.lowering.kernel_list import KernelCall, kernels_called
+from speccompile.lowering.tier import Tier
+from speccompile.modes.base import Mode
+from speccompile.passes.pipeline import Pipeline
+from speccompile.runtime.metrics import prometheus_text
+from speccompile.runtime.policy_controller import AnyPolicy, check_tier
+from speccompile.runtime.stats import Stats
+from speccompile.speculator.base import SpeculatorBase
+from speccompile.speculator.explain import explain
+from speccompile.utils.numbers import python_numbers
+
+
+class Inspection(SpeculatorBase):
+    """The properties of a wrapped model, of its build and of its engine."""
+
+    @property
+    def tiers(self) -> Mapping[int, Tier]:
+        """By draft length, the greedy tier with the most rows. ``spec.engine.tiers`` has those with fewer rows too,
+        and, once a request has needed them, those with the sampling pipeline. With logits processors of ``wrap`` there
+        are only the latter."""
+        tiers = self.engine.tiers.items()
+        return {draft_len: tier for (draft_len, _, kind), tier in tiers if kind == self._config.kind}
+
+    @property
+    def prefill(self) -> Mapping[int, Tier]:
+        """Prefill executables by chunk width; those with the sampling pipeline are in ``spec.engine.prefill_tiers``,
+        once a request has needed them."""
+        return {width: tier for (width, kind), tier in self.engine.prefill_tiers.items() if kind == self._config.kind}
+
+    @property
+    def stages(self) -> Stages:
+        """Stages of the largest tier, by pass. ``spec.tiers[K].stages`` are those of another tier."""
+        return self.tiers[max(self.tiers)].stages
+
+    @property
+    def arena(self) -> Arena:
+        return self.engine.arena
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the wrap; with ``mode="auto"`` the chosen one."""
+        self._open()
+        return self._config.mode
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that lowers step graphs. Any stage can be lowered with it."""
+        self._open()
+        return self._config.backend
+
+    @property
+    def target_id(self) -> str:
+        """An identifier of the target: its class, a digest of some values of its weights, and their form if rounded."""
+        model, form = self._open()[1].model, self._options.weights
+        return " ".join([type(model).__name__, weights_digest(model), *[form] * (form != "same")])
+
+    @property
+    def hidden_states(self) -> RecordWriter:
+        """The writer of hidden states. ``written`` are the ids of records on the disk; ``flush()`` writes the pending
+        ones.
+
+        Raises:
+            InvalidOption: this wrap saves no hidden states.
+        """
+        saver = self.engine.saver
+        if saver is None:
+            reason = "give a folder, or a SaveHiddenStates"
+            raise InvalidOption(where="wrap", name="save_hidden_states", value=None, reason=reason)
+        return saver.writer
+
+    @property
+    def stats(self) -> Stats:
+        return self.engine.stats
+
+    def prometheus(self) -> str:
+        """``stats``, and the numbers of running and waiting requests, in Prometheus' text format.
+
+        Raises:
+            InvalidOption: prometheus_client is not installed.
+        """
+        engine, now = self.engine, self.engine.capacity()
+        return prometheus_text(engine.stats, running=now.slots - now.free_slots, waiting=now.waiting)
+
+    @property
+    def policy(self) -> AnyPolicy:
+        return self.engine.policy
+
+    @property
+    def route(self) -> Route:
+        """How attention was captured: by the attention op (``"attention"``) or as the model's own (``"eager"``)."""
+        self._open()
+        assert self._build is not None
+        return self._build.observed.route
+
+    @property
+    def route_reason(self) -> str:
+        """Why the route is not the attention op; empty if it is."""
+        self._open()
+        assert self._build is not None
+        return self._build.observed.reason
+
+    @property
+    def build_seconds(self) -> dict[str, float]:
+        """Seconds of each part of the build."""
+        self._open()
+        assert self._build is not None
+        return dict(self._build.seconds)
+
+    def pipeline(
+        self, draft_len: int | None = None, *, prefill: int | None = None, kind: Kind | None = None
+    ) -> Pipeline:
+        """The passes of a tier (or of a prefill width), to run, bisect or change: ``spec.pipeline(3).without(...)``.
+
+        Its :meth:`~speccompile.passes.pipeline.Pipeline.run` takes ``spec.stages["outline"].graph``. ``kind`` None is
+        that of ``spec.tiers``.
+        """
+        engine, _ = self._open()
+        kind = self._config.kind if kind is None else kind
+        if draft_len is not None:
+            check_tier(draft_len, engine.draft_lens)
+        if prefill is not None:
+            return prefill_pipeline(self._config, prefill, kind)
+        draft_len = max(self._config.tiers) if draft_len is None else draft_len
+        return tier_pipeline(self._config, draft_len, self._config.max_batch, kind)
+
+    def kernels(self, draft_len: int | None = None, *, rows: int | None = None) -> tuple[KernelCall, ...]:
+        """The kernels that one step of a tier calls: attention, linears, choice, commit, drafting, Inductor's kernels
+        and the remaining ops of torch. Those of a body count for each call of it, and a split drafter is listed before
+        the step.
+
+        ``draft_len`` None is the largest tier, ``rows`` None the tier of most rows.
+        """
+        engine, _ = self._open()
+        draft_len = max(self._config.tiers) if draft_len is None else draft_len
+        draft_len = python_numbers(draft_len)
+        check_tier(draft_len, engine.draft_lens)
+        tiers = [tier for tier in engine.tiers.values() if tier.draft_len == draft_len]
+        counts = {tier.key.rows: tier for tier in reversed(tiers) if tier.key.sampling == self._config.kind}
+        if rows is not None and rows not in counts:
+            raise InvalidOption(
+                where="kernels", name="rows", value=rows, reason=f"there are tiers of {sorted(counts)} rows"
+            )
+        tier = counts[max(counts) if rows is None else rows]
+        drafter = None if tier.drafter is None else tier.drafter.graph
+        code = self._config.backend.compiled_code(tier.graph)
+        if drafter is not None:
+            code |= self._config.backend.compiled_code(drafter)
+        return kernels_called(tier.graph, self.arena.device.type, code, drafter)
+
+    def explain(self) -> str:
+        """A description of the build and its reasons, a line for each part."""
+        engine, _ = self._open()
+        assert self._build is not None
+        return explain(self._config, self._build, engine)
