@@ -1,4 +1,4 @@
-"""Arguments that several commands accept, and what can be checked of them before torch is imported."""
+"""Arguments that several commands accept, and their checks before torch is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 
 from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
 from speccompile.errors import UnknownBackend, UnknownMode, UnknownOption
-from speccompile.utils.model_names import MODEL_HELP
+from speccompile.utils.hub import check_reachable
+from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
 from speccompile.utils.options import Options
 
 # Modes with their options, and backends: `speccompile.modes` and `speccompile.lowering.backends` define them, and
@@ -67,12 +68,32 @@ def check_backend(name: str) -> None:
         raise UnknownBackend(name=name, available=", ".join(_BACKENDS))
 
 
+def check_wrap(model: str, options: WrapOptions) -> None:
+    """Check the name of a model and the options of its wrap.
+
+    Raises:
+        PretrainedError, UnknownMode, UnknownOption, UnknownBackend.
+    """
+    mode = str(options.mode)
+    check_mode(mode)
+    check_options(mode, options.mode_options.keys())
+    check_backend(options.backend)
+    check_model(model)
+
+
+def check_model(name: str) -> None:
+    """Raises: PretrainedError."""
+    check_model_name(name)
+    if is_hub_id(name):
+        check_reachable(name)
+
+
 def option_of(options: type[Options], name: str, *flags: str, more: str = "") -> Any:
     """An option of a call on the command line.
 
     Args:
-        flags: how it is spelled, if that does not follow from its name.
-        more: what its sentence does not say.
+        flags: its spelling, if that does not follow from its name.
+        more: text after the option's own sentence.
     """
     return typer.Option(*flags, help=f"{options.sentence(name)} {more}".rstrip(), min=options.least(name))
 

@@ -22,20 +22,17 @@ from speccompile.cli.arguments import (
     SomeTiers,
     Tiers,
     check_backend,
-    check_mode,
-    check_options,
+    check_wrap,
     option_of,
 )
-from speccompile.cli.session import one_line_errors, parse_layers, parse_options, parse_tiers
-from speccompile.compiler.options import DEFAULT_MAX_LEN, DEFAULT_MODE, DEFAULT_TIERS, WrapOptions
-from speccompile.errors import EmptyPrompt, InvalidInput, InvalidOption, UnknownTier
-from speccompile.runtime.request_options import GenerateOptions, SaveOptions
+from speccompile.cli.session import one_line_errors, parse_options, parse_tiers
+from speccompile.cli.training_commands import training
+from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
+from speccompile.errors import EmptyPrompt, InvalidOption, UnknownTier
+from speccompile.runtime.request_options import GenerateOptions
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
-from speccompile.training.text_options import TextOptions
-from speccompile.training.train_options import TrainOptions
-from speccompile.utils.hub import check_reachable
-from speccompile.utils.model_names import check_families, check_model_name, check_tokenizer, is_hub_id
+from speccompile.utils.model_names import check_families, check_tokenizer
 
 app = typer.Typer(
     name="speccompile",
@@ -45,8 +42,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(shown: bool) -> None:
+    if shown:
         typer.echo(f"speccompile {speccompile.__version__}")
         raise typer.Exit
 
@@ -75,7 +72,7 @@ def demo(
     """Compare speculative decoding at each tier with transformers' generate: speed, and that the text is the same."""
     with one_line_errors():
         options = WrapOptions(mode=mode, tiers=parse_tiers(tiers), backend=backend, prefix_reuse=False)
-        _check(model, options)
+        check_wrap(model, options)
         check_tokenizer(model)
     from speccompile.cli import demo
 
@@ -128,7 +125,7 @@ def generate(
             max_len=max_len,
             mode_options=parse_options(option or []),
         )
-        _check(model, options)
+        check_wrap(model, options)
         check_tokenizer(model)
         if not prompt:
             raise EmptyPrompt(row=0)
@@ -177,7 +174,7 @@ def inspect(
         )
         if tier is not None and tier not in options.draft_lens:
             raise UnknownTier(tier=tier, built=", ".join(map(str, options.draft_lens)))
-        _check(model, options)
+        check_wrap(model, options)
     from speccompile.cli import inspect
 
     inspect.run(
@@ -242,185 +239,5 @@ def policy_lab(
     policy_lab.run(trace, policy, costs, tiers, rows, seed, late, plot_to)
 
 
-@app.command("save-hidden-states")
-def save_hidden_states(
-    model: Model,
-    data: Annotated[
-        Path,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="JSON lines with 'conversations' or 'messages' (SpecForge), 'text', 'prompt' or 'turns', and "
-            "perhaps 'id'.",
-        ),
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for the records; those that are there are not made again.")],
-    layers: Annotated[
-        str | None, typer.Option(help="Decoder layers, such as 1,14,26; those that EAGLE-3 reads if left out.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int,
-        option_of(SaveOptions, "max_new_tokens", more="Above 1, generated tokens are saved too."),
-    ] = SaveOptions.max_new_tokens,
-    mode: Mode = "none",
-    interval: Annotated[int, typer.Option(min=1, help="Records of a file.")] = 20,
-    prefix: Annotated[str, typer.Option(help="What files are called; one for each process.")] = "data",
-    max_len: Annotated[
-        int, option_of(WrapOptions, "max_len", more="Of longer texts the beginning is saved.")
-    ] = DEFAULT_MAX_LEN,
-    max_batch: MaxBatch = 4,
-    specforge: Annotated[
-        Path | None,
-        typer.Option(help="Folder without feature files: also export all records for SpecForge's EAGLE-3 training."),
-    ] = None,
-    backend: Backend = WrapOptions.backend,
-) -> None:
-    """Save the hidden states of texts. Killed, it goes on where it stopped when it is started again."""
-    with one_line_errors():
-        if max_new_tokens >= max_len:
-            reason = f"of {max_len} tokens (--max-len) it leaves none to a text"
-            raise InvalidInput(name="--max-new-tokens", reason=reason)
-        chosen = None if layers is None else parse_layers(layers)
-        tiers = (0,) if max_new_tokens == 1 else DEFAULT_TIERS
-        options = WrapOptions(mode=mode, tiers=tiers, max_batch=max_batch, max_len=max_len, backend=backend)
-        _check(model, options)
-        check_tokenizer(model)
-    from speccompile.cli import save_hidden_states
-
-    save_hidden_states.run(
-        model,
-        data,
-        (output, interval, prefix, chosen),
-        options,
-        max_new_tokens=max_new_tokens,
-        specforge=specforge,
-    )
-
-
-@app.command("make-texts")
-def make_texts(
-    model: Model,
-    output: Annotated[Path, typer.Option(help="Folder for the texts; those that are there stay.")],
-    tokens: Annotated[int, option_of(TextOptions, "tokens")] = TextOptions.tokens,
-    seed: Annotated[int, option_of(TextOptions, "seed")] = TextOptions.seed,
-    temperature: Annotated[float, option_of(TextOptions, "temperature")] = TextOptions.temperature,
-    top_p: Annotated[float, option_of(TextOptions, "top_p")] = TextOptions.top_p,
-    user_temperature: Annotated[float, option_of(TextOptions, "user_temperature")] = TextOptions.user_temperature,
-    user_top_p: Annotated[float, option_of(TextOptions, "user_top_p")] = TextOptions.user_top_p,
-    max_user_tokens: Annotated[int, option_of(TextOptions, "max_user_tokens")] = TextOptions.max_user_tokens,
-    max_answer_tokens: Annotated[int, option_of(TextOptions, "max_answer_tokens")] = TextOptions.max_answer_tokens,
-    prompts: Annotated[list[Path] | None, option_of(TextOptions, "prompts", more="May repeat.")] = None,
-    draw: Annotated[bool | None, option_of(TextOptions, "draw", "--draw/--no-draw")] = None,
-    beginnings: Annotated[list[Path] | None, option_of(TextOptions, "beginnings", more="May repeat.")] = None,
-    exclude: Annotated[list[Path] | None, option_of(TextOptions, "exclude", more="May repeat.")] = None,
-    mode: Mode = "none",
-    max_batch: MaxBatch = 16,
-    weights: Annotated[str, option_of(WrapOptions, "weights", more="same or int8.")] = WrapOptions.weights,
-    backend: Backend = WrapOptions.backend,
-) -> None:
-    """Let a model write texts to train its draft heads from. Killed, it continues when it is started again."""
-    with one_line_errors():
-        texts = TextOptions(
-            tokens=tokens,
-            seed=seed,
-            temperature=temperature,
-            top_p=top_p,
-            user_temperature=user_temperature,
-            user_top_p=user_top_p,
-            max_user_tokens=max_user_tokens,
-            max_answer_tokens=max_answer_tokens,
-            prompts=prompts or (),
-            draw=draw,
-            beginnings=beginnings or (),
-            exclude=exclude or (),
-        )
-        tiers = (0,) if mode == "none" else DEFAULT_TIERS
-        options = WrapOptions(
-            mode=mode,
-            tiers=tiers,
-            max_batch=max_batch,
-            weights=weights,  # type: ignore[arg-type]
-            backend=backend,
-            sampling=texts.draws or texts.temperature > 0,
-        )
-        _check(model, options)
-        check_tokenizer(model)
-    from speccompile.cli import make_texts
-
-    make_texts.run(model, output, texts, options)
-
-
-@app.command("train-head")
-def train_head(
-    model: Model,
-    texts: Annotated[
-        Path,
-        typer.Option(exists=True, help="Texts of make-texts, or hidden states of save-hidden-states: their folder."),
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for the head, and for what the same command continues from.")],
-    kind: Annotated[str, option_of(TrainOptions, "kind", more="eagle3.")] = TrainOptions.kind,
-    epochs: Annotated[int, option_of(TrainOptions, "epochs")] = TrainOptions.epochs,
-    learning_rate: Annotated[float, option_of(TrainOptions, "learning_rate")] = TrainOptions.learning_rate,
-    warmup: Annotated[float, option_of(TrainOptions, "warmup")] = TrainOptions.warmup,
-    batch_tokens: Annotated[int, option_of(TrainOptions, "batch_tokens")] = TrainOptions.batch_tokens,
-    max_len: Annotated[int, option_of(TrainOptions, "max_len")] = TrainOptions.max_len,
-    unroll: Annotated[int, option_of(TrainOptions, "unroll")] = TrainOptions.unroll,
-    decay: Annotated[float, option_of(TrainOptions, "decay")] = TrainOptions.decay,
-    draft_vocab: Annotated[int | None, option_of(TrainOptions, "draft_vocab")] = TrainOptions.draft_vocab,
-    layers: Annotated[str | None, option_of(TrainOptions, "layers", more="Such as 1,14,26.")] = None,
-    start: Annotated[str, option_of(TrainOptions, "start", more="target or random.")] = TrainOptions.start,
-    learn_from: Annotated[str, option_of(TrainOptions, "learn_from", more="answers or all.")] = TrainOptions.learn_from,
-    held_out: Annotated[float, option_of(TrainOptions, "held_out")] = TrainOptions.held_out,
-    eval_every: Annotated[int, option_of(TrainOptions, "eval_every")] = TrainOptions.eval_every,
-    precision: Annotated[
-        str, option_of(TrainOptions, "precision", more="auto, float32 or bfloat16.")
-    ] = TrainOptions.precision,
-    seed: Annotated[int, option_of(TrainOptions, "seed")] = TrainOptions.seed,
-    states: Annotated[bool, option_of(TrainOptions, "states", "--states/--no-states")] = TrainOptions.states,
-    minutes: Annotated[float | None, option_of(TrainOptions, "minutes")] = TrainOptions.minutes,
-    layout: Annotated[str, option_of(TrainOptions, "layout", more="speculators or specforge.")] = TrainOptions.layout,
-) -> None:
-    """Train a draft head for a model from texts that it wrote. Killed, it continues when it is started again."""
-    with one_line_errors():
-        options = TrainOptions(
-            kind=kind,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            warmup=warmup,
-            batch_tokens=batch_tokens,
-            max_len=max_len,
-            unroll=unroll,
-            decay=decay,
-            draft_vocab=draft_vocab,
-            layers=None if layers is None else parse_layers(layers),
-            start=start,
-            learn_from=learn_from,
-            held_out=held_out,
-            eval_every=eval_every,
-            precision=precision,
-            seed=seed,
-            states=states,
-            minutes=minutes,
-            layout=layout,
-        )
-        _check_model(model)
-        check_tokenizer(model)
-    from speccompile.cli import train_head
-
-    train_head.run(model, texts, output, options)
-
-
-def _check(model: str, options: WrapOptions) -> None:
-    """Raises: PretrainedError, UnknownMode, UnknownOption, UnknownBackend."""
-    mode = str(options.mode)
-    check_mode(mode)
-    check_options(mode, options.mode_options.keys())
-    check_backend(options.backend)
-    _check_model(model)
-
-
-def _check_model(model: str) -> None:
-    """Raises: PretrainedError."""
-    check_model_name(model)
-    if is_hub_id(model):
-        check_reachable(model)
+# Without a name: its commands stand beside the others.
+app.add_typer(training)

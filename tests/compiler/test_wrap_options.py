@@ -13,7 +13,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile.cli import commands
+from speccompile.cli import commands, training_commands
 from speccompile.cli.arguments import TIERS
 from speccompile.compiler.options import DEFAULT_MODE, DEFAULT_TIERS, WrapOptions
 from speccompile.compiler.package import read_wrap_options
@@ -91,7 +91,7 @@ def test_unknown_options_are_answered_with_the_names_of_all(model: LlamaForCausa
 # --- the command line ----------------------------------------------------------------------------
 
 
-COMMANDS = (commands.demo, commands.generate, commands.inspect, commands.save_hidden_states)
+COMMANDS = (commands.demo, commands.generate, commands.inspect, training_commands.save_hidden_states)
 
 
 def test_the_command_line_shows_the_sentences_and_bounds_of_the_options() -> None:

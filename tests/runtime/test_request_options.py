@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speccompile import Speculator
-from speccompile.cli import commands
+from speccompile.cli import commands, training_commands
 from speccompile.errors import InvalidOption
 from speccompile.ops.noise import SEEDS
 from speccompile.runtime.arguments import SUPPORTED
@@ -62,7 +62,7 @@ def test_the_guide_has_the_table_of_the_options_of_submit() -> None:
 
 def test_the_command_line_shows_the_sentences_of_the_options() -> None:
     shown = set()
-    for command in (commands.generate, commands.save_hidden_states):
+    for command in (commands.generate, training_commands.save_hidden_states):
         for name, hint in get_type_hints(command, include_extras=True).items():
             if name in GenerateOptions.names():
                 (info,) = hint.__metadata__
