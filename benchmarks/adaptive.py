@@ -31,8 +31,8 @@ from speccompile.utils.progress import task
 PIPED_WIDTH = 140
 
 
-class Kept:
-    """A policy that goes on with what it has learned when it is put into force again."""
+class Continued:
+    """A policy that continues with its chooser, and what that has learned, when it is set again."""
 
     def __init__(self, policy: LearningPolicy) -> None:
         self._policy = policy
@@ -54,8 +54,8 @@ class Kept:
 
 
 @dataclass
-class Way:
-    """A policy, and what it did with all prompts: ``seconds`` behind the first token of each, and the tokens there."""
+class Contender:
+    """A policy and its results over all prompts: ``seconds`` after the first token of each, and the tokens in them."""
 
     name: str
     policy: AnyPolicy
@@ -75,21 +75,23 @@ class Way:
         self.by_category[category] = (before[0] + tokens, before[1] + seconds)
 
 
-def ways(draft_lens: Sequence[int], adaptive: Sequence[str]) -> list[Way]:
+def ways(draft_lens: Sequence[int], adaptive: Sequence[str]) -> list[Contender]:
     """Every fixed tier, none among them, and the policies that adapt."""
-    fixed = [Way("none" if draft_len == 0 else f"fixed:{draft_len}", Fixed(draft_len)) for draft_len in draft_lens]
+    fixed = [
+        Contender("none" if draft_len == 0 else f"fixed:{draft_len}", Fixed(draft_len)) for draft_len in draft_lens
+    ]
     learning = []
     for text in adaptive:
         policy = parse_policy(text, draft_lens)
         if not isinstance(policy, LearningPolicy):
             reason = "it does not adapt; every fixed tier is there already"
             raise InvalidOption(where="the command line", name="--policy", value=text, reason=reason)
-        learning.append(Way(text, Kept(policy)))
+        learning.append(Contender(text, Continued(policy)))
     return fixed + learning
 
 
 def run(
-    spec: Speculator, contenders: Sequence[Way], prompts: Sequence[tuple[str, list[int]]], new_tokens: int
+    spec: Speculator, contenders: Sequence[Contender], prompts: Sequence[tuple[str, list[int]]], new_tokens: int
 ) -> list[str]:
     """Each prompt (its category and ids) by all, before the next one; who goes first rotates.
 
@@ -114,7 +116,7 @@ def run(
     return different
 
 
-def warm_up(spec: Speculator, contenders: Sequence[Way], ids: list[int]) -> None:
+def warm_up(spec: Speculator, contenders: Sequence[Contender], ids: list[int]) -> None:
     """Tiers are timed, and each has run; nobody has learned anything from it."""
     for draft_len in spec.engine.draft_lens:
         spec.engine.policy = Fixed(draft_len)
@@ -124,7 +126,7 @@ def warm_up(spec: Speculator, contenders: Sequence[Way], ids: list[int]) -> None
         spec.engine.policies.prepare()
 
 
-def report(contenders: Sequence[Way], different: Sequence[str]) -> dict[str, Any]:
+def report(contenders: Sequence[Contender], different: Sequence[str]) -> dict[str, Any]:
     best = max((way for way in contenders if isinstance(way.policy, Fixed)), key=lambda way: way.speed)
     rows = [
         {
@@ -139,17 +141,17 @@ def report(contenders: Sequence[Way], different: Sequence[str]) -> dict[str, Any
     return {"best_fixed": best.name, "ways": rows, "different_texts": list(different)}
 
 
-def tables(made: dict[str, Any]) -> list[Table]:
-    whole = Table(title=f"behind first tokens; the best fixed one is {made['best_fixed']}", title_justify="left")
+def tables(report: dict[str, Any]) -> list[Table]:
+    whole = Table(title=f"behind first tokens; the best fixed one is {report['best_fixed']}", title_justify="left")
     whole.add_column("")
     for heading in ("tokens/s", "to the best fixed", "steps by K"):
         whole.add_column(heading, justify="right")
     kinds = Table(title="tokens/s by category", title_justify="left")
     kinds.add_column("")
-    categories = list(made["ways"][0]["categories"])
+    categories = list(report["ways"][0]["categories"])
     for category in categories:
         kinds.add_column(category, justify="right")
-    for row in made["ways"]:
+    for row in report["ways"]:
         steps = ", ".join(f"{key}: {share:.0%}" for key, share in row["steps_by_tier"].items())
         speed, ratio = row["decode_tokens_per_second"], row["ratio_to_the_best_fixed"]
         whole.add_row(row["way"], f"{speed:.1f}", f"{ratio:.3f}x", steps)
@@ -185,15 +187,15 @@ def main(
             warm_up(spec, contenders, asked[0][1])
             with task(f"{len(asked)} prompts by {len(contenders)} ways"):
                 different = run(spec, contenders, asked, new_tokens)
-        made = report(contenders, different)
+        result = report(contenders, different)
         console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-        for table in tables(made):
+        for table in tables(result):
             console.print(table)
         console.print(f"texts that differ from the first one's: {', '.join(different) or 'none'}")
         if json_file is not None:
             settings = {"model": model, "prompts": str(prompts or "built in"), "count": len(asked), "seed": seed}
             settings |= {"new_tokens": new_tokens, "mode": mode, "options": options, "tiers": draft_lens}
-            json_file.write_text(json.dumps({"machine": describe(), "settings": settings, **made}, indent=1) + "\n")
+            json_file.write_text(json.dumps({"machine": describe(), "settings": settings, **result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

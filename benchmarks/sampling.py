@@ -52,7 +52,7 @@ VARIANTS = {
 OFF = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, "top_k": 0}
 
 
-class Place:
+class StepStart:
     """A live row in the middle of a text whose next tokens are known: they are its drafts."""
 
     def __init__(self, spec: Speculator, prompt: Sequence[int], draft_len: int) -> None:
@@ -95,8 +95,8 @@ def compare(spec: Speculator, prompts: Sequence[list[int]], draft_len: int, repe
     variants = {GREEDY: Variant("greedy", {}), **VARIANTS}
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for prompt in prompts:
-        place = Place(spec, prompt, draft_len)
-        for name, values in interleaved({name: place.step(item) for name, item in variants.items()}, repeats).items():
+        start = StepStart(spec, prompt, draft_len)
+        for name, values in interleaved({name: start.step(item) for name, item in variants.items()}, repeats).items():
             taken[name] += values
     median = {name: statistics.median(values) for name, values in taken.items()}
     least = {name: min(values) for name, values in taken.items()}

@@ -40,7 +40,7 @@ def main(
         json_file = RESULTS / f"{name}-gpu.json"
     report: dict[str, Any] = {"machine": describe(device), "settings": settings.as_json(), "parts": {}}
 
-    def keep(measured: dict[str, Figures]) -> None:
+    def save(measured: dict[str, Figures]) -> None:
         report["parts"] = measured
         last = next(reversed(measured))
         typer.echo(f"{last}: {measured[last]['seconds']:.1f} s", err=True)
@@ -49,7 +49,7 @@ def main(
 
     left = seconds if until is None else min(seconds, until - time.time())
     chosen = [part for part in parts(settings, device) if only in part.name]
-    measured = measure(chosen, Budget(left), keep)
+    measured = measure(chosen, Budget(left), save)
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     for table in tables(measured):
         console.print(table)

@@ -21,7 +21,7 @@ _RESERVE = 3.0
 
 
 class OutOfTime(BaseException):
-    """Raised in the middle of a part; no ``except Exception`` on the way is to keep it."""
+    """Raised in the middle of a part. It is no ``Exception``, so that no handler there catches it."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Budget:
             signal.signal(signal.SIGALRM, before)
 
 
-def measure(parts: Sequence[Part], budget: Budget, keep: Callable[[dict[str, Figures]], None]) -> dict[str, Figures]:
-    """Run the parts in order; ``keep`` is shown all figures after each.
+def measure(parts: Sequence[Part], budget: Budget, save: Callable[[dict[str, Figures]], None]) -> dict[str, Figures]:
+    """Run the parts in order; ``save`` receives all figures after each.
 
     A part that fails or does not fit says so under ``not measured``, beside what it had found. The others go on.
     """
@@ -91,5 +91,5 @@ def measure(parts: Sequence[Part], budget: Budget, keep: Callable[[dict[str, Fig
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         figures["seconds"] = time.monotonic() - started
-        keep(measured)
+        save(measured)
     return measured

@@ -47,8 +47,8 @@ def replayed(
 ) -> torch.Tensor:
     """Which drafts pass, ``[B, K]``: as many as the trace has for the row's step, its first ``period`` entries over and
     over."""
-    wanted = trace[steps[slots] % period]
-    return torch.arange(drafts.shape[1], device=drafts.device) < wanted[:, None]
+    accepted = trace[steps[slots] % period]
+    return torch.arange(drafts.shape[1], device=drafts.device) < accepted[:, None]
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def _store(built: BuiltStages, attempt: Attempt, store: CaptureStore, storage: S
     # The target's capture may have been read, and the drafter's made.
     drafter = built.drafter
     if drafter is not None and not drafter.from_store:
-        drafter.network.keep(drafter.captured, storage)
+        drafter.network.store(drafter.captured, storage)
 
 
 def _prove(built: BuiltStages, lowered: Callable[..., Any], seconds: Seconds) -> None:

@@ -133,6 +133,6 @@ def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: I
     steps = {step.name: step.file() for step in finished if step.name is not None}
     collected = Collected()
     if build.drafter is not None:
-        build.drafter.network.keep(build.drafter.captured, collected)
+        build.drafter.network.store(build.drafter.captured, collected)
     captured = {capture_name: capture_file(build.model["capture"].graph, build.observed)}
     return {**collected.files, **captured, **steps, **backend.compiled_files(outlined)}

@@ -112,7 +112,7 @@ class BuildConfig:
     def mixed_row_counts(self) -> tuple[int, ...]:
         """Row counts of mixed steps, in which one slot belongs to the prompt."""
         live = range(1, self.max_batch)
-        return tuple(sorted({min(rows for rows in self.row_counts if rows >= wanted) for wanted in live}))
+        return tuple(sorted({min(rows for rows in self.row_counts if rows >= needed) for needed in live}))
 
     def prompt_rows(self, draft_len: int) -> int:
         """Rows of a mixed step's target that read a prompt, as wide as the others."""

@@ -58,11 +58,11 @@ def prove_deterministic(
     probe = _Probe(arena)
     first, *others = [placement for placement in placements if placement.place <= probe.target]
     with torch.no_grad():
-        wanted = probe.logits(lowered, outlined, first)
+        expected = probe.logits(lowered, outlined, first)
         for placement in others:
-            got = probe.logits(lowered, outlined, placement)
-            if not torch.equal(wanted, got):
-                change = float((wanted - got).abs().max())
+            found = probe.logits(lowered, outlined, placement)
+            if not torch.equal(expected, found):
+                change = float((expected - found).abs().max())
                 raise DeterministicUnavailable(
                     evidence=f"the same context gave logits {change:.3g} apart in {placement} and in {first}",
                     op=_first_op(captured, probe, first, placement),

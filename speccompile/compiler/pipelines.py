@@ -112,9 +112,9 @@ def drafter_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind 
     """Passes that make what a split drafter runs before a tier; None if it runs nothing there."""
     draws = kind != "greedy"
     own = config.mode.drafter_passes(draft_len, draws=draws, probabilities=draws and config.stores_probabilities)
-    wanted = _split_goals(config) | facts(*["drafts_stored"] * (draft_len > 0))
+    goals = _split_goals(config) | facts(*["drafts_stored"] * (draft_len > 0))
     name = f"drafter of {tier_name(draft_len, rows, kind)}"
-    return _pipeline(config, [BindRows(rows), *own, DropTarget()], wanted, name) if own else None
+    return _pipeline(config, [BindRows(rows), *own, DropTarget()], goals, name) if own else None
 
 
 def drafter_chunk_pipeline(config: BuildConfig, width: int) -> Pipeline | None:
@@ -171,20 +171,20 @@ def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
 
 def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
     """Facts that hold in a finished step or prompt chunk."""
-    wanted = {"committed", *(config.mode.goals if config.max_draft_len else ())}
+    goals = {"committed", *(config.mode.goals if config.max_draft_len else ())}
     if config.saved is not None:
-        wanted.add("hidden_saved")
+        goals.add("hidden_saved")
     if kind != "inner":
-        wanted.add("sampling_chosen")
+        goals.add("sampling_chosen")
     if kind not in ("greedy", "inner"):
-        wanted.add("guide_advanced")
-        wanted.update(["drafts_truncated"] * config.truncates_drafts)
+        goals.add("guide_advanced")
+        goals.update(["drafts_truncated"] * config.truncates_drafts)
     if kind in ("scored", "prompt_scored"):
-        wanted.add("logprobs_recorded")
-        wanted.update(["scores_recorded"] * config.scores)
+        goals.add("logprobs_recorded")
+        goals.update(["scores_recorded"] * config.scores)
     if kind == "prompt_scored":
-        wanted.add("prompt_recorded")
-    return frozenset(wanted)
+        goals.add("prompt_recorded")
+    return frozenset(goals)
 
 
 # --- parts of the lists --------------------------------------------------------------------------
@@ -247,8 +247,8 @@ def _split_goals(config: BuildConfig) -> Facts:
     return facts("target_dropped") | (facts("drafter_read") - config.mode.goals)
 
 
-def _pipeline(config: BuildConfig, passes: Sequence[Pass], wanted: Facts, name: str) -> Pipeline:
-    return Pipeline(placed(passes, config.passes), wanted, name)
+def _pipeline(config: BuildConfig, passes: Sequence[Pass], goals: Facts, name: str) -> Pipeline:
+    return Pipeline(placed(passes, config.passes), goals, name)
 
 
 # --- names ---------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ class UserProvided(Mode):
         if not isinstance(self.host, bool):
             raise self.invalid("host", self.host, "use True or False")
         if not callable(self.draft):
-            wanted = "draft(tokens, draft_len)" if self.host else "draft(tokens, length, draft_len)"
-            raise self.invalid("draft", self.draft, f"give a callable {wanted}")
+            signature = "draft(tokens, draft_len)" if self.host else "draft(tokens, length, draft_len)"
+            raise self.invalid("draft", self.draft, f"give a callable {signature}")
         if self.host or not isinstance(self.draft, nn.Module):
             return
         kind = type(self.draft).__name__

@@ -67,8 +67,8 @@ class Pipeline:
             for fact in item.invalidates:
                 producers.pop(fact, None)
             producers |= dict.fromkeys(item.provides, item.name)
-        wanted = sorted(self.goals & producers.keys())
-        graph.add_edges_from((producers[fact], self.tier, {"fact": fact}) for fact in wanted)
+        facts = sorted(self.goals & producers.keys())
+        graph.add_edges_from((producers[fact], self.tier, {"fact": fact}) for fact in facts)
         return graph
 
     def run(self, graph: StepGraph, first: Stage | None = None) -> tuple[StepGraph, Stages]:

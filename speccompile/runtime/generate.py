@@ -43,7 +43,7 @@ def generate(
     pad = _one_token("pad_token_id", config.pad_token_id)
     if isinstance(attention_mask, GenerationConfig):
         raise InvalidInput(name="attention_mask", reason="it is a GenerationConfig; give that as generation_config=...")
-    input_ids = _begun(input_ids, attention_mask, config)
+    input_ids = _prompt_or_bos(input_ids, attention_mask, config)
     copies = 1 if config.num_return_sequences is None else config.num_return_sequences
     copies = read_count(settings.source("num_return_sequences"), "num_return_sequences", copies)
     prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
@@ -56,7 +56,7 @@ def generate(
     stop_strings = None if first_of(StopStringCriteria, given_criteria) else config.stop_strings
     criteria = make_criteria(stop_strings, options.tokenizer, stopping, "stop_strings")
     processors = {name: value for name, value in options.others.items() if name in OPTIONS}
-    processors |= _least_new_tokens(processors, settings, input_ids.shape[1])
+    processors |= _min_new_tokens(processors, settings, input_ids.shape[1])
     sampling = target.sampling(
         "generate", processors, do_sample=given.get("do_sample"), seed=options.seed, eos=eos, settings=settings
     )
@@ -91,7 +91,7 @@ def _one_token(name: str, value: Any) -> int | None:
     return value
 
 
-def _begun(
+def _prompt_or_bos(
     input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, config: GenerationConfig
 ) -> torch.Tensor:
     """The prompts; without any, as in transformers, one that is the BOS token alone."""
@@ -104,7 +104,7 @@ def _begun(
     return torch.tensor([[bos]])
 
 
-def _least_new_tokens(options: dict[str, Any], settings: Settings, width: int) -> dict[str, Any]:
+def _min_new_tokens(options: dict[str, Any], settings: Settings, width: int) -> dict[str, Any]:
     """``min_length`` as the new tokens that it asks for: transformers counts padding as part of the prompt."""
     asked = options.get("min_length")
     least = python_numbers(settings.config.min_length if asked is None else asked)
@@ -205,10 +205,10 @@ def _enqueue_more(engine: Engine, requests: list[Request], first: int, queued: i
 
 
 def _warn_of_truncation(requests: list[Request], max_len: int) -> None:
-    cut = [row for row, request in enumerate(requests) if request.stats.finish_reason == "max_len"]
-    if cut:
+    truncated = [row for row, request in enumerate(requests) if request.stats.finish_reason == "max_len"]
+    if truncated:
         warn_caller(
-            f"rows {cut} ended at max_len={max_len} before they had max_new_tokens; wrap with a larger max_len",
+            f"rows {truncated} ended at max_len={max_len} before they had max_new_tokens; wrap with a larger max_len",
             OutputTruncated,
         )
 

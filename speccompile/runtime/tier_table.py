@@ -39,21 +39,21 @@ class TierTable:
         self._mixed_kinds: set[Kind] = set()
 
     def prepared(self, kind: Kind, *, watched: bool) -> bool:
-        """Whether everything that requests of a kind run is built: for those whose tokens are ``watched``, mixed tiers
-        too."""
-        return any(built == kind for *_, built in self.tiers) and (not watched or kind in self._mixed_kinds)
+        """Whether the executables of a kind are built. For requests whose tokens are ``watched`` these include the
+        mixed tiers."""
+        return any(of == kind for *_, of in self.tiers) and (not watched or kind in self._mixed_kinds)
 
     @one_build()
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
-        """Build what is missing of that."""
-        if not any(built == kind for *_, built in self.tiers):
-            made = self._make(kind)
-            self.prefill = {**self.prefill, **made.prefill}
-            self.tiers = {**self.tiers, **made.tiers}
+        """Build the missing executables of a kind. Arguments as of :meth:`prepared`."""
+        if not any(of == kind for *_, of in self.tiers):
+            built = self._make(kind)
+            self.prefill = {**self.prefill, **built.prefill}
+            self.tiers = {**self.tiers, **built.tiers}
         if watched and kind not in self._mixed_kinds:
             self.mixed_tiers = {**self.mixed_tiers, **self._make_mixed(kind)}
             self._mixed_kinds.add(kind)
 
     def mixes(self, kind: Kind) -> bool:
         """Whether prompts can be read along with steps of that kind."""
-        return any(built == kind for *_, built in self.mixed_tiers)
+        return any(of == kind for *_, of in self.mixed_tiers)

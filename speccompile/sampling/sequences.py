@@ -40,8 +40,8 @@ class BadWords(Processor):
         ends = context_lengths(scores, length)
         agrees = words[:, None, :, -1].expand(-1, scores.shape[1], -1) >= 0
         for back in range(1, WORD_TOKENS):
-            wanted = words[:, None, :, -1 - back]
-            agrees = agrees & ((wanted < 0) | (wanted == _token(context, ends - back)[..., None]))
+            word = words[:, None, :, -1 - back]
+            agrees = agrees & ((word < 0) | (word == _token(context, ends - back)[..., None]))
         forbid(scores, torch.where(agrees, words[:, None, :, -1], -1))
 
 

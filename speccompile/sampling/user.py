@@ -86,14 +86,14 @@ class Trace:
         function, held: as :class:`UserProcessor` has them.
         lengths: numbers that it compares the text's length with.
         tokens: numbers in its ops and in the integer tensors it holds: ids that it may look for.
-        sought: integer tensors that it holds, their last dimension a sequence.
+        sequences: the integer tensors that it holds; their last dimension is a sequence.
     """
 
     function: Callable[..., torch.Tensor]
     held: tuple[torch.Tensor, ...]
     lengths: frozenset[int]
     tokens: frozenset[int]
-    sought: tuple[torch.Tensor, ...]
+    sequences: tuple[torch.Tensor, ...]
 
 
 def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -> Trace:
@@ -116,15 +116,15 @@ def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -
         traced = make_fx(processor)(*fakes)
     held = tuple(tensor.to(scores.device) for tensor in _held_as_inputs(traced))
     numbers = {item for node in traced.graph.nodes for item in _numbers(node)}
-    sought = tuple(tensor for tensor in held if tensor.dtype in (torch.int32, torch.int64))
-    for tensor in sought:
+    sequences = tuple(tensor for tensor in held if tensor.dtype in (torch.int32, torch.int64))
+    for tensor in sequences:
         numbers.update(tensor.unique().tolist())
     return Trace(
         traced,
         held,
         frozenset(int(number) for guard in sizes.guards for number in guard.expr.atoms() if number.is_Integer),
         frozenset(number for number in numbers if 0 <= number < scores.shape[1]),
-        sought,
+        sequences,
     )
 
 

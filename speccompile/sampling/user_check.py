@@ -11,13 +11,13 @@ from speccompile.errors import InvalidOption, UnsupportedProcessor, UserError, e
 from speccompile.sampling.user import Processor, Trace, UserProcessor, texts_in_front, trace
 from speccompile.utils.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
-#: Rows that are processed together, and most tokens that a processor may want to look back.
+#: Rows of a call, and the longest context that a processor may require.
 ROWS = 4
-LOOK_BACK = 16
+MAX_LEAST = 16
 #: Texts of these lengths are compared, besides the shortest, the longest, and those that a processor's branches name.
 LENGTHS = (1, 2, 3, 7, 33)
-#: Most ids, and most sequences, of those that a processor looks for.
-TRIED = 32
+#: Most ids and most sequences that texts are composed of.
+MAX_TOKENS = 32
 
 CALLED = "It is called as processor(input_ids, scores), with int64 [B, P] and float32 [B, V]"
 AS_OPS = (
@@ -85,7 +85,7 @@ class _Check:
 
     def _least(self) -> int:
         """The shortest text that it takes: one that looks at the last two tokens fails for one."""
-        for length in range(1, min(LOOK_BACK, self.max_len) + 1):
+        for length in range(1, min(MAX_LEAST, self.max_len) + 1):
             try:
                 # Some prepare themselves in the first call: let it be this one.
                 self.processor(self._ids(ROWS, length), self._scores(ROWS))
@@ -96,13 +96,13 @@ class _Check:
 
     def _check_memory(self, length: int) -> None:
         ids, scores = self._ids(ROWS, length), self._scores(ROWS)
-        before = _looks(self.processor)
+        before = _snapshots(self.processor)
         first = self._call(ids, scores)
         # In between another shape: what is kept for one may be made anew for the next.
         self._call(self._ids(ROWS - 1, self.max_len), self._scores(ROWS - 1))
         if not _same(first, self._call(ids, scores)):
             raise self._refusal("called twice with the same tensors it returns different ones", AS_OPS)
-        if changed := _changed(before, _looks(self.processor)):
+        if changed := _changed(before, _snapshots(self.processor)):
             raise self._refusal(f"a call changes its {changed}, and a graph keeps nothing for the next call", AS_OPS)
 
     def _check_rows(self, length: int) -> None:
@@ -115,7 +115,7 @@ class _Check:
 
     def _trace(self) -> Trace:
         attributes = _attributes(self.processor)
-        before, saved = _looks(self.processor), dict(attributes)
+        before, saved = _snapshots(self.processor), dict(attributes)
         # Equal sizes would be taken for the same one.
         rows = ROWS - 1 if self.places != ROWS - 1 else ROWS
         try:
@@ -129,7 +129,7 @@ class _Check:
         except Exception as error:
             raise self._refusal(f"it cannot be traced: {error_line(error)}", AS_OPS) from error
         finally:
-            if changed := _changed(before, _looks(self.processor)):
+            if changed := _changed(before, _snapshots(self.processor)):
                 # Nothing of a trace may stay in what is the user's.
                 attributes.clear()
                 attributes.update(saved)
@@ -142,15 +142,15 @@ class _Check:
         padding."""
         named = [number + step for number in traced.lengths for step in (-1, 0, 1)]
         lengths = {*LENGTHS, *named, least, self.max_len // 2, self.max_len} & {*range(least, self.max_len + 1)}
-        tokens = torch.tensor(sorted(traced.tokens)) if traced.tokens else self._ids(1, TRIED)[0].cpu()
-        tokens = tokens[torch.randperm(len(tokens), generator=self.generator)[:TRIED]]
+        tokens = torch.tensor(sorted(traced.tokens)) if traced.tokens else self._ids(1, MAX_TOKENS)[0].cpu()
+        tokens = tokens[torch.randperm(len(tokens), generator=self.generator)[:MAX_TOKENS]]
         texts = [token.expand(length) for token in tokens for length in (1, 2)]
         for length in sorted(lengths):
             chosen = torch.randint(len(tokens), (2, length), generator=self.generator)
             texts += [*self._ids(2, length).cpu(), *tokens[chosen]]
-        sequences = [row for tensor in traced.sought for row in torch.atleast_2d(tensor).flatten(0, -2)[:TRIED]]
-        for sequence in sequences[:TRIED]:
-            whole = sequence[-TRIED:].long().clamp(0, self.vocab - 1).cpu()
+        sequences = [row for tensor in traced.sequences for row in torch.atleast_2d(tensor).flatten(0, -2)[:MAX_TOKENS]]
+        for sequence in sequences[:MAX_TOKENS]:
+            whole = sequence[-MAX_TOKENS:].long().clamp(0, self.vocab - 1).cpu()
             texts += [whole[start:] for start in range(len(whole))]
         for text in texts:
             if least <= len(text) <= self.max_len:
@@ -184,12 +184,12 @@ class _Check:
             result: Any = self.processor(own, scores.clone())
         except Exception as error:
             raise self._refusal(f"called with input_ids {list(ids.shape)} it raises {error_line(error)}") from error
-        wanted = f"scores like those it gets, float32 {list(scores.shape)} on {self.device}"
+        form = f"scores like those it gets, float32 {list(scores.shape)} on {self.device}"
         if not isinstance(result, torch.Tensor):
-            raise self._refusal(f"it returns {type(result).__name__}", f"It has to return {wanted}")
+            raise self._refusal(f"it returns {type(result).__name__}", f"It has to return {form}")
         if (result.shape, result.dtype, result.device) != (scores.shape, scores.dtype, scores.device):
             seen = f"{str(result.dtype).removeprefix('torch.')} {list(result.shape)} on {result.device}"
-            raise self._refusal(f"it returns {seen}", f"It has to return {wanted}")
+            raise self._refusal(f"it returns {seen}", f"It has to return {form}")
         if not torch.equal(own, ids):
             raise self._refusal("it writes into input_ids", "Work on input_ids.clone()")
         return result.clone()
@@ -221,18 +221,18 @@ def _attributes(processor: Processor) -> dict[str, Any]:
     return attributes
 
 
-def _looks(processor: Processor) -> dict[str, Any]:
+def _snapshots(processor: Processor) -> dict[str, Any]:
     """Its attributes in a form that differs when one of them was changed, in place too."""
-    return {name: _look(value) for name, value in _attributes(processor).items()}
+    return {name: _snapshot(value) for name, value in _attributes(processor).items()}
 
 
-def _look(value: Any) -> Any:
+def _snapshot(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return id(value), 0 if value.is_inference() else value._version
     if isinstance(value, dict):
-        return [(_look(key), _look(item)) for key, item in value.items()]
+        return [(_snapshot(key), _snapshot(item)) for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
-        return [_look(item) for item in value]
+        return [_snapshot(item) for item in value]
     return repr(value) if isinstance(value, int | float | str) else id(value)
 
 

@@ -73,7 +73,7 @@ def make_texts(
         reason = f"one has {longest} tokens, and user turns at most {options.max_user_tokens}"
         raise InvalidInput(name="the file of beginnings", reason=reason)
     excluded = Exclusion(turn for path in options.exclude for turns in read_turns(Path(path)) for turn in turns)
-    source = Source(spec.target_id, spec.arena.layout.vocab_size, _described(options))
+    source = Source(spec.target_id, spec.arena.layout.vocab_size, _content_options(options))
     with TextWriter(Path(output), source) as writer:
         maker = TextMaker(spec, chat, options, prompts, beginnings, excluded, writer)
         with _bar(writer, options, shown=progress) as bar:
@@ -102,13 +102,13 @@ def _first_turns(paths: Sequence[str | Path]) -> list[str]:
     return [turns[0] for path in paths for turns in read_turns(Path(path))]
 
 
-def _described(options: TextOptions) -> dict[str, Any]:
+def _content_options(options: TextOptions) -> dict[str, Any]:
     """What texts depend on: all options but the number of tokens, and of files what they hold."""
-    found: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     for name in (item.name for item in fields(options) if item.name != "tokens"):
         value = getattr(options, name)
-        found[name] = [_digest(Path(path)) for path in value] if name in FILES else value
-    return found | {"draw": options.draws}
+        described[name] = [_digest(Path(path)) for path in value] if name in FILES else value
+    return described | {"draw": options.draws}
 
 
 def _digest(path: Path) -> str:

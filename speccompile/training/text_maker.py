@@ -109,7 +109,7 @@ class TextMaker:
             if self._drafts:
                 self._engine.step()
             for draft in [draft for draft in self._drafts.values() if draft.request.finished]:
-                self._go_on(draft)
+                self._finish_draft(draft)
             while self._next in self._decided and self._writer.tokens < self._options.tokens:
                 self._commit(self._decided.pop(self._next), bar)
             if time.monotonic() - saved > SAVE_SECONDS:
@@ -177,7 +177,7 @@ class TextMaker:
             return "long"
         return "excluded" if self._excluded.matches(user) else None
 
-    def _go_on(self, draft: _Draft) -> None:
+    def _finish_draft(self, draft: _Draft) -> None:
         """Its request has ended: submit the next one, or decide it."""
         del self._drafts[draft.number]
         result = draft.request.result()
@@ -208,17 +208,17 @@ class TextMaker:
         """Append the next text, or count why it is dropped."""
         self._next += 1
         text = "duplicate" if decided.key in self._known else decided.text
-        kept = None if isinstance(text, str) else text
+        accepted = None if isinstance(text, str) else text
         if isinstance(text, str):
             self._dropped[text] += 1
             self._in_a_row[text] += 1
         else:
             self._in_a_row.clear()
             self._known.add(self._key_of(text))
-        self._writer.add(kept, Progress(self._next, dict(self._dropped)))
+        self._writer.add(accepted, Progress(self._next, dict(self._dropped)))
         if self._next > len(self._prompts) and self._in_a_row.total() >= MOST_DROPPED:
             raise NoTexts(count=self._in_a_row.total(), reasons=counts(self._in_a_row))
-        bar.update(0 if kept is None else len(kept.input_ids))
+        bar.update(0 if accepted is None else len(accepted.input_ids))
         bar.set_postfix(texts=self._writer.texts, dropped=self._dropped.total(), refresh=False)
 
 

@@ -59,7 +59,7 @@ def _unwritten(first: int, last: int) -> Iterator[tuple[int, int]]:
     with _PAGEMAP.open("rb") as file:
         file.seek(first * 8)
         entries = np.frombuffer(file.read((last - first) * 8), dtype=np.uint64)
-    wanted = _PRESENT | _OF_FILE
-    bounds = np.diff(((entries & wanted) == wanted).astype(np.int8), prepend=0, append=0).nonzero()[0]
+    flags = _PRESENT | _OF_FILE
+    bounds = np.diff(((entries & flags) == flags).astype(np.int8), prepend=0, append=0).nonzero()[0]
     for begin, end in bounds.reshape(-1, 2).tolist():
         yield first + begin, first + end

@@ -29,7 +29,7 @@ def test_a_small_run_compares_all_policies_on_the_same_prompts(
 
 
 def test_a_policy_keeps_what_it_has_learned() -> None:
-    kept = adaptive.Kept(Cost())
+    kept = adaptive.Continued(Cost())
     ladder = Ladder((0, 1), CostTable({(1, k): TierCost(1.0) for k in (0, 1)}))
     assert kept.start(ladder) is kept.start(ladder) and str(kept) == "cost"
 

@@ -186,7 +186,7 @@ class HeadNetwork(DraftNetwork):
         known = None if storage is None else self._store.load(layout, storage)
         return (self._export(layout), False) if known is None else (known, True)
 
-    def keep(self, graph: StepGraph, storage: Storage) -> None:
+    def store(self, graph: StepGraph, storage: Storage) -> None:
         self._store.save(graph, storage)
 
     def _export(self, layout: Layout) -> StepGraph:
@@ -305,7 +305,7 @@ class _Probe:
 
     def difference(self, run: Run, expected: list[torch.Tensor]) -> float:
         worst = 0.0
-        for piece, wanted in zip(self.pieces(), expected, strict=True):
+        for piece, own in zip(self.pieces(), expected, strict=True):
             arguments = []
             for node in self.graph.placeholders:
                 port = self.graph.ports[node.name]
@@ -316,6 +316,6 @@ class _Probe:
                 for node, value in zip(cast(Any, self.graph.output.args[0]), run(*arguments), strict=True)
                 if node is self.graph.values["logits"]
             ]
-            change = (result - wanted).abs().float()
+            change = (result - own).abs().float()
             worst = max(worst, float(torch.where(change.isfinite(), change, torch.inf).max()))
         return worst

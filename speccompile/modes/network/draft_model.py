@@ -55,7 +55,7 @@ class DraftModel(DraftNetwork):
             return known.graph(layout), True
         return capture(module_twin(self.model), self.info, self.observed, layout), False
 
-    def keep(self, graph: StepGraph, storage: Storage) -> None:
+    def store(self, graph: StepGraph, storage: Storage) -> None:
         CaptureStore(self.model, self.info, storage).save(graph, self.observed)
 
     def check(

@@ -39,10 +39,10 @@ def check_same_vocabulary(draft: PreTrainedModel, own: ModelInfo, target: PreTra
 
     if own.vocab_size != info.vocab_size:
         raise refuse(f"its vocabulary has {own.vocab_size} tokens and the target's {info.vocab_size}")
-    ids, wanted = _token_ids(draft), _token_ids(target)
-    if ids is None or wanted is None:
+    ids, target_ids = _token_ids(draft), _token_ids(target)
+    if ids is None or target_ids is None:
         return
-    for token, number in wanted.items():
+    for token, number in target_ids.items():
         if ids.get(token) != number:
             there = "is not in its vocabulary" if token not in ids else f"is its token {ids[token]}"
             raise refuse(f"token {number} of the target, {token!r}, {there}")

@@ -84,7 +84,7 @@ class DraftNetwork(ABC):
         """
 
     @abstractmethod
-    def keep(self, graph: StepGraph, storage: Storage) -> None:
+    def store(self, graph: StepGraph, storage: Storage) -> None:
         """Store ``graph``, as :meth:`capture` left it, which passed the check."""
 
     def layout(self, target: Layout) -> Layout:

@@ -62,9 +62,9 @@ def check_kernels(packs: WeightPacks) -> None:
             raise LoweringError(f"{path} is not what its int8 pack holds; wrap with weights='same'", pack=path)
         x = torch.randn((2, depth), generator=generator)
         numbers, units = quantise(x)
-        wanted = F.linear((numbers * units[..., None]).flatten(1)[:, :depth], rounded)
-        difference = float((ops.int8_linear(x, packed, scales, None, features) - wanted).abs().max())
-        if not difference <= KERNEL_TOLERANCE * float(wanted.abs().max()):
+        expected = F.linear((numbers * units[..., None]).flatten(1)[:, :depth], rounded)
+        difference = float((ops.int8_linear(x, packed, scales, None, features) - expected).abs().max())
+        if not difference <= KERNEL_TOLERANCE * float(expected.abs().max()):
             raise LoweringError(
                 f"the int8 linear over {path} is wrong by {difference:.3g} on this machine; wrap with weights='same'",
                 linear=path,

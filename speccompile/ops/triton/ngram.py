@@ -36,9 +36,9 @@ def match_partial(  # type: ignore[no-untyped-def]
     equal = place < newest
     matched = tl.zeros((SPAN,), tl.int64)
     for back in tl.static_range(MAX_NGRAM):
-        wanted = tl.load(tokens + tl.maximum(newest - back, 0))
+        token = tl.load(tokens + tl.maximum(newest - back, 0))
         there = tl.load(tokens + place - back, mask=equal & (place >= back), other=-1)
-        equal = equal & (place >= back) & (there == wanted)
+        equal = equal & (place >= back) & (there == token)
         matched += equal.to(tl.int64)
     key = tl.where(matched >= MIN_NGRAM, matched * capacity + place, 0)
     tl.store(keys + row * tl.num_programs(0) + span, tl.max(key))

@@ -135,14 +135,14 @@ def _checked(proposal: Any, rows: int, longest: int, *, scored: bool) -> tuple[t
     parts = [((rows, longest), i64, "draft tokens"), ((rows,), i64, "lengths")]
     parts += [((rows, longest), f32, "scores")] * scored
     names = " and ".join(f"{_kind(dtype)}{list(shape)} {what}" for shape, dtype, what in parts)
-    wanted = f"it has to return {names}"
+    form = f"it has to return {names}"
     if not (isinstance(proposal, tuple) and len(proposal) == len(parts)):
         seen = "one tensor" if isinstance(proposal, torch.Tensor) else repr(proposal)
-        raise PassError(f"the drafter returned {seen}; {wanted}", returned=seen)
+        raise PassError(f"the drafter returned {seen}; {form}", returned=seen)
     for value, (shape, dtype, _) in zip(proposal, parts, strict=True):
         if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != dtype:
             seen = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            raise PassError(f"the drafter returned {seen}; {wanted}", returned=seen)
+            raise PassError(f"the drafter returned {seen}; {form}", returned=seen)
     return proposal
 
 

@@ -50,8 +50,8 @@ def tiny_config(family: Family, *, num_layers: int = 2, window: int = 8, **overr
     except Exception as error:
         raise CannotBeTiny(family=family.name, reason=error_line(error)) from error
     parts = [getattr(config, name) for name in config.sub_configs]
-    wanted = family.model_class.config_class
-    return next((part for part in parts if type(part) is wanted), config)
+    config_class = family.model_class.config_class
+    return next((part for part in parts if type(part) is config_class), config)
 
 
 def _parts(cls: type[PreTrainedConfig]) -> dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]]:

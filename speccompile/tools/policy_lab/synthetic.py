@@ -13,8 +13,8 @@ from speccompile.tools.policy_lab.texts import Text
 
 @dataclass(frozen=True)
 class SyntheticText:
-    """Draft j of a step at position p is right if ``dice[p + j - 1]`` is below
-    ``levels[p + j - 1] * fading ** (j - 1)``: what is right does not depend on where steps begin but for ``fading``, by
+    """Draft j of a step at position p is right if ``draws[p + j - 1]`` is below
+    ``levels[p + j - 1] * decay ** (j - 1)``: what is right does not depend on where steps begin but for ``decay``, by
     which later drafts are worse.
 
     Args:
@@ -24,8 +24,8 @@ class SyntheticText:
     """
 
     levels: Sequence[float]
-    dice: Sequence[float]
-    fading: float = 0.95
+    draws: Sequence[float]
+    decay: float = 0.95
     has: Sequence[bool] = ()
     scored: bool = False
     prompt: int = 100
@@ -42,41 +42,41 @@ class SyntheticText:
 
     def accepted(self, position: int, count: int) -> int:
         right = 0
-        for chance, die in zip(self.chances(position, count), self.dice[position : position + count], strict=False):
-            if die >= chance:
+        for chance, draw in zip(self.chances(position, count), self.draws[position : position + count], strict=False):
+            if draw >= chance:
                 break
             right += 1
         return right
 
     def chances(self, position: int, count: int) -> list[float]:
         ahead = self.levels[position : position + count]
-        return [level * self.fading**place for place, level in enumerate(ahead)]
+        return [level * self.decay**place for place, level in enumerate(ahead)]
 
 
-def _made(levels: Sequence[float], rng: random.Random, fading: float = 0.95) -> SyntheticText:
-    return SyntheticText(levels, [rng.random() for _ in levels], fading)
+def _text(levels: Sequence[float], rng: random.Random, decay: float = 0.95) -> SyntheticText:
+    return SyntheticText(levels, [rng.random() for _ in levels], decay)
 
 
 def constant(rng: random.Random, level: float, requests: int = 1, tokens: int = 3000) -> list[Text]:
-    return [_made([level] * tokens, rng) for _ in range(requests)]
+    return [_text([level] * tokens, rng) for _ in range(requests)]
 
 
 def phases(rng: random.Random, low: float = 0.05, high: float = 0.92, requests: int = 1) -> list[Text]:
     """Low, high, low; each phase is at least 200 steps of the tier that fits it."""
     levels = [low] * 400 + [high] * 2400 + [low] * 400
-    return [_made(levels, rng, 0.99) for _ in range(requests)]
+    return [_text(levels, rng, 0.99) for _ in range(requests)]
 
 
 def mixture(rng: random.Random, requests: int = 96, tokens: int = 150) -> list[Text]:
     """Requests of levels of their own, more than there is room for: how fast they go, not who goes last, counts."""
-    return [_made([rng.choice((0.05, 0.3, 0.6, 0.9))] * tokens, rng) for _ in range(requests)]
+    return [_text([rng.choice((0.05, 0.3, 0.6, 0.9))] * tokens, rng) for _ in range(requests)]
 
 
 def drift(rng: random.Random, requests: int = 1, tokens: int = 4000) -> list[Text]:
     """The level rises and falls slowly."""
     shift = rng.random()
     levels = [0.5 + 0.45 * math.sin(2 * math.pi * (shift + place / 2000)) for place in range(tokens)]
-    return [_made(levels, rng) for _ in range(requests)]
+    return [_text(levels, rng) for _ in range(requests)]
 
 
 def sparse(rng: random.Random, requests: int = 1, tokens: int = 3000) -> list[Text]:
