@@ -159,10 +159,10 @@ def main(
         console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
         options |= {"prefix_reuse": False}
         with wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, **options) as spec:
-            made = make_variants(target, spec, names)
-            with count_runs("Measuring, prompt by prompt", len(made) * (len(kept) + 1)) as after_run:
+            contenders = make_variants(target, spec, names)
+            with count_runs("Measuring, prompt by prompt", len(contenders) * (len(kept) + 1)) as after_run:
                 texts, ids = zip(*kept, strict=True)
-                comparison = compare(target, made, texts, ids, new_tokens, after_run)
+                comparison = compare(target, contenders, texts, ids, new_tokens, after_run)
             explanation = spec.explain()
         machine = describe() | {"peak_rss_bytes": isolated.peak_rss_bytes()}
         _show(console, comparison, machine)

@@ -101,13 +101,13 @@ def make_jobs(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0) -> 
 
 @dataclass
 class Outcome:
-    """``texts`` are token ids, ``seconds`` those of the steps; ``drafted`` counts drafts, ``cut`` those that the guides
-    left out of them."""
+    """``texts`` are token ids, ``seconds`` those of the steps. ``drafted`` counts the drafts, ``truncated`` those that
+    guides removed."""
 
     requests: list[Request]
     seconds: float = 0.0
     drafted: int = 0
-    cut: int = 0
+    truncated: int = 0
 
     @property
     def texts(self) -> list[list[int]]:
@@ -133,7 +133,7 @@ def decode(spec: Speculator, jobs: Sequence[Job], draft_len: int) -> Outcome:
             proposed = NGram().propose(arena["tokens"][slots], arena["length"][slots], draft_len=draft_len)[1]
             useful = useful_lens(proposed.clamp(max=draft_len), arena["length"][slots], arena["limit"][slots])
             outcome.drafted += int(useful.sum())
-            outcome.cut += int((useful - arena["draft_lens"][slots]).sum())
+            outcome.truncated += int((useful - arena["draft_lens"][slots]).sum())
     for request in outcome.requests:
         request.result()
     return outcome
@@ -185,25 +185,26 @@ def main(
             spec.stats.reset()
             drafted = decode(spec, jobs, draft_len)
             acceptance_length = spec.stats.acceptance_length
-            plain = decode(spec, jobs, 0)
+            baseline = decode(spec, jobs, 0)
     wrong = [
         problem(tokenizer, job, request)
-        for outcome in (drafted, plain)
+        for outcome in (drafted, baseline)
         for job, request in zip(jobs, outcome.requests, strict=True)
     ]
     for line in filter(None, wrong):
         console.print(line, markup=False)
     good = [sum(item is None for item in wrong[:count]), sum(item is None for item in wrong[count:])]
-    equal = sum(a == b for a, b in zip(drafted.texts, plain.texts, strict=True))
+    equal = sum(a == b for a, b in zip(drafted.texts, baseline.texts, strict=True))
     lengths = sorted(map(len, drafted.texts))
     console.print(f"valid: {good[0]} of {count} at K={draft_len}, {good[1]} at K=0")
     console.print(f"equal at both: {equal} of {count}; new tokens: median {lengths[count // 2]}, most {lengths[-1]}")
     console.print(
-        f"tokens/s: {drafted.tokens_per_second:.1f} at K={draft_len}, {plain.tokens_per_second:.1f} at K=0; "
+        f"tokens/s: {drafted.tokens_per_second:.1f} at K={draft_len}, {baseline.tokens_per_second:.1f} at K=0; "
         f"acceptance length {acceptance_length:.2f}"
     )
     console.print(
-        f"drafts cut by guides: {drafted.cut} of {drafted.drafted} ({drafted.cut / max(drafted.drafted, 1):.0%})"
+        f"drafts truncated by guides: {drafted.truncated} of {drafted.drafted} "
+        f"({drafted.truncated / max(drafted.drafted, 1):.0%})"
     )
     raise typer.Exit(0 if good == [count, count] else 1)
 

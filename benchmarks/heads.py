@@ -53,15 +53,15 @@ def mebibytes_read(spec: Speculator, draft_len: int) -> tuple[float, float]:
     return target / 2**20, drafter / 2**20
 
 
-def compare(plain: Speculator, spec: Speculator, repeats: int) -> dict[str, Any]:
-    """``plain`` has the same tiers, whose drafts nobody makes."""
+def compare(baseline: Speculator, spec: Speculator, repeats: int) -> dict[str, Any]:
+    """``baseline`` has the same tiers, whose drafts nobody makes."""
     draft_len = max(spec.engine.draft_lens)
     verify, whole = f"verify at T={draft_len + 1}", f"the same with {draft_len} drafts made, and the head kept warm"
     alone, warm = "a plain step", "the same with the head kept warm"
     works: dict[str, Work] = {
-        verify: step(plain, draft_len, SHORT),
+        verify: step(baseline, draft_len, SHORT),
         whole: step(spec, draft_len, SHORT),
-        alone: step(plain, 0, SHORT),
+        alone: step(baseline, 0, SHORT),
         warm: step(spec, 0, SHORT),
     }
     taken = interleaved(works, repeats)
@@ -100,11 +100,11 @@ def main(
         head = random_head(target, draft_vocab)
         options: dict[str, Any] = {"tiers": (0, draft_len), "max_len": MAX_LEN, "backend": backend}
         with (
-            wrap(target, "none", **options) as plain,
+            wrap(target, "none", **options) as baseline,
             wrap(target, "eagle3_one_model", draft=head, draft_weights=draft_weights, **options) as spec,
         ):
             with task("step by step"), torch.no_grad():
-                report = compare(plain, spec, repeats)
+                report = compare(baseline, spec, repeats)
             kernels = spec.explain().partition("kernels")[2].partition("\n")[0].strip()
         console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
         for table in tables(report):

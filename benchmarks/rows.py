@@ -91,7 +91,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     few, many = rows[0]["slots"]
-    made = Table(title=f"a step of {rows[0]['live_rows']} live rows, median", title_justify="left")
+    table = Table(title=f"a step of {rows[0]['live_rows']} live rows, median", title_justify="left")
     for heading in (
         "K",
         f"engine of {few} slots",
@@ -99,14 +99,14 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         f"executable of {many} rows",
         "same texts",
     ):
-        made.add_column(heading, justify="right")
+        table.add_column(heading, justify="right")
     for row in rows:
         cells = [
             f"{seconds * 1e3:.1f} ms on {executable} rows ({ratio:.2f}x)"
             for seconds, executable, ratio in zip(row["step_seconds"], row["rows_of_step"], row["ratios"], strict=True)
         ]
-        made.add_row(str(row["draft_len"]), *cells, "yes" if row["same_texts"] else "no")
-    return made
+        table.add_row(str(row["draft_len"]), *cells, "yes" if row["same_texts"] else "no")
+    return table
 
 
 def main(

@@ -118,19 +118,19 @@ def compare(spec: Speculator, prompts: Sequence[list[int]], draft_len: int, repe
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    made = Table(title="a sampled step to a greedy one: medians (least; quartiles of turns)", title_justify="left")
-    made.add_column("K", justify="right")
-    made.add_column("greedy step", justify="right")
+    table = Table(title="a sampled step to a greedy one: medians (least; quartiles of turns)", title_justify="left")
+    table.add_column("K", justify="right")
+    table.add_column("greedy step", justify="right")
     for name in VARIANTS:
-        made.add_column(name, justify="right")
+        table.add_column(name, justify="right")
     for row in rows:
         cells = [
             f"{ratio['of_medians']:.3f}x\n({ratio['of_least']:.3f}; "
             f"{ratio['of_turns']['quartiles'][0]:.2f}-{ratio['of_turns']['quartiles'][1]:.2f})"
             for ratio in row["ratios"].values()
         ]
-        made.add_row(str(row["draft_len"]), f"{row['milliseconds'][GREEDY]['median']:.1f} ms", *cells)
-    return made
+        table.add_row(str(row["draft_len"]), f"{row['milliseconds'][GREEDY]['median']:.1f} ms", *cells)
+    return table
 
 
 def main(

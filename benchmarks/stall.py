@@ -85,8 +85,8 @@ def repeated(prompts: Sequence[list[int]], length: int) -> list[int]:
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     first = rows[0]
     title = f"{first['running']} running requests, and a prompt of {first['prompt_tokens']} tokens arrives"
-    made = Table(title=title, title_justify="left")
-    made.add_column("mode")
+    table = Table(title=title, title_justify="left")
+    table.add_column("mode")
     headings = (
         "tokens a step",
         "usual step",
@@ -98,11 +98,11 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         "first token",
     )
     for heading in headings:
-        made.add_column(heading, justify="right")
+        table.add_column(heading, justify="right")
     for row in rows:
         usual = row["usual_step_seconds"]
         meanwhile = [row[f"{name}_gap_seconds"] for name in ("median", "p99", "longest")]
-        made.add_row(
+        table.add_row(
             row["mode"],
             "measured" if row["budget"] is None else str(row["budget"]),
             f"{usual * 1e3:.0f} ms",
@@ -111,7 +111,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             str(row["steps_while_read"]),
             f"{row['first_token_seconds']:.2f} s",
         )
-    return made
+    return table
 
 
 def main(

@@ -110,35 +110,35 @@ def compare(
 ) -> dict[str, Any]:
     """``unrounded`` reads the model's own weights, where the others read rounded ones."""
     draft_len = max(large.engine.draft_lens)
-    plain, wide = "K=0", f"K={draft_len}"
+    narrow, wide = "K=0", f"K={draft_len}"
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, large.arena.layout.vocab_size, (1, PROMPT), generator=generator)
     works: dict[str, Work] = {
         "weights": read_once(large),
-        f"{plain}, context {SHORT}": step(large, 0, SHORT),
+        f"{narrow}, context {SHORT}": step(large, 0, SHORT),
         f"{wide}, context {SHORT}": step(large, draft_len, SHORT),
-        f"{plain}, context {SHORT}, max_len {SMALL_CACHE}": step(small, 0, SHORT),
-        f"{plain}, context {LONG}": step(large, 0, LONG),
+        f"{narrow}, context {SHORT}, max_len {SMALL_CACHE}": step(small, 0, SHORT),
+        f"{narrow}, context {LONG}": step(large, 0, LONG),
     }
     if unrounded is not None:
-        works[f"{plain}, context {SHORT}, unrounded"] = step(unrounded, 0, SHORT)
+        works[f"{narrow}, context {SHORT}, unrounded"] = step(unrounded, 0, SHORT)
     taken = interleaved(works, repeats)
     prompts = {"prompt": prefill(large, ids), "prompt, transformers": transformers_prefill(model, ids)}
     taken |= interleaved(prompts, max(3, repeats // 8))
     wanted = [
-        Ratio("a K=0 step, to reading the weights once", f"{plain}, context {SHORT}", "weights"),
-        Ratio(f"T={draft_len + 1} to T=1", f"{wide}, context {SHORT}", f"{plain}, context {SHORT}"),
+        Ratio("a K=0 step, to reading the weights once", f"{narrow}, context {SHORT}", "weights"),
+        Ratio(f"T={draft_len + 1} to T=1", f"{wide}, context {SHORT}", f"{narrow}, context {SHORT}"),
         Ratio(
             f"max_len {LARGE_CACHE} to {SMALL_CACHE}",
-            f"{plain}, context {SHORT}",
-            f"{plain}, context {SHORT}, max_len {SMALL_CACHE}",
+            f"{narrow}, context {SHORT}",
+            f"{narrow}, context {SHORT}, max_len {SMALL_CACHE}",
         ),
-        Ratio(f"context {LONG} to {SHORT}", f"{plain}, context {LONG}", f"{plain}, context {SHORT}"),
+        Ratio(f"context {LONG} to {SHORT}", f"{narrow}, context {LONG}", f"{narrow}, context {SHORT}"),
         Ratio(f"a prompt of {PROMPT} tokens, to transformers'", "prompt", "prompt, transformers"),
     ]
     if unrounded is not None:
         wanted.append(
-            Ratio("unrounded weights to rounded", f"{plain}, context {SHORT}, unrounded", f"{plain}, context {SHORT}")
+            Ratio("unrounded weights to rounded", f"{narrow}, context {SHORT}, unrounded", f"{narrow}, context {SHORT}")
         )
     median = {name: statistics.median(values) for name, values in taken.items()}
     least = {name: min(values) for name, values in taken.items()}
@@ -152,15 +152,15 @@ def compare(
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    made = []
+    found = []
     for title, unit, cell in (("milliseconds", "ms", "{:.1f}"), ("ratios", "", "{:.2f}x")):
         table = Table(title=f"{title}, interleaved", title_justify="left")
         for heading in ("", f"median {unit}".strip(), f"least {unit}".strip()):
             table.add_column(heading, justify="left" if not heading else "right")
         for name, values in report[title].items():
             table.add_row(name, cell.format(values["median"]), cell.format(values["least"]))
-        made.append(table)
-    return made
+        found.append(table)
+    return found
 
 
 def main(

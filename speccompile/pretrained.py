@@ -271,9 +271,9 @@ def _convert(scratch: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def _publish(made: Path, folder: Path) -> None:
+def _publish(source: Path, folder: Path) -> None:
     try:
-        os.replace(made, folder)
+        os.replace(source, folder)
     except OSError:
         # A folder that is there by now is another process's, and complete: it does as well as ours.
         if not folder.is_dir():

@@ -26,7 +26,7 @@ Run = Callable[[int], object]
 class Runs:
     """By name: those that make a token a step, and those whose steps make as many as drafts are accepted."""
 
-    plain: dict[str, Run]
+    baseline: dict[str, Run]
     drafting: dict[str, Run]
 
 
@@ -58,7 +58,7 @@ def measure_loops(
     prompt = torch.randint(1, model.config.vocab_size, (rows, 32), generator=torch.Generator().manual_seed(1))
     ids = prompt.to(device)
     runs = make_loops(spec, model, ids, draft_len=draft_len, rate=rate, compiled=compiled)
-    loops = {name: Loop(run, new_tokens) for name, run in runs.plain.items()}
+    loops = {name: Loop(run, new_tokens) for name, run in runs.baseline.items()}
     loops |= {name: Loop(run, drafted_tokens) for name, run in runs.drafting.items()}
     figures["rows"], figures["warm_up_seconds"] = rows, {}
     for name, loop in loops.items():
@@ -99,7 +99,7 @@ def make_loops(
 
         return loop
 
-    plain: dict[str, Run] = {
+    baseline: dict[str, Run] = {
         "transformers": lambda count: model.generate(ids, max_new_tokens=count, **common),
         "transformers, static cache + compile": lambda count: model.generate(
             ids, max_new_tokens=count, **common, **static
@@ -107,4 +107,4 @@ def make_loops(
         "compiled loop by hand": lambda count: by_hand.generate(ids, count),
         "speccompile K=0": ours(0),
     }
-    return Runs(plain, {f"speccompile K={draft_len}, {rate:g} of drafts accepted": ours(draft_len)})
+    return Runs(baseline, {f"speccompile K={draft_len}, {rate:g} of drafts accepted": ours(draft_len)})

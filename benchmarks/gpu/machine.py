@@ -45,5 +45,5 @@ def _driver() -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return said[0] if said else None
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    return output[0] if output else None

@@ -23,17 +23,17 @@ def tables(measured: Mapping[str, Figures]) -> list[Table]:
         "copy bandwidth": _facts,
         "wrap": _facts,
     }
-    made = []
+    found = []
     for name, figures in measured.items():
         maker = makers[name.partition(": ")[2] or name]
         table = maker(name, figures)
         if table.row_count:
-            made.append(table)
+            found.append(table)
     missing = _table("not measured", "part", "why")
     for name, figures in measured.items():
         if "not measured" in figures:
             missing.add_row(name, str(figures["not measured"]))
-    return [*made, missing] if missing.row_count else made
+    return [*found, missing] if missing.row_count else found
 
 
 def _steps(name: str, figures: Figures) -> Table:

@@ -76,7 +76,7 @@ def measure_steps(
         works = {str(draft_len): many(tier.run) for draft_len, tier in tiers.items()}
         prepare = {name: lambda rows=rows: place(spec, rows, context) for name in works}
         seconds = interleaved(works, spec.arena.device, rounds, prepare)
-        plain = seconds["0"] / TOGETHER
+        baseline = seconds["0"] / TOGETHER
         for draft_len, tier in tiers.items():
             step = seconds[str(draft_len)] / TOGETHER
             kv = kv_bytes(spec, rows, (context + reached[draft_len]) // 2)
@@ -88,7 +88,7 @@ def measure_steps(
                     "milliseconds": 1e3 * step,
                     "floor_milliseconds": 1e3 * floor,
                     "over_floor": step / floor,
-                    "to_plain": step / plain,
+                    "to_plain": step / baseline,
                     "kv_bytes": kv,
                 }
             )

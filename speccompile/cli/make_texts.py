@@ -26,5 +26,5 @@ def run(model: str, output: Path, texts: TextOptions, options: WrapOptions) -> N
         target, tokenizer = load(model)
         max_len = -(-most_tokens(tokenizer, texts) // _MAX_LEN_STEP) * _MAX_LEN_STEP
         with wrap(target, **replace(options, max_len=max_len).arguments()) as spec:
-            made = make_texts(spec, tokenizer, output, texts)
-        typer.echo(f"{len(made)} texts of {made.tokens} tokens in {output}; dropped: {counts(made.dropped)}")
+            saved = make_texts(spec, tokenizer, output, texts)
+        typer.echo(f"{len(saved)} texts of {saved.tokens} tokens in {output}; dropped: {counts(saved.dropped)}")

@@ -46,8 +46,8 @@ def run(
                 loss_masks=[text.mask for text in texts] if max_new_tokens == 1 else None,
                 max_new_tokens=max_new_tokens,
             )
-            made = len(spec.hidden_states.written) - before
-            typer.echo(f"{made} records written to {records[0]}, {before} were there")
+            count = len(spec.hidden_states.written) - before
+            typer.echo(f"{count} records written to {records[0]}, {before} were there")
         if specforge is not None:
             files = export_specforge(SavedHiddenStates(records[0]), specforge)
             typer.echo(f"{len(files)} feature files for SpecForge written to {specforge}")

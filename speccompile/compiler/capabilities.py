@@ -44,10 +44,10 @@ def table() -> str:
     head = ["mode", "drafts", "probabilities", *(f"`{rule.name}`" for rule in rules), *(f"`{b}`" for b in backends)]
     lines = [head, ["---"] * len(head)]
     for mode in sorted(BUILT_IN, key=lambda mode: mode.name):
-        made = "ready" if mode.ready else "in the step, or split" if mode.splits else "in the step"
+        drafting = "ready" if mode.ready else "in the step, or split" if mode.splits else "in the step"
         judged = [cell(rule_refusal(mode, rule)) for rule in rules]
         lowered = [cell(backend_refusal(mode, backend)) for backend in backends]
-        lines.append([f"`{mode.name}`", made, "yes" if mode.draft_probs else "no", *judged, *lowered])
+        lines.append([f"`{mode.name}`", drafting, "yes" if mode.draft_probs else "no", *judged, *lowered])
     rows = [f"| {' | '.join(line)} |" for line in lines]
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
     policies = (

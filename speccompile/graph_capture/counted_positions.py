@@ -22,8 +22,8 @@ def own_positions(graph: StepGraph) -> StepGraph:
     changed = graph.copy()
     for node, table, first in list(_counted(changed)):
         looked_up = changed.insert(_look_up, table, changed.anchors.positions, before=node, first=first)
-        for made in (*looked_up.all_input_nodes, looked_up):
-            made.meta["pass"] = "capture"
+        for new in (*looked_up.all_input_nodes, looked_up):
+            new.meta["pass"] = "capture"
         node.replace_all_uses_with(looked_up)
         changed.graph.erase_node(node)
     changed.remove_dead_code()

@@ -82,12 +82,12 @@ def without_anchors(pattern: str) -> str:
 
 
 def _reason(error: ValueError) -> str:
-    said = str(error).strip().rstrip(".")
-    if "universal start state" in said:
+    message = str(error).strip().rstrip(".")
+    if "universal start state" in message:
         return "it looks around (^, $ or \\b inside of it), and a guide cannot"
-    if "Failed to build DFA" in said:
-        return f"it is not in the syntax of Rust's regex, or looks around or back, and a guide cannot ({said})"
-    return f"no sequence of the tokenizer's tokens matches it ({said})"
+    if "Failed to build DFA" in message:
+        return f"it is not in the syntax of Rust's regex, or looks around or back, and a guide cannot ({message})"
+    return f"no sequence of the tokenizer's tokens matches it ({message})"
 
 
 def outlines_core() -> Any:

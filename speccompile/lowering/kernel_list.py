@@ -126,9 +126,9 @@ def _has_tensors(target: OpOverload) -> bool:
 
 def _is_compiled(target: OpOverload, device_type: str) -> bool:
     """Whether the dispatcher got the op's kernel from C++."""
-    said = dispatch_table(target._schema.name)
+    registrations = dispatch_table(target._schema.name)
     key = {"cpu": "CPU", "cuda": "CUDA"}[device_type]
-    places = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", said, re.MULTILINE))
+    places = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
     place: str = places.get(key) or places["CompositeExplicitAutograd"]
     return not place.endswith(".py")
 

@@ -146,10 +146,10 @@ def _type(name: Any) -> type[Mode]:
 
 def _check_known(where: str, options: dict[str, Any], others: Sequence[str], known: Sequence[str]) -> None:
     if unknown := sorted(options.keys() - set(known)):
-        said = {"where": where, "names": ", ".join(unknown), "known": ", ".join([*others, *known])}
+        details = {"where": where, "names": ", ".join(unknown), "known": ", ".join([*others, *known])}
         if modes := ". ".join(filter(None, map(_modes_with, unknown))):
-            raise OptionOfAnotherMode(**said, modes=modes)
-        raise UnknownOption(**said)
+            raise OptionOfAnotherMode(**details, modes=modes)
+        raise UnknownOption(**details)
 
 
 def _modes_with(option: str) -> str:

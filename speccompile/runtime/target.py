@@ -151,8 +151,8 @@ class Target:
                 reason = f"the prompt has {prompt_length} tokens already; give max_new_tokens"
                 raise InvalidOption(where=where, name="max_length", value=config.max_length, reason=reason)
             return room
-        said = config.max_new_tokens if given is None else given
-        return read_count(where, "max_new_tokens", NEW_TOKENS if said is None else said)
+        value = config.max_new_tokens if given is None else given
+        return read_count(where, "max_new_tokens", NEW_TOKENS if value is None else value)
 
     def sampling(
         self,

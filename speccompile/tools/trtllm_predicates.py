@@ -160,8 +160,8 @@ def holds(predicate: str, mode: Mode | None) -> bool:
 def built_in() -> dict[str, Mode | None]:
     """Our modes of TensorRT-LLM's names, as they are there; None is ``auto``."""
     types = {mode.name: mode for mode in BUILT_IN}
-    made = {name: types[name](**options) for name, options in MODES.items() if name in types}
-    return {**made, Auto.name: None}
+    configs = {name: types[name](**options) for name, options in MODES.items() if name in types}
+    return {**configs, Auto.name: None}
 
 
 def table() -> str:

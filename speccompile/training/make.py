@@ -104,11 +104,11 @@ def _first_turns(paths: Sequence[str | Path]) -> list[str]:
 
 def _content_options(options: TextOptions) -> dict[str, Any]:
     """What texts depend on: all options but the number of tokens, and of files what they hold."""
-    described: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name in (item.name for item in fields(options) if item.name != "tokens"):
         value = getattr(options, name)
-        described[name] = [_digest(Path(path)) for path in value] if name in FILES else value
-    return described | {"draw": options.draws}
+        content[name] = [_digest(Path(path)) for path in value] if name in FILES else value
+    return content | {"draw": options.draws}
 
 
 def _digest(path: Path) -> str:

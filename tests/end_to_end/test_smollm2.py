@@ -107,4 +107,4 @@ def test_random_schemas_are_followed_and_drafts_change_nothing(smollm2: Smol) ->
     for job, request in zip(jobs, drafted.requests, strict=True):
         assert guided.problem(tokenizer, job, request) is None
     assert drafted.texts == plain.texts
-    assert 0 < drafted.cut < drafted.drafted
+    assert 0 < drafted.truncated < drafted.drafted

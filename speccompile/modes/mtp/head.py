@@ -82,15 +82,15 @@ class MtpHead(DraftHead):
         self.vocab_size = int(text.vocab_size)
         try:
             self.config = module_config(text, modules, self.variant)
-            made = [MtpModule(target, self.config, index, self.variant) for index in range(modules)]
+            built = [MtpModule(target, self.config, index, self.variant) for index in range(modules)]
             self.masks = [layer_mask(self.config, index) for index in range(modules)]
             self.rotary_options = [rotary_options(self.config, index) for index in range(modules)]
         except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
             kind = type(decoder_layers(target)[1][-1]).__name__
             raise InvalidHead(source=SOURCE, reason=f"a {kind} cannot be made: {error_line(error)}") from error
-        self.layers = nn.ModuleList(made)
+        self.layers = nn.ModuleList(built)
         own_norm = self.variant.last_norm
-        self.norms = nn.ModuleList([norm_of(target, self.config) if own_norm else nn.Identity() for _ in made])
+        self.norms = nn.ModuleList([norm_of(target, self.config) if own_norm else nn.Identity() for _ in built])
         self.embed_tokens, self.final_norm = target.get_input_embeddings(), base.norm
         self.rotary_emb, self.lm_head = base.rotary_emb, target.get_output_embeddings()
         self._settle(target)

@@ -85,5 +85,5 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
         file.write(cubin)
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {name: int(number) for name, number in re.findall(r"(\w+):(\d+)", said)}
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {name: int(number) for name, number in re.findall(r"(\w+):(\d+)", output)}

@@ -57,7 +57,7 @@ def _join(graph: StepGraph, linears: list[fx.Node]) -> None:
         arguments = (x[0], *map(list, tensors), given, list(features))
         whole = graph.graph.call_function(JOINED[first.target], arguments)  # type: ignore[index]
         parts = [graph.graph.call_function(operator.getitem, (whole, index)) for index in range(len(linears))]
-    for made in (whole, *parts):
-        made.meta = dict(meta)
+    for new in (whole, *parts):
+        new.meta = dict(meta)
     for linear, part in zip(linears, parts, strict=True):
         graph.replace(linear, part)

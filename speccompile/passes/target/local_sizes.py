@@ -1,4 +1,4 @@
-"""Sizes made where they are needed: so that a piece of a graph can be cut out, and equal pieces stay equal."""
+"""Sizes computed where they are needed, so that a part of a graph can be outlined and equal parts stay equal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _LocalSizes:
     graph: StepGraph
     tensors: list[fx.Node]
     before: fx.Node
-    made: dict[tuple[Any, ...], fx.Node] = field(default_factory=dict)
+    cache: dict[tuple[Any, ...], fx.Node] = field(default_factory=dict)
 
     def of(self, size: fx.Node) -> fx.Node:
         """A node with the value of ``size``: arithmetic as export left it, over dimensions of ``tensors``."""
@@ -82,12 +82,12 @@ class _LocalSizes:
 
     def _call(self, target: Callable[..., Any], args: tuple[Any, ...], value: int) -> fx.Node:
         key = (target, *args)
-        if key not in self.made:
+        if key not in self.cache:
             with self.graph.graph.inserting_before(self.before):
-                self.made[key] = self.graph.graph.call_function(target, args)
+                self.cache[key] = self.graph.graph.call_function(target, args)
             kept = {name: known for name, known in self.before.meta.items() if name in ("pass", "layer")}
-            self.made[key].meta = {**kept, "val": value}
-        return self.made[key]
+            self.cache[key].meta = {**kept, "val": value}
+        return self.cache[key]
 
 
 def _is_size(node: fx.Node) -> bool:

@@ -217,8 +217,8 @@ def _check(
     ids = torch.tensor([[_PAD] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     texts = spec.generate(ids, mask, max_new_tokens=NEW_TOKENS, pad_token_id=_PAD)[:, width:].tolist()
-    for index, (prompt, wanted, got) in enumerate(zip(prompts, expected, texts, strict=True)):
-        difference = first_difference(model, index, prompt, wanted, got)
+    for index, (prompt, reference, computed) in enumerate(zip(prompts, expected, texts, strict=True)):
+        difference = first_difference(model, index, prompt, reference, computed)
         if difference is not None:
             rows = f"{len(prompts)} rows" if len(prompts) > 1 else "1 row"
             raise _Differs(f"not the text of transformers: in a batch of {rows}, {difference}")
