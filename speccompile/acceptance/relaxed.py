@@ -25,10 +25,10 @@ is_within_top = torch.ops.speccompile.is_within_top
 @dataclass(frozen=True)
 class Relaxed(Rule):
     """In the thinking phase accept x if it is among the ``top_k`` most likely tokens and its probability is at most
-    ``delta`` below the greatest; outside of it, and for the token behind the drafts, greedily.
+    ``delta`` below the greatest. Outside of it, and for the token after the drafts, it is greedy.
 
-    A text is in the thinking phase behind its last ``begin`` token, until an ``end`` token comes; what a step commits
-    counts from the next step on. Text depends on the drafts. For greedy requests alone.
+    A sequence is in the thinking phase from its last ``begin`` token to the next ``end`` token. A token that a step
+    commits is effective from the next step on. Text depends on the drafts. For greedy requests alone.
 
     ``trtllm_compat`` does as TensorRT-LLM does (``_torch/speculative/mtp.py``, ``sample_and_accept_draft_tokens``, and
     its kernel ``mtpRelaxedAcceptanceKernel``) where that is something else:
@@ -146,6 +146,6 @@ def within_top_in_trtllm(
 
 
 def first(scores: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Which drafts are the target's own choice, ``[B, K]``; none where everything is forbidden."""
+    """Which drafts are the target's own choice, ``[B, K]``; none where all tokens are forbidden."""
     greatest = scores[:, : drafts.shape[1]].max(-1)
     return (drafts == greatest.indices) & (greatest.values != float("-inf"))

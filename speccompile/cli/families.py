@@ -55,7 +55,7 @@ def run(names: Sequence[str] | None, backend: str, only: str | None, json_path: 
 
 
 def _write(path: Path | None, rows: Sequence[Row]) -> None:
-    """As far as there are rows: nothing is lost when the survey, which takes minutes, is interrupted."""
+    """Write the rows so far: nothing is lost when the survey, which takes minutes, is interrupted."""
     if path is None:
         return
     try:
@@ -68,7 +68,7 @@ def _write(path: Path | None, rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def _captures_apart(backend: str) -> Iterator[None]:
-    """Captures of tiny models are of no use to anybody later."""
+    """Store captures in a temporary folder: those of tiny models are never used again."""
     before = os.environ.get("SPECCOMPILE_CACHE")
     if backend != Eager.name and missing_tools() is None:
         # These are of use later, and must not be built where a folder is about to go.

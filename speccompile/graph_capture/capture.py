@@ -66,7 +66,7 @@ class Step(nn.Module):
 
 
 def share_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> None:
-    """Tell export that these dimensions are one size, not several that happen to be equal."""
+    """Declare to export that these dimensions are the same size, not sizes that happen to be equal."""
     for tensor in tensors[1:]:
         for dim in dims:
             check_size(tensor.shape[dim] == tensors[0].shape[dim])

@@ -24,7 +24,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # almost undecided to different experts. What makes a graph wrong (mask, positions, scale) shows at most tokens.
 UNDECIDED = {torch.float32: 0.0, torch.float16: 0.1, torch.bfloat16: 0.1}
 
-# What is compared: the end of a text, in these pieces. In front of it come pieces that only fill the cache, as many
+# The end of a text is compared in these pieces. Earlier pieces only fill the cache, as many
 # as make the text longer than any window; the border of the longest lies inside what is compared.
 PIECES = (19, 1, 5, 23)
 COMPARED = sum(PIECES)
@@ -132,7 +132,7 @@ class Probe:
         return self.text.shape[1] - self.expected.shape[1]
 
     def pieces(self) -> Iterator[tuple[list[int], list[int], int]]:
-        """(rows, where each starts, width) of each piece; the second row runs behind the first by one."""
+        """(rows, where each starts, width) of each piece. The second row is one token behind the first."""
         for start in range(0, self.lead, LEAD):
             yield [0, 1], [start, start], min(LEAD, self.lead - start)
         starts, length = [self.lead, self.lead], self.text.shape[1]
@@ -147,7 +147,7 @@ class Probe:
 
     def inputs(self, graph: StepGraph, rows: list[int], starts: list[int], width: int) -> list[torch.Tensor]:
         positions = torch.stack([torch.arange(start, start + width) for start in starts]).to(self.text.device)
-        # The dummy slot lends the second row a place, since it belongs to nobody.
+        # The second row uses the dummy slot, which no request owns.
         slots = torch.tensor([0, self.arena.layout.dummy_slot], device=self.text.device)
         values = {
             "input_ids": self.text[rows].gather(1, positions),

@@ -150,7 +150,7 @@ def _head_key(head: nn.Module, info: ModelInfo) -> str:
 
 
 def _is_derived(module: nn.Module, name: str) -> bool:
-    """It follows from the others, and is there once somebody has asked."""
+    """Whether an attribute is a cached property: it depends on the others, and exists after its first read."""
     return isinstance(getattr(type(module), name, None), cached_property)
 
 

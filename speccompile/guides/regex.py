@@ -28,7 +28,7 @@ def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
 
     Raises:
         InvalidGuide: the pattern is not valid, or no text matches it.
-        InvalidInput: the tokenizer does not tell the bytes of its tokens.
+        InvalidInput: the bytes of the tokenizer's tokens are unknown.
     """
     if not isinstance(pattern, str) or not pattern:
         raise InvalidGuide(what=repr(pattern), reason="a pattern is a text that is not empty")

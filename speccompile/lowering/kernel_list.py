@@ -44,7 +44,7 @@ def kernels_called(
         device_type: of the device that is to run it; there need not be one.
         code: of each compiled body, the module that calls its kernels (``Backend.compiled_code``). Other bodies run op
             by op.
-        drafter: what a split one runs in front of the step, listed in front of it.
+        drafter: the executable of a split drafter, which runs before the step and is listed first.
     """
     steps = {STEP: graph} if drafter is None else {DRAFTER: drafter, STEP: graph}
     callers: dict[str, Counter[tuple[str, KernelKind]]] = {}
@@ -101,7 +101,7 @@ class _Runner(fx.Interpreter):
 def _called(
     target: Callable[..., Any], args: Any, kwargs: Any, device_type: str, graph: StepGraph
 ) -> Iterator[tuple[str, KernelKind]]:
-    """The kernels behind one call; none behind arithmetic on sizes and behind views."""
+    """The kernels of one call; none for arithmetic on sizes and for views."""
     if not isinstance(target, OpOverload) or target.is_view or not _has_tensors(target):
         return
     name = str(target).removesuffix(".default")

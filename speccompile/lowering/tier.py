@@ -23,7 +23,7 @@ from speccompile.utils.workers import in_pool
 class Tier:
     """One immutable executable. It reads and writes weights and arena tensors and returns nothing.
 
-    ``draft_len`` is K; ``arguments`` are the tensors that every run is called with; a split ``drafter`` runs in front.
+    ``draft_len`` is K; ``arguments`` are the tensors that every run is called with; a split ``drafter`` runs before it.
     ``pooled``: the C++ ops do all of its work worth sharing out, and may do so in their own pool of threads.
     ``pool_tokens`` decide whether they do. All draft lengths of a number of rows have those of the longest: a switch
     of the draft length must not end OpenMP's threads and start them again.

@@ -19,7 +19,7 @@ class Choice:
     """Of each row the first proposal that passes.
 
     Args:
-        drafters: what proposes, how many state tensors it has, and whether it tells scores.
+        drafters: the function that proposes, the number of its state tensors, and whether it returns scores.
         min_score: as of :class:`Composed`.
     """
 
@@ -59,8 +59,8 @@ class Choice:
 class Composed(ReadyMode):
     """``mode=["suffix", "ngram"]``.
 
-    A drafter that tells scores passes where it expects ``min_score`` accepted tokens or more (the sum of its
-    cumulative probabilities, Arctic's score); one that tells none, where it has a draft at all; the last one always.
+    A drafter with scores passes where it expects ``min_score`` accepted tokens or more (the sum of its
+    cumulative probabilities, Arctic's score); a drafter without scores, where it has a draft; the last one always.
 
     Args:
         drafters: in the order in which they are asked.

@@ -19,7 +19,7 @@ from speccompile.passes.step.propose import Propose
 
 @dataclass(frozen=True)
 class UserProvided(Mode):
-    """Drafts that ``draft`` proposes from the text, behind each step, for the next one.
+    """Drafts that ``draft`` proposes from the sequence after each step, for the next one.
 
     Args:
         draft: called as ``draft(tokens, length, draft_len)``, with int64 tensors ``[B, S]`` (each row's text; what lies

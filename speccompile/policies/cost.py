@@ -99,7 +99,7 @@ class CostChooser:
         return {k: math.exp(sum(math.log1p(sum(c[:k])) for c in survival) / len(rows)) for k in self._candidates}
 
     def _best(self, emitted: dict[int, float], costs: dict[int, float]) -> int:
-        # Of equals the smallest: a draft that nobody has costs nothing.
+        # Of equals the smallest: a draft that no row has costs nothing.
         best = max(self._candidates, key=lambda k: (emitted[k] / costs[k], -k))
         now = self._now
         saved = emitted[best] * costs[now] / emitted[now] - costs[best]

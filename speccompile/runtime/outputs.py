@@ -1,4 +1,4 @@
-"""What ``generate`` hands back beside the text, as transformers names and shapes it."""
+"""What ``generate`` returns besides the tokens, as transformers names and shapes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden
 
 
 def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> ExtraOutputs | None:
-    """What is asked for beside the text; None is the text alone, as a tensor.
+    """The requested outputs besides the tokens; None is a tensor of the tokens alone.
 
     Args:
         given: keywords, of which ``return_dict_in_generate`` and :data:`OUTPUTS` are read; None is what ``settings``
@@ -58,7 +58,7 @@ def as_output(sequences: torch.Tensor, requests: Sequence[Request]) -> GenerateD
 
 
 def _by_place(rows: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...] | None:
-    """Rows of ``[n, V]`` as ``[B, V]`` for each place, 0 behind a row's end."""
+    """Rows of ``[n, V]`` as ``[B, V]`` for each place, 0 after a row's end."""
     given = [row for row in rows if row is not None]
     if not given:
         return None

@@ -25,11 +25,11 @@ def _words_problem(value: Any, vocab: int) -> str | None:
 
 
 class BadWords(Processor):
-    """transformers' ``NoBadWordsLogitsProcessor``: the last token of a word does not come behind its others."""
+    """transformers' ``NoBadWordsLogitsProcessor``: the last token of a word must not follow its others."""
 
     name = "bad_words"
     options: ClassVar = (Option("bad_words_ids", _words_problem, neutral=[]),)
-    #: Words end at the last place, -1 in front of them.
+    #: Words end at the last place, with -1 before them.
     state: ClassVar = (StateSpec("bad_words", (N, WORDS, WORD_TOKENS), torch.int64, fill=-1, low=-1, high=2),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class NoRepeatNgram(Processor):
         size = state[0][:, None, None]
         ends = context_lengths(scores, length)
         places = torch.arange(context.shape[1], device=context.device)
-        # An n-gram may end at a place that has its others in front, and lies in front of the new token.
+        # An n-gram may end at a place that has its other tokens before it, and is before the new token.
         agrees = (size > 0) & (places >= size - 1) & (places < ends[..., None])
         for back in range(1, LONGEST_NGRAM):
             shifted = torch.nn.functional.pad(context, (back, 0), value=-1)[:, : context.shape[1]]
@@ -69,6 +69,6 @@ class NoRepeatNgram(Processor):
 
 
 def _token(context: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The tokens at ``places`` ``[B, T]``, -2 in front of the text."""
+    """The tokens at ``places`` ``[B, T]``, -2 before the sequence."""
     tokens = context.gather(1, places.clamp(0, context.shape[1] - 1))
     return torch.where(places < 0, -2, tokens)

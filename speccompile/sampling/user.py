@@ -65,16 +65,16 @@ def apply_processors(
 
 
 def texts_in_front(context: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The text in front of each place as a row of its own, ``[B * T, S]``: its last token in the last column, its first
-    one repeated in front of it, so that what occurs in the row occurs in the text.
+    """The tokens before each place as a separate row, ``[B * T, S]``: the last one in the last column, the first one
+    repeated before it. So every token of the row occurs in the sequence.
 
     Args:
-        context: ``[B, S]``; ends: ``[B, T]``, tokens in front of each place.
+        context: ``[B, S]``; ends: ``[B, T]``, the number of tokens before each place.
     """
     rows, size = context.shape
     columns = torch.arange(size, device=context.device)
     source = (columns - (size - ends[..., None])).clamp(min=0)
-    # Behind a row's own drafts stands -1: nobody reads what is chosen there, but it is no index.
+    # After a row's own drafts there is -1, which is no index. What is chosen there is not read.
     return context.gather(1, source.view(rows, -1)).view(-1, size).clamp(min=0)
 
 
@@ -102,7 +102,7 @@ def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -
     A branch that it takes by P is taken as for the given P.
 
     Raises:
-        DataDependentOutputException, DynamicOutputShapeException: it looks at values in Python.
+        DataDependentOutputException, DynamicOutputShapeException: it reads values in Python.
         Exception: whatever else it does to fakes.
     """
     sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)

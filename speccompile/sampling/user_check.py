@@ -84,7 +84,7 @@ class _Check:
         return UserProcessor(self.name, self.processor, traced.function, traced.held, least)
 
     def _least(self) -> int:
-        """The shortest text that it takes: one that looks at the last two tokens fails for one."""
+        """The shortest context that it accepts: a processor that reads the last two tokens fails for one."""
         for length in range(1, min(MAX_LEAST, self.max_len) + 1):
             try:
                 # Some prepare themselves in the first call: let it be this one.

@@ -1,4 +1,4 @@
-"""What ``wrap`` returns: decode, swap tiers, look at everything."""
+"""What ``wrap`` returns: decode, check, swap tiers, save."""
 
 from __future__ import annotations
 
@@ -227,9 +227,9 @@ class Speculator(ModelInterface):
         progress: bool = True,
         **options: Any,
     ) -> None:
-        """Save the hidden states of many texts, and, with ``max_new_tokens`` above 1, of what the model writes behind
-        them. Texts of which there are records already are passed over, so that one goes on where a killed process has
-        stopped. Returns when all are on the disk.
+        """Save the hidden states of many texts, and, with ``max_new_tokens`` above 1, of the model's continuations.
+        Texts that have records already are skipped, so a new process continues where a killed one stopped. Returns when
+        all records are on the disk.
 
         Args:
             texts: token ids each.

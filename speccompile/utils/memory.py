@@ -1,4 +1,4 @@
-"""Gives memory back to the system that nobody needs now: pages of mapped files, and what was freed."""
+"""Returns unused memory to the system: pages of mapped files, and freed memory of the C library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PRESENT, _OF_FILE = np.uint64(1 << 63), np.uint64(1 << 61)
 def release_file_pages(tensor: torch.Tensor) -> None:
     """Drop the pages that lie wholly in ``tensor``, where it is a view of a privately mapped file.
 
-    Whoever reads them later has them read from the file again. Pages that were written to stay, since the file does
+    A later access reads them from the file again. Pages that were written to stay, since the file does
     not hold what they do, and so does all memory that is no file's. Linux only; elsewhere nothing happens.
     """
     if sys.platform != "linux" or not os.access(_PAGEMAP, os.R_OK):
@@ -38,7 +38,7 @@ def release_file_pages(tensor: torch.Tensor) -> None:
 
 
 def trim_heap() -> None:
-    """Give back what was freed. glibc keeps it while anything behind it is in use, and packs do not fit into the gaps
+    """Return freed memory. glibc keeps it while an allocation after it is in use, and packs do not fit into the gaps
     that weights leave, since they are aligned. Elsewhere nothing happens."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))

@@ -16,7 +16,7 @@ from speccompile.lowering.cuda.device import Graph, GraphDevice
 from speccompile.lowering.cuda.uncapturable import cannot_capture
 from speccompile.lowering.tier import Executables, Tier
 
-#: Set to 1, every capture and every replay looks at the addresses that the graphs hold.
+#: Set to 1, every capture and every replay checks the addresses that the graphs hold.
 CHECK = "SPECCOMPILE_CHECK_GRAPHS"
 
 Weights = Callable[[], Mapping[str, torch.Tensor]]

@@ -1,7 +1,7 @@
 """Published EAGLE-3 heads: SafeAILab's and SpecForge's (``midlayer.*``), speculators' and RedHat's (``layers.*``).
 
 Both name the same tensors. A tensor that is not used, not there or of another shape is never passed over: a head with
-a layer of zeros would draft badly, and nothing else would tell.
+a layer of zeros would draft badly, without any other sign.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RENAMED = (
     (r"^draft_id_to_target_id$", "d2t"),
 )
 
-#: A key that is not there is told with one that is, when both are so alike.
+#: A missing key is reported together with an unknown one of at least this similarity.
 MIN_SIMILARITY = 0.6
 
 

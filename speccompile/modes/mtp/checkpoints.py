@@ -1,7 +1,7 @@
 """MTP modules from the files of a checkpoint: transformers drops them when it loads the model.
 
 Every tensor that a checkpoint has of them is used, or named in the error: a module with a part left as it was made
-would draft badly, and nothing else would tell.
+would draft badly, without any other sign.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from speccompile.modes.mtp.layouts import LAYOUTS, SHARED, KeyLayout, layout_of
 from speccompile.modes.mtp.variants import VARIANTS, MtpVariant
 
 INDEX = "model.safetensors.index.json"
-#: Behind the name of a weight in 8 bits (DeepSeek-V3): the factors of its blocks.
+#: The suffix of the scales of a weight in 8 bits (DeepSeek-V3), one for each block.
 SCALES = "_scale_inv"
 
 

@@ -1,4 +1,4 @@
-"""Multi-token prediction (MTP) modules as a head: each a decoder layer of the target's own class behind a projection.
+"""Multi-token prediction (MTP) modules as a head: each a projection and a decoder layer of the target's own class.
 
 After DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2; as transformers has it in
 ``modeling_layers.MtpModel``. Row i of module k (from 0 on) reads the token at position i + k + 1 and what the module
@@ -41,7 +41,7 @@ class Observed:
 
 
 class MtpModule(nn.Module):
-    """Norms, projection and decoder layer; the norm behind them belongs to the head."""
+    """Norms, projection and decoder layer. The norm after them belongs to the head."""
 
     def __init__(self, target: PreTrainedModel, config: PreTrainedConfig, index: int, variant: MtpVariant) -> None:
         super().__init__()

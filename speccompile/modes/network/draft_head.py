@@ -1,4 +1,4 @@
-"""A draft head: a small network that reads the target's hidden states, and is no transformers model."""
+"""Draft heads: small networks that read the target's hidden states, and are not transformers models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from speccompile.utils.storage import Storage
 from speccompile.utils.torch_private import pytree
 from speccompile.utils.tracer_isolation import module_twin
 
-# Rows and tokens of what the check compares, in pieces, as far as there is room.
+# Rows of the check, and the widths of its pieces, as many as fit.
 ROWS, PIECES = 2, (3, 1, 5)
 
 
@@ -58,7 +58,7 @@ class RowAttention(Protocol):
 
 @dataclass
 class HeadCache:
-    """The head's KV: each layer writes its own and attends to all of its row's.
+    """The head's KV: each layer writes its KV and attends to that of its row.
 
     Args:
         keys, values: by layer, ``[N, S, G, D]`` and ``[N, S, G, Dv]``.
@@ -91,12 +91,12 @@ class HeadCache:
 
 
 class DraftHead(nn.Module):
-    """What a head has to be to be captured. Sizes that vary (B, T) are taken from the tensors; no Python decision may
-    depend on a value.
+    """The base of heads that can be captured. The forward takes the sizes that vary (B, T) from its tensors, and no
+    Python decision depends on a value.
 
     Attributes:
         layers: its decoder layers, called as modules; each hands one tensor on.
-        lm_head: a module, called once, behind the layers.
+        lm_head: a module, called once, after the layers.
     """
 
     layers: nn.ModuleList
@@ -110,24 +110,25 @@ class DraftHead(nn.Module):
     @property
     @abstractmethod
     def kv(self) -> Mapping[int, KVShape]:
-        """What each layer puts into the cache."""
+        """The KV shapes of each layer."""
 
     @property
     def route(self) -> Route:
-        """How its layers attend: ``eager`` ones read their rows' whole cache."""
+        """How its layers attend: ``eager`` layers read the whole cache of their rows."""
         return "attention"
 
     @property
     def numbers(self) -> set[int]:
-        """Sizes that are none of its weights'."""
+        """The sizes of its forward that are not those of its weights."""
         return {self.hidden_size}
 
     @abstractmethod
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
     ) -> dict[str, torch.Tensor]:
-        """``input_ids``, ``position_ids`` ``[B, T]``, ``hidden_states`` ``[B, T, M]``; returns what passes may read or
-        replace, by name: ``logits`` ``[B, T, Vd]`` and whatever else (``hidden``, ``fused``, ...)."""
+        """``input_ids``, ``position_ids`` ``[B, T]``, ``hidden_states`` ``[B, T, M]``; returns the
+        values that passes may read or replace, by name: ``logits`` ``[B, T, Vd]`` and others (``hidden``, ``fused``,
+        ...)."""
 
 
 class _Step(nn.Module):
@@ -167,7 +168,7 @@ class HeadNetwork(DraftNetwork):
     def __init__(self, head: DraftHead, info: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
         super().__init__(info, max_len, weights)
         self.head = head
-        # Made here, while what it shares with the target still is what its key tells.
+        # Created here, before the target's weights that it shares can change: they are part of its key.
         self._store = HeadStore(head, info)
 
     @property
@@ -241,7 +242,8 @@ class HeadNetwork(DraftNetwork):
     def check(
         self, graph: StepGraph, arena: Arena, lowered: Run, reference: Callable[[StepGraph], Run], packs: WeightPacks
     ) -> float:
-        """Random inputs in pieces, one row running behind the other, over the head's own forward."""
+        """Compare the graph with the head's own forward over random inputs in pieces. Returns the largest
+        difference."""
         probe = _Probe(self, graph, arena)
         check_kernels(packs)
         with torch.no_grad(), inputs_unrounded(packs):
@@ -268,7 +270,7 @@ class _Probe:
         self.tokens = torch.randint(vocab, (ROWS, length), generator=generator).to(info.device)
         hidden = torch.randn((ROWS, length, network.head.hidden_size), generator=generator)
         self.hidden = hidden.to(info.device, info.dtype)
-        # The dummy slot lends the second row a place, since it belongs to nobody.
+        # The second row uses the dummy slot, which no request owns.
         self.slots = torch.tensor([0, arena.layout.dummy_slot], device=info.device)
 
     def pieces(self) -> list[dict[str, torch.Tensor]]:

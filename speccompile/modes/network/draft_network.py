@@ -1,4 +1,4 @@
-"""What a mode drafts with when that is a network of its own: captured beside the target, as the target is.
+"""A separate network that a mode drafts with: captured beside the target, in the same way.
 
 Its graph has the inputs ``input_ids`` and ``position_ids`` ``[B, T]`` and ``row_slots`` ``[B]``, and for a head also
 ``hidden_states`` ``[B, T, M]``. What it computes has names in ``StepGraph.values``: ``logits`` always. Passes copy it
@@ -85,10 +85,10 @@ class DraftNetwork(ABC):
 
     @abstractmethod
     def store(self, graph: StepGraph, storage: Storage) -> None:
-        """Store ``graph``, as :meth:`capture` left it, which passed the check."""
+        """Store ``graph``, the result of :meth:`capture`, after it has passed the check."""
 
     def layout(self, target: Layout) -> Layout:
-        """Its KV ``[N, S, G, D]``, with S of its own, beside what ``target`` lays out."""
+        """Its KV ``[N, S, G, D]``, with its own S, in a layout like ``target``."""
         return resolve_layout(
             kv_state(self.kv),
             max_batch=target.max_batch,

@@ -9,7 +9,7 @@ import triton.language as tl
 from speccompile.ops.triton.attention_plan import power_of_2
 from speccompile.ops.triton.launch import Launch, run_all
 
-# Places that a program looks at.
+# Places that a program reads.
 SPAN = 1024
 
 

@@ -1,4 +1,4 @@
-"""Which kernels choose tokens, and look for the greatest scores in front of that."""
+"""The kernels that choose tokens, and those that find the greatest scores before that."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ class Propose(Pass):
         state: names of the mode's own state tensors.
         whole: the same as one op, for steps of such: takes ``tokens [N, S]``, ``length [N]`` and ``slots [B]``.
         scored: it also returns the drafts' scores, float32 ``[B, Kmax]``.
-        weights: tensors that ``propose`` takes behind those, by name.
+        weights: tensors that ``propose`` receives after those, by name.
         drafter: what messages call it; ``advice`` ends the one about a function that cannot be traced.
-        foreign: it may propose what is no token of the target: a row's drafts end in front of that.
+        foreign: it may propose ids that are not tokens of the target. A row's drafts end before such an id.
     """
 
     propose: ProposeFunction
@@ -101,8 +101,8 @@ def propose_and_store(
 
     Args:
         others: ``draft_score [N, Kmax]`` if ``scored``, then the mode's own state and weights.
-        stateful: ``propose`` takes the slots in front of these.
-        vocab_size: drafts end in front of what is no token of so many; None if none can be.
+        stateful: ``propose`` receives the slots before these.
+        vocab_size: drafts end before an id outside of it; None if there can be none.
 
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
@@ -129,7 +129,7 @@ def _checked(proposal: Any, rows: int, longest: int, *, scored: bool) -> tuple[t
     """What a drafter returned, if it is what it has to be.
 
     Raises:
-        PassError: says what was returned and what is wanted.
+        PassError: it returned something else.
     """
     i64, f32 = torch.int64, torch.float32
     parts = [((rows, longest), i64, "draft tokens"), ((rows,), i64, "lengths")]

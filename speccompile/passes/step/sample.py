@@ -124,7 +124,7 @@ def processed(
     user: tuple[TracedProcessor, ...] = (),
     calls_host: bool = False,
 ) -> torch.Tensor:
-    """``tensors`` are the state called ``names``, and behind it what the user's processors hold."""
+    """``tensors`` are the state tensors ``names``, then those that the user's processors hold."""
     whole, held = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
     scores = logits.to(torch.float32, copy=True)
     gathered = {name for processor in all_processors(names) if not processor.whole for name in state_of(processor)}
@@ -170,7 +170,7 @@ def draw(
 def text_and_drafts(
     tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, drafts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's text with its drafts behind it, ``[B, S]``, and its committed length ``[B]``."""
+    """Each row's committed tokens and drafts, ``[B, S]``, and the number of committed tokens ``[B]``."""
     row_length = length[slots]
     return put_tokens(tokens[slots], row_length, drafts), row_length
 
@@ -178,7 +178,7 @@ def text_and_drafts(
 def put_tokens(context: torch.Tensor, row_length: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
     """``context`` ``[B, S]`` with ``drafts`` ``[B, K]`` from ``row_length`` ``[B]`` on."""
     places = row_length[:, None] + torch.arange(drafts.shape[1], device=drafts.device)
-    # Behind the cache, where a row that is about to end may reach, nothing is ever read.
+    # A row that is about to end may reach beyond the cache, where nothing is ever read.
     places = places.clamp(max=context.shape[1] - 1)
     return context.scatter(1, places, drafts)
 

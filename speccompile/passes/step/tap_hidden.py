@@ -28,7 +28,7 @@ class Tap:
     Args:
         at: a decoder layer, by index (negative ones count from the end) or module path (``"model.layers.3"``), whose
             output is meant; or the module path of the final norm.
-        post_norm: behind the model's final norm, whatever layer it is.
+        post_norm: after the model's final norm, at any layer.
         before: what the layer reads, not its output: of layer 0 the embedding, as the model scales it.
     """
 
@@ -66,7 +66,7 @@ class MarkTaps(Pass):
 class LowerTaps(Pass):
     """What was marked becomes one tensor, ``tapped`` ``[B, T, taps * M]``, in the order of the marks.
 
-    Behind the commit, where nothing is taken away any more that has no reader yet.
+    It runs after the commit, when no pass removes nodes without readers any more.
     """
 
     name: ClassVar[str] = "lower_taps"

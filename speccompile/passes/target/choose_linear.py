@@ -116,7 +116,7 @@ def _is_linear(user: fx.Node, weight: fx.Node) -> bool:
 
 
 def _can_pack(user: fx.Node, weight: fx.Node) -> bool:
-    # What else an embedding can be told concerns training alone.
+    # The other arguments of an embedding concern training only.
     return _is_linear(user, weight) or (user.target is aten.embedding.default and user.args[0] is weight)
 
 

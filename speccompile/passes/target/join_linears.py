@@ -25,7 +25,7 @@ JOINED: dict[OpOverload, OpOverload] = {
 
 @dataclass(frozen=True)
 class JoinLinears(Pass):
-    """Queries, keys and values of a layer are one op, and so are gate and up; each weight stays a tensor of its own."""
+    """Queries, keys and values of a layer become one op, and so do gate and up. Each weight stays a separate tensor."""
 
     name: ClassVar[str] = "join_linears"
     looks_for: ClassVar[str] = "packed linears that read the same input"

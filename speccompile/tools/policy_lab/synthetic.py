@@ -20,7 +20,7 @@ class SyntheticText:
     Args:
         levels: by position, the chance of a first draft.
         has: by position, whether the drafter has anything.
-        scored: the drafter tells these chances.
+        scored: the drafter returns these chances as scores.
     """
 
     levels: Sequence[float]
