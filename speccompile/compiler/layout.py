@@ -23,7 +23,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import proposal_state
 from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.split import PROBABILITIES
-from speccompile.passes.own import specs_of
+from speccompile.passes.user_pass import state_specs_of
 from speccompile.sampling.pipeline import sampling_state
 
 PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
@@ -51,7 +51,7 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *config.mode.state(),
         *split_state(config),
         *config.rule.state(),
-        *(spec for item in config.passes for spec in specs_of(item)),
+        *(spec for item in config.passes for spec in state_specs_of(item)),
         *([] if config.saved is None else config.saved.state()),
     ]
 

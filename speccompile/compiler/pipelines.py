@@ -20,9 +20,8 @@ from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.native.choose_sampling import ChooseSampling
 from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafting
 from speccompile.passes.native.step_ops import UseStepOps
-from speccompile.passes.own import specs_of
 from speccompile.passes.pipeline import Pipeline
-from speccompile.passes.placed import placed
+from speccompile.passes.placement import place_passes
 from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
@@ -40,6 +39,7 @@ from speccompile.passes.target.choose_attention import ChooseAttention, KeepAtte
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
+from speccompile.passes.user_pass import state_specs_of
 
 
 def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
@@ -148,7 +148,7 @@ def check_anchors(config: BuildConfig, vocab_size: int) -> None:
             anchors = " or ".join(map(repr, item.anchors_after or item.anchors_before))
             reason = f"pass {item.name!r} goes {word} {anchors}, which is not among the passes"
             raise refuse(item, f"{reason}: {', '.join(ours)}")
-        for spec in specs_of(item):
+        for spec in state_specs_of(item):
             if spec.name in taken:
                 raise refuse(item, f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}")
             taken.add(spec.name)
@@ -248,7 +248,7 @@ def _split_goals(config: BuildConfig) -> Facts:
 
 
 def _pipeline(config: BuildConfig, passes: Sequence[Pass], goals: Facts, name: str) -> Pipeline:
-    return Pipeline(placed(passes, config.passes), goals, name)
+    return Pipeline(place_passes(passes, config.passes), goals, name)
 
 
 # --- names ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from speccompile.lowering.kernels import Kernels
 from speccompile.modes.auto import Auto, Choice, Failed, replacing
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
-from speccompile.passes.placed import check_passes
+from speccompile.passes.placement import check_passes
 from speccompile.policies.default import default_policy
 from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list

@@ -1,4 +1,4 @@
-"""A pass of the user's own at work: whatever goes wrong in it names it."""
+"""Runs a pass of the user. Every error in it names the pass."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from speccompile.passes.base import Changes, Pass
 T = TypeVar("T")
 
 
-def run_own(item: Pass, graph: StepGraph) -> Changes:
+def run_user_pass(item: Pass, graph: StepGraph) -> Changes:
     """Run ``item`` on ``graph``.
 
     Raises:
-        PassFailed: it raised, or returned something else than what it did.
-        VerifierError: it changed which state is written, and does not declare that.
+        PassFailed: it raised, or did not return ``Changes``.
+        VerifierError: it added or removed a write of state that it does not declare.
     """
     before = state_writes(graph)
-    changes = _called(item, lambda: item.run(graph))
+    changes = _call(item, lambda: item.run(graph))
     if not isinstance(changes, Changes) or not isinstance(changes.matched, int):
         raise PassFailed(name=item.name, reason=f"its run() has to return Changes(int), and returned {changes!r}")
     _check_writes(item, before, state_writes(graph))
     return changes
 
 
-def specs_of(item: Pass) -> list[StateSpec]:
-    """State tensors of its own.
+def state_specs_of(item: Pass) -> list[StateSpec]:
+    """The state tensors of ``item``.
 
     Raises:
         PassFailed: its ``state_specs()`` raises, or returns something else.
     """
-    specs = _called(item, item.state_specs)
+    specs = _call(item, item.state_specs)
     if not isinstance(specs, list | tuple) or not all(isinstance(spec, StateSpec) for spec in specs):
         raise PassFailed(name=item.name, reason=f"its state_specs() has to return a list of StateSpec, not {specs!r}")
     for spec in specs:
@@ -48,7 +48,7 @@ def specs_of(item: Pass) -> list[StateSpec]:
     return list(specs)
 
 
-def _called(item: Pass, function: Callable[[], T]) -> T:
+def _call(item: Pass, function: Callable[[], T]) -> T:
     try:
         return function()
     except SpecCompileError as error:
@@ -58,18 +58,18 @@ def _called(item: Pass, function: Callable[[], T]) -> T:
 
 
 def _check_writes(item: Pass, before: dict[fx.Node, set[str]], after: dict[fx.Node, set[str]]) -> None:
-    """It may write the state that it declares, and has to leave all other writes as they are."""
-    declared = {spec.name for spec in specs_of(item)} | item.writes
+    """Check that the pass added and removed only writes of the state that it declares."""
+    declared = {spec.name for spec in state_specs_of(item)} | item.writes
     empty: set[str] = set()
     for node in [*before, *after]:
-        had, has = before.get(node, empty), after.get(node, empty)
-        for name in sorted((has - had) - declared):
+        written_before, written_after = before.get(node, empty), after.get(node, empty)
+        for name in sorted((written_after - written_before) - declared):
             raise VerifierError(
                 name=item.name,
                 problem=f"it writes the state tensor {name!r}, which it does not declare: name it in writes, or write "
                 "a tensor of the pass's own state_specs()",
             )
-        for name in sorted((had - has) - declared):
+        for name in sorted((written_before - written_after) - declared):
             raise VerifierError(
                 name=item.name,
                 problem=f"it takes away a write of the state tensor {name!r}, which it does not declare: name it in "

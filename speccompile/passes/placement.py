@@ -1,4 +1,4 @@
-"""Where the user's own passes stand: next to the pass that each names as its anchor."""
+"""The places of the user's passes: next to the pass that each names as its anchor."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from speccompile.errors import InvalidOption
 from speccompile.passes.base import Pass
-from speccompile.passes.own import specs_of
+from speccompile.passes.user_pass import state_specs_of
 
 
-def placed(passes: Sequence[Pass], own: Sequence[Pass]) -> tuple[Pass, ...]:
-    """``passes`` with those of ``own`` among them whose anchor is there, which may be one of ``own``, too. Passes with
-    one anchor keep their order."""
+def place_passes(passes: Sequence[Pass], own: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Insert those of ``own`` whose anchor is among ``passes``, or is one of ``own`` itself. Passes with the same
+    anchor keep their order."""
     order = list(passes)
     left = list(own)
     #: By the name of the pass that they follow.
@@ -40,11 +40,10 @@ def _anchor(item: Pass, names: Sequence[str]) -> str | None:
 
 
 def check_passes(given: object) -> tuple[Pass, ...]:
-    """The user's passes, checked by themselves.
+    """Check each of the user's passes.
 
     Raises:
-        InvalidOption: one is no pass, has no place, or a name that another has, or an attribute is not what it has to
-            be.
+        InvalidOption: one is not a pass, has no anchor, has the name of another one, or has an invalid attribute.
         PassFailed: its ``state_specs()`` fails.
     """
 
@@ -73,7 +72,7 @@ def check_passes(given: object) -> tuple[Pass, ...]:
             raise refuse(item, f"set one of after and before of pass {name!r} to the name of a pass")
         if name in [other.name for other in own]:
             raise refuse(item, f"two passes have the name {name!r}")
-        specs_of(item)
+        state_specs_of(item)
         own.append(item)
     return tuple(own)
 
