@@ -12,6 +12,7 @@ from hypothesis import settings
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speccompile import pretrained
+from speccompile.compiler.layout import PREFILL_WIDTHS
 from speccompile.lowering.tier import Tier
 
 # Modules of helpers explain a failed assertion as test files do.
@@ -66,6 +67,25 @@ def own_captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "captures"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("speccompile.utils.storage.cache_dir", lambda: folder)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_prompt_widths() -> Iterator[None]:
+    """Wraps of tests read prompts in two to four widths, not in seven: making those steps took half of all tests' time.
+
+    :func:`all_prompt_widths` is for tests that are about them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.compiler.layout.PREFILL_WIDTHS", (4, 16, 64, 512))
+        yield
+
+
+@pytest.fixture(scope="module")
+def all_prompt_widths() -> Iterator[None]:
+    """The widths that users have: ``pytestmark = pytest.mark.usefixtures("all_prompt_widths")``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.compiler.layout.PREFILL_WIDTHS", PREFILL_WIDTHS)
         yield
 
 

@@ -16,6 +16,8 @@ from speccompile.cli.models import encode, max_len_for
 from speccompile.cli.prompts import BUILT_IN
 from speccompile.runtime import check
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 NEW_TOKENS = 32
 NEAR_TIE = 1e-3
 

@@ -15,6 +15,8 @@ from speccompile.runtime.prefill import FIXED_TOKENS, STEPS
 from support.engines import greedy
 from support.tiny import admitted, cancel_all, random_prompt
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 MAX_LEN = 256
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from speccompile.compiler.layout import PREFILL_WIDTHS, prefill_widths
 from speccompile.runtime.prefill import FIXED_TOKENS, LONGEST_WAIT, STEPS, PrefillBudget, chunk_widths, next_width
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 WIDTHS = (8, 32, 128, 512)
 SOME_WIDTHS = st.sampled_from([PREFILL_WIDTHS, WIDTHS, WIDTHS[:2], WIDTHS[:1]])
 
