@@ -106,6 +106,7 @@ def test_what_was_emitted_for_a_request_that_ended_meanwhile_is_dropped() -> Non
     parts.scheduler.run_step()
     assert ending.new_tokens == [2] and other.new_tokens == [21, 22]
     assert ending.closed and parts.batch.rows == [other]
+    assert (ending.stats.row_steps, parts.stats.row_steps) == (0, 1), "nor is it counted"
 
 
 def test_a_row_that_asks_the_host_runs_when_its_newest_token_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import cast
@@ -83,7 +84,14 @@ def test_a_step_that_reads_the_table_is_not_disturbed(table: TierTable) -> None:
     assert (len(table.tiers), len(table.mixed_tiers), len(table.prefill)) == (8, 4, 2)
 
 
-def test_two_threads_that_need_a_kind_build_it_once(table: TierTable, builds: Builds) -> None:
+def test_two_threads_that_need_a_kind_build_it_once(builds: Builds) -> None:
+    make = builds.make
+
+    def slow(kind: Kind) -> Executables:
+        time.sleep(0.05)
+        return make(kind)
+
+    table = TierTable(Executables(builds.tiers("greedy"), {}), slow, builds.make_mixed)
     both = threading.Barrier(2)
 
     def prepare() -> None:
