@@ -13,8 +13,8 @@ from speccompile.graph_capture.altering import altering
 from speccompile.ops.cpu.rounded import as_packed
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode
+from speccompile.runtime.params import Params
 from speccompile.runtime.policy_controller import Fixed
-from speccompile.runtime.request import Params
 from speccompile.runtime.target import Target
 from speccompile.sampling.user import Processor
 

@@ -17,7 +17,8 @@ from speccompile.hidden_states.records import RecordSpec
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.inputs import check_options, read_prompt
-from speccompile.runtime.request import Params, Request
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import Request
 from speccompile.runtime.request_options import SaveOptions
 from speccompile.runtime.target import Target
 from speccompile.utils.storage import digest

@@ -24,7 +24,8 @@ from speccompile.runtime.engine_parts import connect_parts
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.options import EngineOptions, StepTraits
 from speccompile.runtime.outcomes import Outcomes
-from speccompile.runtime.request import Params, Request
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import Request
 from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.saver import Saver

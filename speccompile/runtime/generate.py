@@ -16,7 +16,8 @@ from speccompile.runtime.engine import Engine
 from speccompile.runtime.inputs import read_count, read_num_draft_tokens, read_prompts
 from speccompile.runtime.listener import Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.outputs import as_output, read_outputs
-from speccompile.runtime.request import Params, Request
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import Request
 from speccompile.runtime.request_options import GenerateOptions
 from speccompile.runtime.score_records import ExtraOutputs
 from speccompile.runtime.target import Target

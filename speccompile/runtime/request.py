@@ -6,20 +6,15 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from transformers import PreTrainedTokenizerBase
-
 from speccompile.errors import InvalidOption, RequestFailed, error_line
-from speccompile.graph.keys import Kind
-from speccompile.hidden_states.records import RecordSpec
 from speccompile.runtime.listener import Listener
+from speccompile.runtime.params import Params
 from speccompile.runtime.result import Result, Timings
-from speccompile.runtime.score_records import ExtraOutputs, Records
+from speccompile.runtime.score_records import Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.token_stream import TokenStream
-from speccompile.sampling.request import Sampling
 from speccompile.utils.numbers import python_numbers
 
 #: No two requests of a process have the same number.
@@ -52,40 +47,6 @@ class NoDriver:
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None: ...
 
     async def wait_async(self, request: Request, seen: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Params:
-    """The checked parameters of a request.
-
-    Args:
-        max_new_tokens: most new tokens; a request also ends at ``max_len``.
-        eos: ids that end it.
-        sampling: how its tokens are chosen; None is greedy without processors.
-        priority: of two waiting requests, the one with the larger number goes first.
-        patient: its tokens are not watched as they come, so other such prompts may be read before its next step.
-        reuse: it may reuse the KV of another sequence with the same prefix.
-        tokenizer: decodes its tokens for ``Result.text``.
-        outputs: what it returns besides its tokens.
-        num_draft_tokens: most drafts of a step; None is as many as the tier has.
-        record: the record of its hidden states; None if they are not saved.
-    """
-
-    max_new_tokens: int
-    eos: tuple[int, ...]
-    sampling: Sampling | None = None
-    priority: int = 0
-    patient: bool = False
-    reuse: bool = True
-    tokenizer: PreTrainedTokenizerBase | None = None
-    outputs: ExtraOutputs = field(default_factory=ExtraOutputs)
-    num_draft_tokens: int | None = None
-    record: RecordSpec | None = None
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of executables that chooses its tokens."""
-        return "scored" if self.outputs else "sampled" if self.sampling is not None else "greedy"
 
 
 class Request:

@@ -14,7 +14,8 @@ from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
-from speccompile.runtime.request import Driver, Params, Request
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import Driver, Request
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.saver import Saver
 from speccompile.runtime.score_records import ExtraOutputs, Records, check_kept

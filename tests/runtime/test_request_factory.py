@@ -13,7 +13,8 @@ from speccompile.errors import InvalidInput, InvalidOption, PlaceholderToken, Un
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.graph.state import recorded_state
-from speccompile.runtime.request import NoDriver, Params, Request
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import NoDriver, Request
 from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.saver import Saver

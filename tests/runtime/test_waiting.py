@@ -13,7 +13,8 @@ from transformers import StoppingCriteriaList
 
 from speccompile.errors import QueueFull
 from speccompile.runtime.listener import Listener
-from speccompile.runtime.request import Params, Request
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import Request
 from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.waiting import WaitingQueue

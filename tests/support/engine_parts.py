@@ -24,10 +24,11 @@ from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.listener import Listener, Streamer
 from speccompile.runtime.options import StepTraits
 from speccompile.runtime.outcomes import Outcomes, pack
+from speccompile.runtime.params import Params
 from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.prompt_reader import PromptReader
-from speccompile.runtime.request import NoDriver, Params, Request
+from speccompile.runtime.request import NoDriver, Request
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.score_records import Records
 from speccompile.runtime.slots import Slots

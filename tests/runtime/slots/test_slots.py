@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import N, S, StateSpec, core_state, resolve_layout
 from speccompile.runtime.listener import Listener, make_criteria
-from speccompile.runtime.request import Params, Request
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import Request
 from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import RequestStats

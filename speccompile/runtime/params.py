@@ -1,0 +1,46 @@
+"""The checked parameters of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.graph.keys import Kind
+from speccompile.hidden_states.records import RecordSpec
+from speccompile.runtime.score_records import ExtraOutputs
+from speccompile.sampling.request import Sampling
+
+
+@dataclass(frozen=True)
+class Params:
+    """The checked parameters of a request.
+
+    Args:
+        max_new_tokens: most new tokens; a request also ends at ``max_len``.
+        eos: ids that end it.
+        sampling: how its tokens are chosen; None is greedy without processors.
+        priority: of two waiting requests, the one with the larger number goes first.
+        patient: its tokens are not watched as they come, so other such prompts may be read before its next step.
+        reuse: it may reuse the KV of another sequence with the same prefix.
+        tokenizer: decodes its tokens for ``Result.text``.
+        outputs: what it returns besides its tokens.
+        num_draft_tokens: most drafts of a step; None is as many as the tier has.
+        record: the record of its hidden states; None if they are not saved.
+    """
+
+    max_new_tokens: int
+    eos: tuple[int, ...]
+    sampling: Sampling | None = None
+    priority: int = 0
+    patient: bool = False
+    reuse: bool = True
+    tokenizer: PreTrainedTokenizerBase | None = None
+    outputs: ExtraOutputs = field(default_factory=ExtraOutputs)
+    num_draft_tokens: int | None = None
+    record: RecordSpec | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of executables that chooses its tokens."""
+        return "scored" if self.outputs else "sampled" if self.sampling is not None else "greedy"
