@@ -48,6 +48,11 @@ class Capacity:
     room: int
 
 
+def _no_mixed_tiers(kind: Kind) -> Mapping[TierName, Tier]:
+    """With a given prefill budget no step reads a prompt along."""
+    return {}
+
+
 class Engine:
     """Continuous batching over the slots of one arena. A context manager that closes itself.
 
@@ -102,7 +107,7 @@ class Engine:
         parts = connect_parts(
             target,
             arena,
-            TierTable(executables, make, make_mixed),
+            TierTable(executables, make, make_mixed if options.prefill_budget is None else _no_mixed_tiers),
             policy,
             outcomes,
             traits=traits,

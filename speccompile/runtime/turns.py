@@ -279,7 +279,8 @@ class Turns:
             raise ForkedSpeculator(reason=self._forked)
 
     def close(self) -> None:
-        """Cancel all requests, and accept no more."""
+        """Cancel all requests, accept no more, and wait until other threads have left :meth:`serving`: one that still
+        runs when the interpreter ends may take the process down."""
         with self.changed:
             self.closed = True
         # In a callback the current turn retires them when it ends.
@@ -287,3 +288,6 @@ class Turns:
             return
         with self.own():
             pass
+        me = threading.get_ident()
+        with self.changed:
+            self.changed.wait_for(lambda: not self._servers - {me})

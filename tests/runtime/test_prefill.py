@@ -146,3 +146,8 @@ def test_a_measured_budget_follows_what_is_measured(
     assert min(chunk_seconds, step_seconds) > 1e-6
     engine.run()
     assert running.new_tokens == greedy(model, running.prompt, 60)
+
+
+def test_with_a_given_budget_no_step_that_reads_a_prompt_along_is_built(spec: Speculator) -> None:
+    assert spec.engine.submit(random_prompt(5), max_new_tokens=2).result().token_ids
+    assert not spec.engine.mixed_tiers

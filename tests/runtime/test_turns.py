@@ -48,6 +48,32 @@ def test_a_step_may_not_be_waited_for_inside_of_it(parts: TurnParts) -> None:
     parts.turns.step()
 
 
+def test_close_returns_when_serving_threads_have_left(parts: TurnParts) -> None:
+    serves, may_leave, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with parts.turns.serving():
+            serves.set()
+            may_leave.wait(PATIENCE)
+
+    def close() -> None:
+        serves.wait(PATIENCE)
+        parts.turns.close()
+        closed.set()
+
+    with threads(serve, close):
+        assert serves.wait(PATIENCE)
+        assert not closed.wait(0.1)
+        may_leave.set()
+        assert closed.wait(PATIENCE)
+
+
+def test_a_serving_thread_may_close(parts: TurnParts) -> None:
+    with parts.turns.serving():
+        parts.turns.close()
+    assert parts.turns.closed
+
+
 def test_a_step_that_raises_gives_the_turn_back(parts: TurnParts) -> None:
     def fail() -> None:
         raise ZeroDivisionError
