@@ -23,6 +23,8 @@ from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, SpecCompileError
 from speccompile.utils.progress import listener, task
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 QUICK = ["--tiers", "0,3", "--backend", "eager"]
 
 

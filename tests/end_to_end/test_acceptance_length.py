@@ -14,6 +14,8 @@ from speccompile.graph.printing import load_python, to_python
 from speccompile.runtime.request import Request
 from support.tiny import admitted, random_prompt, tiny_llama
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 VOCAB = 128
 TIERS = (0, 1, 3, 7)
 MAX_BATCH = 2

@@ -51,7 +51,7 @@ def test_what_is_there_already_is_not_waited_for(parts: TurnParts, driver: Async
 
 
 def test_one_thread_steps_for_all_readers_and_ends_with_the_last_one(parts: TurnParts, driver: AsyncDriver) -> None:
-    requests, stepping = [parts.running(), parts.running()], set()
+    requests, stepping = [parts.running(), parts.running()], set[threading.Thread]()
 
     def step() -> None:
         stepping.add(threading.current_thread())
@@ -67,7 +67,7 @@ def test_one_thread_steps_for_all_readers_and_ends_with_the_last_one(parts: Turn
 
     parts.steps.work = step
     run_async(main())
-    assert {thread.name for thread in stepping} == {NAME}
+    assert [thread.name for thread in stepping] == [NAME]
     wait_for_none()
 
 

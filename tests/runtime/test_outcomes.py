@@ -15,7 +15,7 @@ def test_packed_columns_are_those_of_the_arena(bench: Bench, make: Make) -> None
     arena, width = engine.arena, bench.build.arena.layout.max_width
     requests = [engine.submit(prompt(7, seed), max_new_tokens=20) for seed in range(2)]
     seen = 0
-    for _ in range(3):
+    for _ in range(5):
         engine.step()
         packed = pack(arena)
         assert packed.dtype == torch.int64 and packed.shape == (4 + width, arena.layout.max_batch + 1)

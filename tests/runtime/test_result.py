@@ -12,6 +12,8 @@ from speccompile.runtime.engine import Engine
 from support.engines import PATIENCE, Gate, Make, greedy, prompt, serving
 from support.letters import tokenizer
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 
 def test_a_result_has_text_reason_and_statistics(engine: Engine, model: LlamaForCausalLM) -> None:
     request = engine.submit(prompt(5), max_new_tokens=15)

@@ -63,7 +63,7 @@ def request_of(
     prompt = [1, 2] if prompt is None else prompt
     given = Params(**{"max_new_tokens": new, "eos": ()} | params)
     listener = Listener(torch.tensor([prompt]), new, streamer, StoppingCriteriaList())
-    stats = RequestStats(arena.layout.max_draft_len, len(prompt))
+    stats = RequestStats(arena.layout.max_draft_len, prompt_tokens=len(prompt))
     return Request(NoDriver(), prompt, given, listener, stats, Records(given.outputs, arena))
 
 

@@ -13,6 +13,8 @@ from speccompile import Speculator
 from speccompile.graph.step_graph import StepGraph
 from support.tiny import tiny_llama
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 LENGTH = 40
 
 

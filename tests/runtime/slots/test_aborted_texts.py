@@ -11,6 +11,8 @@ from support.engines import Breaks
 from support.known_texts import assert_taken_over, decoded, prompt, read_and_reused, wrap
 from support.tiny import admitted, greedy
 
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
+
 
 def test_cancelled_while_its_prompt_is_read_it_leaves_what_was_read(spec: Speculator, model: PreTrainedModel) -> None:
     text = prompt(220, seed=1)
