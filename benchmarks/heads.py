@@ -54,7 +54,7 @@ def mebibytes_read(spec: Speculator, draft_len: int) -> tuple[float, float]:
 
 
 def compare(baseline: Speculator, spec: Speculator, repeats: int) -> dict[str, Any]:
-    """``baseline`` has the same tiers, whose drafts nobody makes."""
+    """``baseline`` has the same tiers without a draft head."""
     draft_len = max(spec.engine.draft_lens)
     verify, whole = f"verify at T={draft_len + 1}", f"the same with {draft_len} drafts made, and the head kept warm"
     alone, warm = "a plain step", "the same with the head kept warm"

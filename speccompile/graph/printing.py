@@ -167,7 +167,7 @@ def _target(node: fx.Node) -> str:
     if isinstance(node.target, OpOverload):
         return f"torch.ops.{node.target}"
     raise LoweringError(
-        f"cannot print the call of {node.target!r} (node {node.name!r}): it is no torch op",
+        f"cannot print the call of {node.target!r} (node {node.name!r}): it is not a torch op",
         node=node.name,
         target=repr(node.target),
     )

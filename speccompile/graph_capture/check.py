@@ -132,7 +132,8 @@ class Probe:
         return self.text.shape[1] - self.expected.shape[1]
 
     def pieces(self) -> Iterator[tuple[list[int], list[int], int]]:
-        """(rows, where each starts, width) of each piece. The second row is one token behind the first."""
+        """(rows, where each starts, width) of each piece. The first piece is the first row's alone, so that the rows
+        stand at different positions."""
         for start in range(0, self.lead, LEAD):
             yield [0, 1], [start, start], min(LEAD, self.lead - start)
         starts, length = [self.lead, self.lead], self.text.shape[1]

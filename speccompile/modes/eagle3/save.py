@@ -47,7 +47,7 @@ def save_eagle3(
             speculators' own model class does not know the target.
 
     Raises:
-        InvalidOption: there is no such layout.
+        InvalidOption: ``layout`` is not one of the two.
         InvalidHead: the layout has no name for what the head is.
         OSError: the disk does not take it.
     """

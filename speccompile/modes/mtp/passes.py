@@ -76,7 +76,7 @@ class KeepModulesWarm(Pass):
         if self.chain == "module":
             since = graph.insert(first_read, graph.state(f"{PREFIX}{READ_FROM}"), slots, positions)
             return lambda module: graph.insert(rows_since, positions, since, back=module, dead=dead)
-        # Without drafts there are no rows of drafts.
+        # At K=0 no row has drafts.
         draft_len = int(values["drafts"].meta["val"].shape[1]) if "drafts" in values else 0
         rows = int(values["slots"].meta["val"].shape[0])
         nodes, modules = (positions, graph.state("length"), slots), len(head.anchors.layers)
