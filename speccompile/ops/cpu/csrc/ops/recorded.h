@@ -2,7 +2,6 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/inductor/aoti_torch/utils.h>
 
 // Its header includes those of RecordFunction, which take the compiler longer than all of the ops.
 namespace torch::profiler::impl {
