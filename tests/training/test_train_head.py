@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -225,13 +226,14 @@ def test_a_killed_process_continues_to_the_same_weights(model: LlamaForCausalLM,
 def test_a_folder_of_other_options_is_refused(
     model: LlamaForCausalLM, texts: Path, trained: TrainedHead, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidInput, match=f"begun with {next(iter(changes))} "):
+    begun = re.compile(f"begun with {next(iter(changes))} ")
+    with raises(InvalidInput, name=f"the folder {trained.folder}", reason=begun):
         train_head(model, texts, trained.folder, quick(**changes), progress=False)
 
 
 def test_a_folder_of_other_texts_is_refused(model: LlamaForCausalLM, trained: TrainedHead, tmp_path: Path) -> None:
     other = write_texts(tmp_path, model, greedy_texts(model, 20))
-    with pytest.raises(InvalidInput, match="begun with texts "):
+    with raises(InvalidInput, name=f"the folder {trained.folder}", reason=re.compile("begun with texts ")):
         train_head(model, other, trained.folder, quick(), progress=False)
 
 
@@ -243,7 +245,7 @@ def test_texts_of_another_target_or_vocabulary_are_refused(texts: Path, tmp_path
         train_head(learnable(seed=1), texts, tmp_path / "head", quick(), progress=False)
     small = tiny_llama(layers=2, hidden=32, vocab=16)
     written = write_texts(tmp_path / "texts", learnable(), greedy_texts(learnable(), 5), target=target_id(small))
-    with pytest.raises(InvalidInput, match="the target's vocabulary ends at 15"):
+    with raises(InvalidInput, name="the texts", reason=re.compile("the target's vocabulary ends at 15")):
         train_head(small, written, tmp_path / "head", quick(), progress=False)
     assert not (tmp_path / "head").exists()
 
@@ -276,7 +278,7 @@ def test_a_target_in_training_mode_and_one_with_scaled_logits_are_refused(texts:
         train_head(target.train(), texts, tmp_path, quick())
     target.eval()
     target.lm_head.register_forward_hook(lambda _module, _inputs, output: 2 * output)
-    with pytest.raises(UnsupportedModel, match="not a linear"):
+    with raises(UnsupportedModel, model="LlamaForCausalLM", reason=re.compile("not a linear")):
         train_head(target, texts, tmp_path, quick())
 
 
@@ -284,7 +286,7 @@ def test_a_missing_library_is_named(
     model: LlamaForCausalLM, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InvalidOption, match=r"pip install 'speccompile\[train\]'"):
+    with raises(InvalidOption, name="kind", reason=re.compile(r"pip install 'speccompile\[train\]'")):
         train_head(model, texts, tmp_path, quick())
 
 
