@@ -73,7 +73,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
 @pytest.mark.parametrize(
     ("arguments", "kind", "says"),
     [
-        ({"mode": "medusa"}, UnknownMode, ["'medusa'", "ngram", "register_mode"]),
+        ({"mode": "lookahead"}, UnknownMode, ["'lookahead'", "ngram", "register_mode"]),
         ({"exit_layer": 1}, OptionOfAnotherMode, ["exit_layer", "max_ngram, min_ngram", "early_exit"]),
         ({"max_tokens": 1, "batch": 2}, UnknownOption, ["batch, max_tokens", "max_ngram"]),
         ({"max_ngram": 0}, InvalidOption, ["max_ngram=0", "int >= 1"]),

@@ -23,6 +23,7 @@ _MODES = {
     "eagle3": (*_NETWORK, "fused"),
     "eagle3_one_model": _NETWORK,
     "early_exit": ("exit_layer",),
+    "medusa": ("draft",),
     "mtp": (*_NETWORK, "chain"),
     "mtp_eagle": (*_NETWORK, "fused"),
     "mtp_eagle_one_model": _NETWORK,
@@ -30,7 +31,7 @@ _MODES = {
     "none": (),
     "save_hidden_states": ("output_directory", "write_interval", "file_prefix", "eagle3_layers_to_capture"),
     "suffix": ("max_depth", "factor", "offset", "min_probability", "corpus", "tokenizer", "remember"),
-    "user_provided": ("draft", "host"),
+    "user_provided": ("draft", "host", "reads_hidden"),
 }
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
 _ENTRY_POINTS = "speccompile.modes"

@@ -110,12 +110,15 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
         with replacing(choice):
             mode = mode.loaded(model)
             network = mode.network(model, info, max_len)
-    if network is not None:
-        if options.tiers is None and network.most_drafts is not None:
-            draft_lens = tuple(sorted({min(size, network.most_drafts) for size in draft_lens}))
-            policy = _choose_policy(options, draft_lens, rule)
-            config = replace(config, tiers=draft_lens)
-        with replacing(choice):
+    most = mode.most_drafts
+    if options.tiers is None and most is not None:
+        draft_lens = tuple(sorted({min(size, most) for size in draft_lens}))
+        policy = _choose_policy(options, draft_lens, rule)
+        config = replace(config, tiers=draft_lens)
+    with replacing(choice):
+        if most is not None and config.max_draft_len > most:
+            raise InvalidTiers(tiers=config.tiers, reason=f"mode {mode.name!r} drafts at most {most} tokens")
+        if network is not None:
             _check_network(network, config, model, options.consume)
     saved = None if saves is None else saved_rows(model, saves)
     config = replace(config, mode=mode, logits_processors=processors, network=network, saved=saved)
@@ -202,10 +205,6 @@ def _check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
 
 
 def _check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, consume: bool) -> None:
-    most = network.most_drafts
-    if most is not None and config.max_draft_len > most:
-        reason = f"mode {config.mode.name!r} drafts at most {most} tokens with {network.info.name}"
-        raise InvalidTiers(tiers=config.tiers, reason=reason)
     if network.weights == "same":
         return
     reason = ""

@@ -4,6 +4,7 @@ from speccompile.modes.eagle3.checkpoints import load_eagle3
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.eagle3.save import save_eagle3
+from speccompile.modes.medusa import MedusaHeads, load_medusa
 from speccompile.modes.mtp.checkpoints import load_mtp
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.variants import MtpVariant
@@ -12,10 +13,12 @@ from speccompile.passes.step.tap_hidden import default_taps
 __all__ = [
     "Eagle3Config",
     "Eagle3Head",
+    "MedusaHeads",
     "MtpHead",
     "MtpVariant",
     "default_taps",
     "load_eagle3",
+    "load_medusa",
     "load_mtp",
     "save_eagle3",
 ]

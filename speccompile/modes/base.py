@@ -83,6 +83,11 @@ class Mode(ABC):
         """
         return self
 
+    @property
+    def most_drafts(self) -> int | None:
+        """The largest draft length that it is for, once :meth:`loaded`; None is any."""
+        return None
+
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftNetwork | None:
         """A network of the mode's own, which is captured beside the target ``model`` and copied into steps by
         :func:`speccompile.modes.network.passes.forward_drafter`. Its KV is state of the arena.

@@ -16,6 +16,7 @@ from speccompile.modes.composed import Composed
 from speccompile.modes.draft_target import DraftTarget
 from speccompile.modes.eagle3.mode import Eagle3, Eagle3OneModel
 from speccompile.modes.early_exit import EarlyExit
+from speccompile.modes.medusa import Medusa
 from speccompile.modes.mtp.eagle_mode import MtpEagle, MtpEagleOneModel
 from speccompile.modes.mtp.mode import Mtp
 from speccompile.modes.ngram import NGram
@@ -33,6 +34,7 @@ BUILT_IN: tuple[type[Mode], ...] = (
     Suffix,
     DraftTarget,
     UserProvided,
+    Medusa,
     Eagle3OneModel,
     Eagle3,
     Mtp,

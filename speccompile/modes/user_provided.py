@@ -15,6 +15,8 @@ from speccompile.modes.base import HostDraft, Mode, proposal_state
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose
+from speccompile.passes.step.propose_from_hidden import ProposeFromHidden
+from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,15 @@ class UserProvided(Mode):
         host: ``draft`` is any callable instead, called between steps for each row that can have drafts as
             ``draft(tokens, draft_len)``, with the text as a list of token ids and how many drafts are of use; returns a
             list of at most Kmax ids, or None to abstain. What goes wrong in it ends the request whose row it was.
+        reads_hidden: places in the target whose hidden states ``draft`` receives: decoder layers, by index (negative
+            ones count from the end) or module path, whose output is meant, or the path of the final norm. It is called
+            as ``draft(tokens, length, hidden, draft_len)`` then. ``hidden`` ``[B, places * M]``, in the target's dtype,
+            is of the last token that the target has read, the one in front of the newest.
     """
 
     draft: Any = None
     host: bool = False
+    reads_hidden: tuple[int | str, ...] = ()  # type: ignore[assignment, misc]
 
     name: ClassVar[str] = "user_provided"
     ready: ClassVar[bool] = True
@@ -49,8 +56,9 @@ class UserProvided(Mode):
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.host, bool):
             raise self.invalid("host", self.host, "use True or False")
+        self._check_places(info)
         if not callable(self.draft):
-            signature = "draft(tokens, draft_len)" if self.host else "draft(tokens, length, draft_len)"
+            signature = f"draft({'tokens' if self.host else ', '.join(self._arguments)}, draft_len)"
             raise self.invalid("draft", self.draft, f"give a callable {signature}")
         if self.host or not isinstance(self.draft, nn.Module):
             return
@@ -60,6 +68,22 @@ class UserProvided(Mode):
         if elsewhere := {str(tensor.device) for _, tensor in self._weights() if tensor.device != info.device}:
             where = ", ".join(sorted(elsewhere))
             raise self.invalid("draft", kind, f"it is on {where} and the target on {info.device}")
+
+    def _check_places(self, info: ModelInfo) -> None:
+        def refuse(reason: str) -> None:
+            raise self.invalid("reads_hidden", self.reads_hidden, reason)
+
+        places, layers = self.reads_hidden, info.num_layers
+        if not isinstance(places, tuple | list) or any(isinstance(at, bool) for at in places):
+            refuse("give the decoder layers as (1, 5, -1)")
+        if any(not isinstance(at, str) and not (isinstance(at, int) and -layers <= at < layers) for at in places):
+            refuse(f"the target's decoder layers are 0 .. {layers - 1}, or module paths")
+        if places and self.host:
+            refuse("a drafter on the host is called between steps, with token ids alone")
+
+    @property
+    def _arguments(self) -> tuple[str, ...]:
+        return ("tokens", "length", "hidden") if self.reads_hidden else ("tokens", "length")
 
     def _weights(self) -> list[tuple[str, torch.Tensor]]:
         if not isinstance(self.draft, nn.Module):
@@ -72,6 +96,9 @@ class UserProvided(Mode):
     def draft_passes(self, draft_len: int) -> list[Pass]:
         return [ReadDrafts(draft_len)]
 
+    def mark_passes(self) -> list[Pass]:
+        return [MarkTaps(tuple(Tap(at) for at in self.reads_hidden))] if self.reads_hidden else []
+
     def commit_passes(self) -> list[Pass]:
         if self.host:
             return []
@@ -80,19 +107,23 @@ class UserProvided(Mode):
             (f"drafter_{index}_{name.replace('.', '_')}", value.detach())
             for index, (name, value) in enumerate(self._weights())
         )
-        return [Propose(self.propose, weights=weights, drafter=_shown(self.draft), advice=ADVICE, foreign=True)]
+        described: dict[str, Any] = {"weights": weights, "drafter": _shown(self.draft), "foreign": True}
+        if self.reads_hidden:
+            return [LowerTaps(), ProposeFromHidden(self.propose, **described)]
+        return [Propose(self.propose, advice=ADVICE, **described)]
 
-    def propose(
-        self, tokens: torch.Tensor, length: torch.Tensor, *weights: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, ...]:
-        """What ``draft`` says; ``weights`` stand for its own, so that none hides in the graph."""
+    def propose(self, *text_and_weights: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, ...]:
+        """What ``draft`` says of the first of these; the others stand for its own weights, so that none hides in the
+        graph."""
+        count = len(self._arguments)
+        text, weights = text_and_weights[:count], text_and_weights[count:]
         if not isinstance(self.draft, nn.Module):
-            proposal: tuple[torch.Tensor, ...] = self.draft(tokens, length, draft_len)
+            proposal: tuple[torch.Tensor, ...] = self.draft(*text, draft_len)
             return proposal
         stands = {id(tensor): weight for (_, tensor), weight in zip(self._weights(), weights, strict=True)}
         own = {name: stands[id(tensor)] for name, tensor in self._places()}
         # Told to tie them itself, it would not put back what a module with two names had.
-        proposal = torch.func.functional_call(self.draft, own, (tokens, length, draft_len), tie_weights=False)
+        proposal = torch.func.functional_call(self.draft, own, (*text, draft_len), tie_weights=False)
         return proposal
 
     def _places(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -104,7 +135,8 @@ class UserProvided(Mode):
 
     def explain(self) -> str:
         where = "on the host, between steps" if self.host else "inside the step"
-        return f"{_shown(self.draft)} proposes {where}"
+        reads = f", reading the hidden states of {', '.join(map(str, self.reads_hidden))}" if self.reads_hidden else ""
+        return f"{_shown(self.draft)} proposes {where}{reads}"
 
 
 ADVICE = ", or give host=True to have it called between steps with lists of ids"

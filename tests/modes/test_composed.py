@@ -86,7 +86,7 @@ def test_the_text_is_that_of_transformers() -> None:
         ([], {}, InvalidOption, {"reason": re.compile("two drafters or more")}),
         (["ngram", "NGRAM"], {}, InvalidOption, {"reason": re.compile("occurs twice")}),
         (["ngram", "early_exit"], {}, InvalidOption, {"reason": re.compile("'early_exit' does not propose")}),
-        (["ngram", "medusa"], {}, UnknownMode, {"name": "medusa"}),
+        (["ngram", "lookahead"], {}, UnknownMode, {"name": "lookahead"}),
         (["suffix", "ngram"], {"exit_layer": 1}, OptionOfAnotherMode, {"names": "exit_layer"}),
     ],
 )

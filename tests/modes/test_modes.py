@@ -66,7 +66,7 @@ def test_the_modes_of_this_package() -> None:
     heads = ["eagle3", "eagle3_one_model"]
     modules = ["mtp", "mtp_eagle", "mtp_eagle_one_model"]
     others = ["ngram", "none", "save_hidden_states", "suffix", "user_provided"]
-    names = ["auto", "draft_target", *heads, "early_exit", *modules, *others]
+    names = ["auto", "draft_target", *heads, "early_exit", "medusa", *modules, *others]
     assert modes.available() == names
 
 
@@ -86,7 +86,7 @@ def test_any_case_and_none(name: str | None, mode: type[Mode]) -> None:
     assert type(modes.create(name, {})) is mode
 
 
-@pytest.mark.parametrize("name", ["medusa", "", "n-gram", "ngram ", 7])
+@pytest.mark.parametrize("name", ["lookahead", "", "n-gram", "ngram ", 7])
 def test_unknown(name: Any) -> None:
     with pytest.raises(UnknownMode) as error:
         modes.create(name, {})

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.errors import HeadKeys, InvalidHead, InvalidInput, error_line
+from speccompile.errors import HeadKeys, InvalidHead, InvalidInput
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.config_files import read_config
 from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_tensors
 from speccompile.sampling.draft_vocab import check_d2t, target_ids
 
 CHECKPOINT_FILES = ["config.json", "*.safetensors", "pytorch_model.bin"]
@@ -52,9 +52,9 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
         InvalidHead: no checkpoint is there, or it is not one of this target.
         HeadKeys: lists the keys that are renamed, missing, not known or of another shape.
     """
-    folder = _folder(source)
+    folder = checkpoint_folder(source, CHECKPOINT_FILES)
     name = str(source)
-    tensors = _own_names(_tensors(folder, name), name)
+    tensors = _own_names(read_tensors(folder, name), name)
     config = read_config(folder, name, target, tensors)
     head = Eagle3Head(config)
     target_weights = _target_weights(config, target, tensors)
@@ -69,44 +69,6 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     head = head.to(target.device, target.dtype).eval()
     head.share(**target_weights)
     return head.requires_grad_(False)
-
-
-def _folder(source: str | Path) -> Path:
-    path = Path(source)
-    if path.is_dir():
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=CHECKPOINT_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = f"it is no folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
-        raise InvalidHead(source=str(source), reason=reason) from error
-
-
-def _tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    binary = folder / "pytorch_model.bin"
-    found: dict[str, torch.Tensor] = {}
-    try:
-        for file in files:
-            read = load_file(file)
-            if twice := sorted(found.keys() & read.keys()):
-                raise InvalidHead(source=name, reason=f"{twice[0]!r} is in {file.name} and in another file as well")
-            found |= read
-        if not files and binary.exists():
-            found = dict(torch.load(binary, map_location="cpu", weights_only=True))
-    except InvalidHead:
-        raise
-    except Exception as error:
-        raise InvalidHead(source=name, reason=f"its weights cannot be read: {error_line(error)}") from error
-    for key, value in found.items():
-        if not isinstance(value, torch.Tensor):
-            raise InvalidHead(source=name, reason=f"{key!r} is a {type(value).__name__}, and no tensor")
-    if not found:
-        raise InvalidHead(source=name, reason="there is neither a *.safetensors nor a pytorch_model.bin in it")
-    return found
 
 
 def _own_names(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

@@ -77,6 +77,10 @@ class Mtp(MtpMode):
         if self.chain not in get_args(Chain):
             raise self.invalid("chain", self.chain, f"choose from {', '.join(get_args(Chain))}")
 
+    @property
+    def most_drafts(self) -> int | None:
+        return len(self.draft.layers) if isinstance(self.draft, MtpHead) else None
+
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
         return MtpNetwork(self.draft, info, self._max_len(max_len), self.chain, self.draft_weights)
 

@@ -45,10 +45,6 @@ class MtpNetwork(HeadNetwork):
         super().__init__(head, info, max_len, weights)
         self.chain = chain
 
-    @property
-    def most_drafts(self) -> int | None:
-        return None if self.chain is None else len(self.head.layers)
-
     def layout(self, target: Layout) -> Layout:
         modules, hidden = len(self.head.layers), self.info.hidden_size
         own: list[StateSpec] = []

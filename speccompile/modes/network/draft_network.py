@@ -40,11 +40,6 @@ class DraftNetwork(ABC):
         self.weights = weights
 
     @property
-    def most_drafts(self) -> int | None:
-        """The largest draft length that it is for; None is any."""
-        return None
-
-    @property
     def windows_stay(self) -> bool:
         """Whether its sliding windows do not move along with draft tokens; see
         :mod:`speccompile.modes.network.draft_windows`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from torch import fx
 
 from speccompile.errors import PassError, error_line
 from speccompile.graph.step_graph import StepGraph
@@ -50,7 +51,7 @@ class Propose(Pass):
     def run(self, graph: StepGraph) -> Changes:
         core = [graph.state(name) for name in ("tokens", "length", "limit", "draft_tokens", "draft_lens")]
         score = [graph.state("draft_score")] if self.scored else []
-        own = [graph.state(name) for name in self.state]
+        own = [*self.read(graph), *[graph.state(name) for name in self.state]]
         weights = [graph.constant(name, value) for name, value in self.weights]
         whole = self.whole if uses_step_ops(graph) else None
         try:
@@ -65,7 +66,7 @@ class Propose(Pass):
                 whole=whole,
                 longest=graph.layout.max_draft_len,
                 scored=self.scored,
-                stateful=bool(own),
+                stateful=bool(self.state),
                 vocab_size=graph.layout.vocab_size if self.foreign else None,
             )
         except PassError:
@@ -79,6 +80,10 @@ class Propose(Pass):
                 reason=error_line(error),
             ) from error
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
+
+    def read(self, graph: StepGraph) -> list[fx.Node]:
+        """What ``propose`` receives of the step, besides its text: nothing."""
+        return []
 
 
 def propose_and_store(
@@ -100,7 +105,8 @@ def propose_and_store(
     same in one op) says of the rows ``slots [B]``.
 
     Args:
-        others: ``draft_score [N, Kmax]`` if ``scored``, then the mode's own state and weights.
+        others: ``draft_score [N, Kmax]`` if ``scored``, then what was read of the step, the mode's own state and
+            weights.
         stateful: ``propose`` receives the slots before these.
         vocab_size: drafts end before an id outside of it; None if there can be none.
 

@@ -1,0 +1,201 @@
+"""Medusa: independent heads over the target's last hidden state, head k for the draft token k places ahead.
+
+After Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024), section
+2.1, as a chain: each head's likeliest token. Checkpoints are read in the layouts of FasterDecoding/Medusa
+(``medusa/model/medusa_model.py``: a head is blocks and a linear) and vLLM (``model_executor/models/medusa.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.errors import HeadKeys, InvalidHead
+from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.base import Mode, proposal_state
+from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_tensors
+from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.step.drafts import ReadDrafts
+from speccompile.passes.step.propose_from_hidden import ProposeFromHidden
+from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+
+#: Names in both layouts. In FasterDecoding's the linear behind the blocks has the number after the last block's.
+_BLOCK = re.compile(
+    r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"
+    r"|(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"
+)
+_LM_HEAD = re.compile(r"(?:medusa_heads?\.)?(\d+)\.\d+\.weight|(?:medusa_heads\.)?lm_heads\.(\d+)\.weight")
+_OF_HEADS = re.compile(r"(medusa_heads?|blocks|lm_heads|\d+)\..*|token_map")
+
+
+class MedusaBlock(nn.Module):
+    """``x + silu(linear(x))``, ``[..., M]``."""
+
+    def __init__(self, hidden_size: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size, bias=bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + nn.functional.silu(self.linear(hidden))
+
+
+class MedusaHeads(nn.ModuleList):
+    """Heads in FasterDecoding's layout: each is ``num_blocks`` blocks and a linear ``[V, M]`` without bias."""
+
+    def __init__(
+        self, num_heads: int, num_blocks: int, hidden_size: int, vocab_size: int, *, bias: bool = True
+    ) -> None:
+        super().__init__(
+            nn.Sequential(
+                *[MedusaBlock(hidden_size, bias=bias) for _ in range(num_blocks)],
+                nn.Linear(hidden_size, vocab_size, bias=False),
+            )
+            for _ in range(num_heads)
+        )
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[B, heads, V]`` of hidden states ``[B, M]`` behind the target's final norm. Head k (from 0) says
+        what comes k + 2 places after what was read: the place after it is the target's own to say."""
+        return torch.stack([head(hidden) for head in self], 1)
+
+
+def load_medusa(source: str | Path, target: PreTrainedModel) -> MedusaHeads:
+    """Load heads for ``target``, in its dtype, on its device; how many there are, the tensors say.
+
+    Args:
+        source: a folder with ``medusa_lm_head.pt``, or with safetensors files or a ``pytorch_model.bin`` (those of a
+            whole model too, of which the heads alone are read); or the id of such a repository on the Hugging Face Hub.
+
+    Raises:
+        InvalidHead: no checkpoint is there, or it is not one of this target.
+        HeadKeys: tensors are missing, not known or of another shape.
+    """
+    name = str(source)
+    folder = checkpoint_folder(source, ["config.json", "*.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"])
+    tensors = read_tensors(folder, name, binaries=("medusa_lm_head.pt", "pytorch_model.bin"))
+    blocks, lm_heads = _sorted(tensors, name)
+    config = target.config.get_text_config(decoder=True)
+    num_heads = 1 + max(lm_heads, default=-1)
+    num_blocks = 1 + max((block for _, block, _ in blocks), default=-1)
+    # In vLLM's layout linears of blocks may have none.
+    bias = any(part == "bias" for _, _, part in blocks)
+    if not num_heads:
+        raise InvalidHead(source=name, reason="there are no Medusa heads in it (tensors such as 0.1.weight)")
+    with torch.device("meta"):
+        heads = MedusaHeads(num_heads, num_blocks, config.hidden_size, config.vocab_size, bias=bias)
+    own = {f"{head}.{block}.linear.{part}": tensor for (head, block, part), tensor in blocks.items()}
+    own |= {f"{head}.{num_blocks}.weight": tensor for head, tensor in lm_heads.items()}
+    wanted = {key: tuple(value.shape) for key, value in heads.state_dict().items()}
+    problems = [f"missing: {key} {list(shape)}" for key, shape in wanted.items() if key not in own]
+    problems += [
+        f"of another shape: {key} is {list(own[key].shape)} and has to be {list(shape)}"
+        for key, shape in wanted.items()
+        if key in own and tuple(own[key].shape) != shape
+    ]
+    if problems:
+        raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
+    heads.load_state_dict(own, assign=True)
+    return heads.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def _sorted(
+    tensors: Mapping[str, torch.Tensor], name: str
+) -> tuple[dict[tuple[int, int, str], torch.Tensor], dict[int, torch.Tensor]]:
+    """By head, block and part; and the linears by head. Other weights of a whole model are left out."""
+    blocks: dict[tuple[int, int, str], torch.Tensor] = {}
+    lm_heads: dict[int, torch.Tensor] = {}
+    unknown: list[str] = []
+    for key, tensor in tensors.items():
+        if found := _BLOCK.fullmatch(key):
+            head, block, part = (group for group in found.groups() if group is not None)
+            blocks[int(head), int(block), part] = tensor
+        elif found := _LM_HEAD.fullmatch(key):
+            lm_heads[int(found[1] or found[2])] = tensor
+        elif _OF_HEADS.fullmatch(key):
+            unknown.append(f"\n  not known: {key} {list(tensor.shape)}")
+    if unknown:
+        raise HeadKeys(source=name, problems="".join(unknown))
+    return blocks, lm_heads
+
+
+@dataclass(frozen=True)
+class Medusa(Mode):
+    """Drafts with Medusa heads when a step ends, so K is at most their number.
+
+    Args:
+        draft: :class:`MedusaHeads` in eval mode, in the target's dtype and on its device; or the folder or hub id of a
+            checkpoint.
+    """
+
+    draft: Any = None
+
+    name: ClassVar[str] = "medusa"
+    ready: ClassVar[bool] = True
+    reads_hidden: ClassVar[bool] = True
+    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
+    goals: ClassVar[Facts] = facts("proposed")
+
+    def check(self, info: ModelInfo) -> None:
+        if not isinstance(self.draft, MedusaHeads | str | Path) or self.draft == "":
+            reason = "give MedusaHeads, the folder of a checkpoint with such heads, or its hub id"
+            raise self.invalid("draft", type(self.draft).__name__ if self.draft is not None else None, reason)
+
+    def loaded(self, model: PreTrainedModel) -> Medusa:
+        if not isinstance(self.draft, MedusaHeads):
+            return replace(self, draft=load_medusa(self.draft, model))
+        heads, config = self.draft, model.config.get_text_config(decoder=True)
+        weight = next(heads.parameters())
+        sizes = (config.hidden_size, config.vocab_size)
+        reason = None
+        if (heads.hidden_size, heads.vocab_size) != sizes:
+            reason = (
+                f"it is for M, V = {heads.hidden_size}, {heads.vocab_size}, and the target has {sizes[0]}, {sizes[1]}"
+            )
+        elif (weight.dtype, weight.device) != (model.dtype, model.device):
+            reason = f"it is {weight.dtype} on {weight.device}, and the target {model.dtype} on {model.device}"
+        elif heads.training:
+            reason = "it is in training mode; call its eval()"
+        if reason:
+            raise InvalidHead(source="that was given", reason=reason)
+        return self
+
+    @property
+    def most_drafts(self) -> int | None:
+        return len(self.draft) if isinstance(self.draft, MedusaHeads) else None
+
+    def state(self) -> list[StateSpec]:
+        return [*proposal_state(), StateSpec("draft_score", (N, K), torch.float32)]
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [ReadDrafts(draft_len)]
+
+    def mark_passes(self) -> list[Pass]:
+        return [MarkTaps((Tap(-1, post_norm=True),))]
+
+    def commit_passes(self) -> list[Pass]:
+        weights = tuple((f"medusa_{name.replace('.', '_')}", value) for name, value in self.draft.named_parameters())
+        return [LowerTaps(), ProposeFromHidden(self.propose, weights=weights, scored=True)]
+
+    def propose(
+        self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draft tokens ``[B, Kmax]``, how many count ``[B]``, and the probability that a draft and all in front of it
+        are right, float32 ``[B, Kmax]``. ``weights`` stand for those of the heads."""
+        own = dict(zip((name for name, _ in self.draft.named_parameters()), weights, strict=True))
+        logits: torch.Tensor = torch.func.functional_call(self.draft, own, (hidden,))
+        best, drafts = logits[:, :draft_len].float().log_softmax(-1).max(-1)
+        return drafts, torch.full_like(length, draft_len), best.cumsum(1).exp()
+
+    def explain(self) -> str:
+        if not isinstance(self.draft, MedusaHeads):
+            return f"the Medusa heads {self.draft} draft"
+        return f"{len(self.draft)} Medusa heads draft, each one token, over what the lm_head reads"

@@ -1,0 +1,44 @@
+"""A ready drafter that proposes from hidden states of the target, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Facts, facts
+from speccompile.passes.step.propose import Propose
+
+
+@dataclass(frozen=True)
+class ProposeFromHidden(Propose):
+    """As :class:`Propose`, of a function that takes the rows' hidden states behind ``tokens`` and ``length``: what was
+    tapped at the last token that the target has read, ``[B, taps * M]``. The newest token, which follows it, has not
+    been read yet."""
+
+    name: ClassVar[str] = "propose_from_hidden"
+    looks_for: ClassVar[str] = "committed tokens and tapped hidden states"
+    requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped")
+
+    def read(self, graph: StepGraph) -> list[fx.Node]:
+        values = [graph.values[name] for name in ("slots", "positions", "tapped")]
+        return [graph.insert(last_hidden, graph.state("length"), *values)]
+
+
+def last_hidden(
+    length: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, tapped: torch.Tensor
+) -> torch.Tensor:
+    """The hidden state ``[B, taps * M]`` in front of each row's newest token.
+
+    Args:
+        length: int64 ``[N]``; slots: int64 ``[B]``.
+        positions: int64 ``[B', T]``, of which a mixed step has more rows than requests that decode; theirs come first.
+        tapped: ``[B', T, taps * M]``.
+    """
+    rows = slots.shape[0]
+    # The token at length - 1 is the newest one.
+    last = (length[slots] - 2 - positions[:rows, 0]).clamp(0, tapped.shape[1] - 1)
+    return tapped[torch.arange(rows, device=slots.device), last]
