@@ -41,7 +41,7 @@ class Mode(ABC):
     #: An option makes it :attr:`split`.
     splits: ClassVar[bool] = False
     #: It drafts from hidden states of the target.
-    reads_hidden: ClassVar[bool] = False
+    drafts_from_hidden: ClassVar[bool] = False
     #: Whose checkpoint has the weights that it drafts with, besides the target's layers.
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "nowhere"
     #: The option that has a network's weights rounded.

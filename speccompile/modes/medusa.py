@@ -140,7 +140,7 @@ class Medusa(Mode):
 
     name: ClassVar[str] = "medusa"
     ready: ClassVar[bool] = True
-    reads_hidden: ClassVar[bool] = True
+    drafts_from_hidden: ClassVar[bool] = True
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
     goals: ClassVar[Facts] = facts("proposed")
 

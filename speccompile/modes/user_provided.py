@@ -40,7 +40,7 @@ class UserProvided(Mode):
 
     draft: Any = None
     host: bool = False
-    reads_hidden: tuple[int | str, ...] = ()  # type: ignore[assignment, misc]
+    reads_hidden: tuple[int | str, ...] = ()
 
     name: ClassVar[str] = "user_provided"
     ready: ClassVar[bool] = True

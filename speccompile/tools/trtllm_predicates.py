@@ -80,9 +80,9 @@ PREDICATES: Mapping[str, Predicate] = {
     "support_capturable_guided_decoder": _always,
     "has_draft_model": lambda mode: mode.weights_from != "nowhere" and mode.split,
     # Rows of drafts were computed from what the drafter carries on, and again from what the target has.
-    "needs_kv_cache_recompute": lambda mode: mode.reads_hidden and mode.split,
+    "needs_kv_cache_recompute": lambda mode: mode.drafts_from_hidden and mode.split,
     "need_load_draft_weights": lambda mode: mode.weights_from == "drafter" and not mode.split,
-    "has_spec_decoder": lambda mode: mode.reads_hidden,
+    "has_spec_decoder": lambda mode: mode.drafts_from_hidden,
     "has_spec_drafter": lambda mode: mode.split or _proposes(mode),
     # One attention op reads steps and prompts of any width.
     "extend_ctx": _always,

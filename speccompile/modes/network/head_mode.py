@@ -17,7 +17,7 @@ from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 class HeadMode(NetworkMode):
     """Drafts from hidden states of the target."""
 
-    reads_hidden: ClassVar[bool] = True
+    drafts_from_hidden: ClassVar[bool] = True
     goals: ClassVar[Facts] = facts("drafter_read")
 
 
