@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from speccompile.graph.fakes import faking, kind, of_kind
+from speccompile.graph.recording import ConstantTensor, record
 from speccompile.utils.stable_key import NoStableKey, stable_key
 from speccompile.utils.torch_private import OpOverload, OpOverloadPacket, pytree
-from speccompile.utils.tracer_isolation import traced_alone
 
 
 @dataclass(frozen=True)
@@ -90,22 +89,16 @@ def _call_key(function: Callable[..., Any], constants: Mapping[str, Any]) -> str
 
 
 def _traced(call: Call) -> Trace:
-    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        result = call.function(*tensors, **call.constants)
-        flat_result, structure[0] = pytree.tree_flatten(result)
-        return flat_result
-
-    structure: list[Any] = [None]
-    with faking(), traced_alone():
-        # A fake for every node, also where two nodes share one: make_fx distinguishes its inputs by identity.
+    with faking():
+        # A fake for every node, also where two nodes share one: a recording distinguishes its inputs by identity.
         own = {index: of_kind(call.kinds[index]) for index in set(call.same)}
-        traced = make_fx(flat)(*[own[index] for index in call.same])
-    for node in traced.graph.find_nodes(op="get_attr"):
-        raise ValueError(
-            f"{call.function.__name__} makes the tensor constant {node.target!r} while it is traced; "
-            "use torch.arange / torch.full, or a state tensor"
-        )
-    return Trace(traced.graph, structure[0])
+        try:
+            return Trace(*record(functools.partial(call.function, **call.constants), [own[i] for i in call.same]))
+        except ConstantTensor as error:
+            raise ValueError(
+                f"{call.function.__name__} makes the tensor constant that {error} reads, while it is traced; "
+                "use torch.arange / torch.full, or a state tensor"
+            ) from None
 
 
 _kept = functools.lru_cache(maxsize=1024)(_traced)

@@ -51,7 +51,11 @@ from torch.fx import _symbolic_trace as symbolic_trace
 from torch.utils import _pytree as pytree
 
 # Receives every call of an op. torch documents it where it is, in a private module.
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    autograd_would_have_decomposed,
+    is_traceable_wrapper_subclass,
+)
 
 __all__ = [
     "FAKE_TENSOR_LOG",
@@ -67,6 +71,7 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "VecISA",
+    "autograd_would_have_decomposed",
     "check_size",
     "compile_lock",
     "compiled_function",
@@ -79,6 +84,7 @@ __all__ = [
     "inductor_cache_dir",
     "inductor_config",
     "invalid_vec_isa",
+    "is_composite",
     "is_traceable_wrapper_subclass",
     "parse_to",
     "pick_vec_isa",
@@ -104,6 +110,11 @@ parse_to = torch._C._nn._parse_to
 def dispatch_table(op: str) -> str:
     """The kernels of an op by dispatch key, with the file that registered each. No public function returns it."""
     return str(torch._C._dispatch_dump(op))
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether an op has a kernel that calls other ops, for all backends."""
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:

@@ -1,0 +1,106 @@
+"""Records the ops that a function calls on fakes, as a graph.
+
+``make_fx`` records the same in three times the time: it also follows symbolic sizes, modules and constants.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from speccompile.utils.torch_private import (
+    OpOverload,
+    TorchDispatchMode,
+    autograd_would_have_decomposed,
+    is_composite,
+    pytree,
+)
+
+_composite = functools.cache(is_composite)
+
+
+class ConstantTensor(Exception):
+    """An op reads a tensor that is no input and was not computed by another op. The argument is the op's name."""
+
+
+def record(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[fx.Graph, pytree.TreeSpec]:
+    """The ops of ``function(*inputs)`` as a graph that returns a flat tuple, and the structure of the result.
+
+    Args:
+        inputs: fakes and sizes. Each becomes a placeholder; two that are the same object are read as the last one.
+
+    Raises:
+        ConstantTensor: the function creates a tensor from Python numbers.
+    """
+    recorder = _Recorder()
+    for index, value in enumerate(inputs):
+        recorder.keep(recorder.graph.placeholder(f"input_{index}"), value)
+    with recorder:
+        results, structure = pytree.tree_flatten(function(*inputs))
+    recorder.graph.output(tuple(recorder.nodes_of(results, "the result")))
+    return recorder.graph, structure
+
+
+class _Recorder(TorchDispatchMode):
+    """Below it, each call of an op becomes a node of ``graph``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        # The last node of each tensor, by identity: that of an op that writes it in place replaces the one before.
+        self._nodes: dict[int, fx.Node] = {}
+        # Two tensors that live at a time have different identities.
+        self._alive: list[torch.Tensor] = []
+
+    def __torch_dispatch__(
+        self, op: OpOverload, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if op is torch.ops.prim.device.default:
+            return op(*args, **kwargs)
+        if _composite(op) and autograd_would_have_decomposed(op, pytree.tree_leaves((args, kwargs))):
+            # In inference mode no dispatch key of autograd did it.
+            with self:
+                return op.decompose(*args, **kwargs)
+        name = str(op)
+        arguments, keywords = self.nodes_of(args, name), self.nodes_of(kwargs, name)
+        result = op(*args, **kwargs)
+        if op is torch.ops.aten.detach.default:
+            # torch detaches what arange and the like return. Without gradients that is the tensor itself.
+            self._track(result, arguments[0])
+        else:
+            # Of __rshift__, rshift.
+            label = op.overloadpacket.__name__.removeprefix("__").removesuffix("__")
+            node = self.graph.create_node("call_function", op, arguments, keywords, label)
+            self.keep(node, result)
+        return result
+
+    def keep(self, node: fx.Node, value: Any) -> None:
+        """``value`` is what ``node`` computes."""
+        node.meta["val"] = value
+        if isinstance(value, torch.Tensor):
+            self._track(value, node)
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                self.keep(self.graph.call_function(operator.getitem, (node, index)), item)
+
+    def _track(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+
+    def nodes_of(self, value: Any, reader: str) -> Any:
+        """``value``, arguments or results, with the nodes of its tensors."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._nodes:
+                raise ConstantTensor(reader)
+            return self._nodes[id(value)]
+        if isinstance(value, list | tuple):
+            return tuple(self.nodes_of(item, reader) for item in value)
+        if isinstance(value, dict):
+            return {name: self.nodes_of(item, reader) for name, item in value.items()}
+        return value
