@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from speccompile import Speculator, wrap
 from speccompile.errors import CaptureMismatch, HeadKeys
 from speccompile.heads import MtpHead
 from speccompile.modes.mtp.network import MtpNetwork
 from speccompile.modes.ngram import NGram
+from speccompile.tools.families.tiny import Family, tiny_model
 from support.auto_choices import CHECKPOINTS, checkpoint, choose
 from support.errors import raises
 from support.families import model_of
@@ -90,25 +93,73 @@ FAMILIES: dict[str, tuple[str, str, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", FAMILIES)
-def test_modules_of_a_family_draft_or_are_passed_over(case: str, tmp_path: Path) -> None:
-    name, place, reason = FAMILIES[case]
-    model = model_of(name)
-    model.save_pretrained(tmp_path / "plain")
-    last = f"model.layers.{model.config.num_hidden_layers - 1}."
-    with safe_open(tmp_path / "plain" / "model.safetensors", "pt") as file:
+def with_own_layer(model: PreTrainedModel, folder: Path, layers: str, place: str, last_norm: str) -> None:
+    """A module at ``place`` in the model's checkpoint, whose layer is the last one of ``layers``."""
+    config = model.config.get_text_config()
+    model.save_pretrained(folder / "plain")
+    last = f"{layers}{config.num_hidden_layers - 1}."
+    with safe_open(folder / "plain" / "model.safetensors", "pt") as file:
         block = {key.removeprefix(last): file.get_tensor(key) for key in file.keys() if key.startswith(last)}  # noqa: SIM118
-    size = model.config.hidden_size
-    parts = {"enorm": (size,), "hnorm": (size,), "eh_proj": (size, 2 * size)}
-    last_norm = "shared_head.norm" if reason is None else "final_layernorm"
-    extra = {f"{key}.weight": torch.ones(shape) / size for key, shape in {**parts, last_norm: (size,)}.items()}
-    write(tmp_path, model, {f"{place}{key}": value for key, value in (block | extra).items()})
-    model.config.name_or_path = str(tmp_path)
+    size = config.hidden_size
+    parts = {"enorm": (size,), "hnorm": (size,), "eh_proj": (size, 2 * size), last_norm: (size,)}
+    extra = {f"{key}.weight": torch.ones(shape) / size for key, shape in parts.items()}
+    write(folder, model, {f"{place}{key}": value for key, value in (block | extra).items()})
+    model.config.name_or_path = str(folder)
+
+
+def assert_drafts_or_passed_over(model: PreTrainedModel, reason: str | None) -> None:
+    """``reason``: why the module is passed over, or None if it drafts."""
     with wrap(model, "auto", **SMALL) as spec:
         assert (type(spec.mode) is NGram) == (reason is not None)
         assert ("the model's checkpoint has an MTP module" if reason is None else reason) in why(spec)
         prompt = random_prompt(9, vocab=100)
         assert spec.generate(torch.tensor([prompt]), max_new_tokens=8)[0, 9:].tolist() == greedy(model, prompt, 8)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_modules_of_a_family_draft_or_are_passed_over(case: str, tmp_path: Path) -> None:
+    name, place, reason = FAMILIES[case]
+    model = model_of(name)
+    last_norm = "shared_head.norm" if reason is None else "final_layernorm"
+    with_own_layer(model, tmp_path, "model.layers.", place, last_norm)
+    assert_drafts_or_passed_over(model, reason)
+
+
+ROTARY: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+DENSE: dict[str, Any] = {
+    "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "dense"],
+}
+MODULE: dict[str, Any] = {
+    "num_nextn_predict_layers": 1,
+    "mtp_layer_types": ["sliding_attention"],
+    "mtp_mlp_layer_types": ["dense"],
+}
+#: By case: the family, options of the tiny text model, what its config holds of modules, where the file has the
+#: layers, and why the module is passed over; None if it drafts.
+WITH_IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str, str | None]] = {
+    "layers in a language model": (
+        "glm4v_moe",
+        {"rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
+        {},
+        "model.language_model.layers.",
+        None,
+    ),
+    "a window": ("step3p7", DENSE, MODULE, "model.layers.", None),
+    "no layer type of the module": ("step3p7", DENSE, {}, "model.layers.", "without `mtp_layer_types` is ambiguous"),
+}
+
+
+@pytest.mark.parametrize("case", WITH_IMAGES)
+def test_modules_of_a_vision_language_model_draft_or_are_passed_over(case: str, tmp_path: Path) -> None:
+    name, options, module, layers, reason = WITH_IMAGES[case]
+    config_class = CONFIG_MAPPING[name]
+    model = tiny_model(Family(name, config_class, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_class]), **options)
+    for field, value in module.items():
+        setattr(model.config.text_config, field, value)
+    with_own_layer(model, tmp_path, layers, f"{layers}2.", "shared_head.norm")
+    assert_drafts_or_passed_over(model, reason)
 
 
 def test_a_module_of_a_layer_type_that_the_target_lacks_is_passed_over(tmp_path: Path) -> None:
