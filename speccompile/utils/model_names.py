@@ -6,7 +6,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,13 +65,19 @@ def check_tokenizer(name: str) -> None:
     folder = Path(name)
     if name in (SMOLLM2, TINY) or not (folder / "config.json").is_file():
         return
-    if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
-        raise PretrainedError(
-            f"{name!r} has no tokenizer, and text needs one. Save the model's tokenizer into that folder: "
-            f"transformers.AutoTokenizer.from_pretrained(HUB_ID).save_pretrained({name!r}).",
-            source=name,
-            reason="it has no tokenizer",
-        )
+    if not has_tokenizer(path.name for path in folder.iterdir()):
+        load = f"transformers.AutoTokenizer.from_pretrained(HUB_ID).save_pretrained({name!r})"
+        raise no_tokenizer(name, f"Save the model's tokenizer into that folder: {load}.")
+
+
+def has_tokenizer(files: Iterable[str]) -> bool:
+    """Whether a tokenizer is among the files of a checkpoint."""
+    return any(fnmatchcase(file, pattern) for file in files for pattern in _TOKENIZER_FILES)
+
+
+def no_tokenizer(name: str, advice: str) -> PretrainedError:
+    message = f"{name!r} has no tokenizer, and text needs one. {advice}"
+    return PretrainedError(message, source=name, reason="it has no tokenizer")
 
 
 _CAUSAL_LMS = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = (.*?)^\)", re.MULTILINE | re.DOTALL)
