@@ -81,10 +81,10 @@ def build_stages(
         known = None
     if known is None:
         with task("capture the model"):
-            captured_model = module_twin(model)
-            observed = observe(captured_model, info, routes)
+            # A twin of its own for each: a probe may leave other tables of positions in the modules.
+            observed = observe(module_twin(model), info, routes)
             arena = Arena(plan_layout(info, config, observed.kv), info.device)
-            captured = capture(captured_model, info, observed, arena.layout)
+            captured = capture(module_twin(model), info, observed, arena.layout)
     else:
         observed = known.observed
         arena = Arena(plan_layout(info, config, observed.kv), info.device)

@@ -26,6 +26,7 @@ from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.utils.storage import CacheFolder
 from support.errors import raises
+from support.families import model_of
 from support.tiny import greedy, tiny_llama
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -292,6 +293,22 @@ def test_replaced_weights_are_a_change(spec: Speculator, model: LlamaForCausalLM
         model.model.norm.weight = weight
     assert issubclass(WeightsReplaced, ModelChanged)
     assert text(spec)
+
+
+def test_a_table_that_a_longer_text_lets_the_model_grow_is_no_change() -> None:
+    model = model_of("xglm")
+    with speccompile.wrap(model, tiers=(0,), max_len=32, backend="eager") as spec:
+        before = text(spec)
+        positions = model.model.embed_positions
+        table = positions.weights
+        model(torch.zeros(1, len(table) + 3, dtype=torch.int64))
+        assert len(positions.weights) > len(table)
+        assert text(spec) == before
+        positions.weights[7] += 1
+        with raises(WeightsReplaced, path="model.embed_positions.weights"):
+            text(spec)
+        positions.weights = table
+        assert text(spec) == before
 
 
 def test_changes_of_our_own_are_none(model: LlamaForCausalLM) -> None:
