@@ -20,7 +20,6 @@ from speccompile.graph.state import (
     resolve_layout,
 )
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import proposal_state
 from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.split import PROBABILITIES
 from speccompile.passes.user_pass import state_specs_of
@@ -36,10 +35,7 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
 
 def split_state(config: BuildConfig) -> list[StateSpec]:
     """What a split drafter leaves for the target's executable."""
-    if not config.mode.split:
-        return []
-    probabilities = [StateSpec(PROBABILITIES, (N, K, V), torch.float32)]
-    return [*proposal_state(), *probabilities * config.stores_probabilities]
+    return [StateSpec(PROBABILITIES, (N, K, V), torch.float32)] * config.stores_probabilities
 
 
 def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:

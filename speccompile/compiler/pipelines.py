@@ -14,7 +14,7 @@ from speccompile.compiler.layout import prefill_widths, state_specs
 from speccompile.errors import InvalidOption
 from speccompile.graph.keys import KINDS, ChunkKind, Kind
 from speccompile.hidden_states.options import SavedRows
-from speccompile.modes.network.split import DropTarget, ReadStoredDrafts
+from speccompile.modes.network.split import DropTarget
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.native.choose_sampling import ChooseSampling
@@ -196,7 +196,7 @@ def _drafts(config: BuildConfig, draft_len: int, kind: Kind) -> list[Pass]:
         return [NoDrafts()]
     mode = config.mode
     if mode.split:
-        drafts: list[Pass] = [ReadStoredDrafts(draft_len, config.stores_probabilities and kind != "greedy")]
+        drafts = mode.read_passes(draft_len, probabilities=config.stores_probabilities and kind != "greedy")
     elif kind == "greedy":
         drafts = mode.draft_passes(draft_len)
     else:

@@ -61,6 +61,10 @@ class Tier:
         """One step."""
         if self.drafter is not None:
             self.drafter.run()
+        self.run_target()
+
+    def run_target(self) -> None:
+        """One step without its split drafter, for rows that have drafts already."""
         self.arena.record_call(self.name, self.argument_names, self.arguments)
         # A caller's autocast would change the dtypes that the step was built for.
         threads = in_pool(self.pool_tokens) if self.pooled else contextlib.nullcontext()

@@ -15,6 +15,7 @@ from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.modes.network.split import ReadStoredDrafts
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose, ProposeFunction
@@ -38,6 +39,8 @@ class Mode(ABC):
     draft_probs: ClassVar[bool] = False
     #: Where its drafter runs.
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    #: Of a split drafter that is ready, too: its executables run only where a row has no proposal.
+    network_on_demand: ClassVar[bool] = False
     #: An option makes it :attr:`split`.
     splits: ClassVar[bool] = False
     #: It drafts from hidden states of the target.
@@ -133,6 +136,10 @@ class Mode(ABC):
         """The drafter runs in executables of its own, in front of the target's, and drafts pass through the arena:
         :meth:`drafter_passes`. Otherwise it is part of the step."""
         return False
+
+    def read_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        """Of a split drafter: passes that provide ``drafts`` in the target's step, from what was stored."""
+        return [ReadStoredDrafts(draft_len, probabilities)]
 
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
         """Of a split drafter: what runs in front of a tier, K = 0 included. The passes insert before

@@ -20,11 +20,12 @@ class Choice:
 
     Args:
         drafters: the function that proposes, the number of its state tensors, and whether it returns scores.
-        min_score: as of :class:`Composed`.
+        min_score, last_always: as of :class:`Composed`.
     """
 
     drafters: tuple[tuple[ProposeFunction, int, bool], ...]
     min_score: float
+    last_always: bool
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
@@ -41,8 +42,9 @@ class Choice:
             # A drafter without scores expects all of its drafts to be accepted; policies calibrate that.
             scores = own_scores[0] if scored else torch.ones_like(drafts, dtype=torch.float32)
             if chosen is None:
-                chosen = drafts, lens, scores
-                continue
+                chosen = drafts, lens if self.last_always else torch.zeros_like(lens), scores
+                if self.last_always:
+                    continue
             offsets = torch.arange(draft_len, device=drafts.device)
             expected = torch.where(offsets < lens[:, None], scores, 0.0).sum(1)
             passes = (lens > 0) & (expected >= self.min_score) if scored else lens > 0
@@ -60,15 +62,17 @@ class Composed(ReadyMode):
     """``mode=["suffix", "ngram"]``.
 
     A drafter with scores passes where it expects ``min_score`` accepted tokens or more (the sum of its
-    cumulative probabilities, Arctic's score); a drafter without scores, where it has a draft; the last one always.
+    cumulative probabilities, Arctic's score); a drafter without scores, where it has a draft.
 
     Args:
         drafters: in the order in which they are asked.
         min_score: expected accepted tokens.
+        last_always: the last drafter's draft counts, whatever it expects.
     """
 
     drafters: tuple[ReadyMode, ...] = ()
     min_score: float = 1.0
+    last_always: bool = True
 
     name: ClassVar[str] = "composed"
     scored: ClassVar[bool] = True
@@ -97,7 +101,7 @@ class Composed(ReadyMode):
     @property
     def _choice(self) -> Choice:
         parts = [(drafter.proposer, len(drafter.own_state), drafter.scored) for drafter in self.drafters]
-        return Choice(tuple(parts), self.min_score)
+        return Choice(tuple(parts), self.min_score, self.last_always)
 
     @property
     def proposer(self) -> ProposeFunction:

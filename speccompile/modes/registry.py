@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
@@ -16,9 +15,11 @@ from speccompile.modes.composed import Composed
 from speccompile.modes.draft_target import DraftTarget
 from speccompile.modes.eagle3.mode import Eagle3, Eagle3OneModel
 from speccompile.modes.early_exit import EarlyExit
+from speccompile.modes.lookup_first import LookupFirst, lookup_first
 from speccompile.modes.medusa import Medusa
 from speccompile.modes.mtp.eagle_mode import MtpEagle, MtpEagleOneModel
 from speccompile.modes.mtp.mode import Mtp
+from speccompile.modes.network.network_mode import NetworkMode
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
 from speccompile.modes.save_hidden_states import SaveHiddenStatesMode
@@ -110,7 +111,7 @@ def create(
     return mode(**options)
 
 
-def _compose(names: Sequence[str], options: dict[str, Any], others: Sequence[str]) -> Composed:
+def _compose(names: Sequence[str], options: dict[str, Any], others: Sequence[str]) -> Composed | LookupFirst:
     def refuse(reason: str) -> NoReturn:
         raise InvalidOption(where="wrap", name="mode", value=list(names), reason=reason)
 
@@ -121,15 +122,22 @@ def _compose(names: Sequence[str], options: dict[str, Any], others: Sequence[str
     types = [_type(name) for name in names]
     if len(set(types)) < len(types):
         refuse("a drafter occurs twice")
-    own = {item.name for item in fields(Composed)} - {"drafters"}
+    own = {"min_score"}
     known = own.union(*(mode.options() for mode in types))
     _check_known(f"wrap(mode={list(names)})", options, others, sorted(known))
-    drafters: list[ReadyMode] = []
+    ready: list[ReadyMode] = []
+    shared = {option: value for option, value in options.items() if option in own}
     for name, mode in zip(names, types, strict=True):
-        if not issubclass(mode, ReadyMode):
-            refuse(f"{name!r} does not propose from the text alone, at the end of a step, which composition needs")
-        drafters.append(mode(**{option: value for option, value in options.items() if option in mode.options()}))
-    return Composed(tuple(drafters), **{option: value for option, value in options.items() if option in own})
+        drafter = mode(**{option: value for option, value in options.items() if option in mode.options()})
+        if isinstance(drafter, NetworkMode) and len(ready) == len(names) - 1:
+            return lookup_first(tuple(ready), drafter, **shared)
+        if not isinstance(drafter, ReadyMode):
+            last = "; a drafter with a network comes last" if isinstance(drafter, NetworkMode) else ""
+            refuse(
+                f"{name!r} does not propose from the text alone, at the end of a step, which composition needs{last}"
+            )
+        ready.append(drafter)
+    return Composed(tuple(ready), **shared)
 
 
 def _key(name: Any) -> str:

@@ -65,8 +65,8 @@ class Positions:
 class Acceptance:
     """Estimates of all requests.
 
-    A request's own observations count beside those of all. A drafter's scores are calibrated: what share of the drafts
-    that it gave such a chance were accepted.
+    Of drafts without scores, a request's own observations count beside those of all. Scores are calibrated: what share
+    of the drafts that had such a chance were accepted.
 
     Args:
         longest: the largest draft length.
@@ -82,12 +82,14 @@ class Acceptance:
         for row, (request, accepted, proposed) in enumerate(
             zip(done.requests, done.accepted, done.proposed, strict=True)
         ):
+            if scores := done.scores[row] if done.scores else ():
+                for position, chance in enumerate(_chances(scores)[: accepted + 1]):
+                    self._scores[_bin(chance)].note(position < accepted)
+                continue
             self._all.note(accepted, proposed)
             own = self._requests.setdefault(request, Positions(self._longest))
             own.note(accepted, proposed)
             self._requests.move_to_end(request)
-            for position, chance in enumerate(_chances(done.scores[row] if done.scores else ())[: accepted + 1]):
-                self._scores[_bin(chance)].note(position < accepted)
         while len(self._requests) > REQUESTS:
             self._requests.popitem(last=False)
 

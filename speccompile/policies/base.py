@@ -51,12 +51,14 @@ class Row:
         context: tokens in front of the step.
         draft_len: most draft tokens that the step can judge for it; of a drafter that has proposed, so many as that is.
         scores: of a drafter that tells, for each of them the probability that all drafts up to it are right.
+        found: its drafts are there already, so that a network which drafts for other rows has nothing to do for it.
     """
 
     request: int
     context: int
     draft_len: int
     scores: tuple[float, ...] = ()
+    found: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Upcoming:
 
     rows: tuple[Row, ...]
     unread: int = 0
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a split drafter runs before it: some row has no drafts yet."""
+        return not all(row.found for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,8 @@ class Done:
         proposed: drafts that were judged.
         accepted, emitted: a and n.
         scores: as in :class:`Row`, of the drafts that were judged.
-        milliseconds: what the step took; None if nobody knows.
+        milliseconds: what the step took; None if it is not known.
+        drafted: a split drafter ran before it.
     """
 
     draft_len: int
@@ -88,6 +96,7 @@ class Done:
     emitted: tuple[int, ...]
     scores: tuple[tuple[float, ...], ...] = ()
     milliseconds: float | None = None
+    drafted: bool = True
 
 
 class Chooser(Protocol):

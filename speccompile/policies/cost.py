@@ -80,7 +80,7 @@ class CostChooser:
         # What is in flight has moved each text on, by about as much as a step emits.
         context = sum(row.context for row in rows) / len(rows) + upcoming.unread
         emitted = self._emitted(rows)
-        costs = {k: self._costs.ms(len(rows), k, context) for k in self._candidates}
+        costs = {k: self._costs.ms(len(rows), k, context, drafted=upcoming.drafted) for k in self._candidates}
         self._now = self._best(emitted, costs)
         self._since_probe += 1
         self._probe = self._next_probe(rows, emitted, costs)
@@ -137,9 +137,10 @@ class CostChooser:
         context = sum(done.contexts) / rows
         if done.draft_len > self._now:
             # It was a probe. If it paid, the next one follows at once.
-            ms = {k: self._costs.ms(rows, k, context) for k in (done.draft_len, self._now)}
+            ran = (done.draft_len, self._now)
+            ms = {k: self._costs.ms(rows, k, context, drafted=done.drafted) for k in ran}
             without_probe = rows if self._now == 0 else sum(min(n, self._now + 1) for n in done.emitted)
             self._promising = sum(done.emitted) / ms[done.draft_len] > without_probe / ms[self._now]
         self._acceptance.note(done)
         if done.milliseconds is not None and done.draft_len in self._candidates:
-            self._costs.note(rows, done.draft_len, context, done.milliseconds)
+            self._costs.note(rows, done.draft_len, context, done.milliseconds, drafted=done.drafted)

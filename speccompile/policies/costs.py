@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: Weight of a new measurement: in the correction that all tiers share (the machine), and in that of one tier.
@@ -27,9 +27,11 @@ class TierCost:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Of every tier, by row count of the executable and draft length."""
+    """Of every tier, by row count of the executable and draft length; ``undrafted`` are those of steps before which a
+    split drafter does not run, where there are such steps."""
 
     entries: Mapping[tuple[int, int], TierCost]
+    undrafted: Mapping[tuple[int, int], TierCost] = field(default_factory=dict)
 
     @property
     def draft_lens(self) -> tuple[int, ...]:
@@ -44,9 +46,11 @@ class CostTable:
         counts = self.row_counts
         return next((rows for rows in counts if rows >= live_rows), counts[-1])
 
-    def ms(self, live_rows: int, draft_len: int, context: float = 0.0) -> float:
-        """Milliseconds of a step of ``live_rows`` rows whose mean context is ``context``."""
-        return self.entries[self.rows(live_rows), draft_len].at(context)
+    def ms(self, live_rows: int, draft_len: int, context: float = 0.0, *, drafted: bool = True) -> float:
+        """Milliseconds of a step of ``live_rows`` rows whose mean context is ``context``; ``drafted``: a split drafter
+        runs before it."""
+        entries = self.entries if drafted or not self.undrafted else self.undrafted
+        return entries[self.rows(live_rows), draft_len].at(context)
 
     def describe(self, live_rows: int) -> str:
         """The costs of all tiers for ``live_rows`` rows at an empty context, as one line of text."""
@@ -79,16 +83,18 @@ class RunningCosts:
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._shared: dict[int, float] = {}
-        self._own: dict[tuple[int, int], float] = {}
+        self._own: dict[tuple[int, int, bool], float] = {}
 
-    def ms(self, live_rows: int, draft_len: int, context: float) -> float:
+    def ms(self, live_rows: int, draft_len: int, context: float, *, drafted: bool = True) -> float:
         rows = self._table.rows(live_rows)
-        factor = self._shared.get(rows, 1.0) * self._own.get((rows, draft_len), 1.0)
-        return factor * self._table.ms(live_rows, draft_len, context)
+        factor = self._shared.get(rows, 1.0) * self._own.get((rows, draft_len, drafted), 1.0)
+        return factor * self._table.ms(live_rows, draft_len, context, drafted=drafted)
 
-    def note(self, live_rows: int, draft_len: int, context: float, milliseconds: float) -> None:
+    def note(
+        self, live_rows: int, draft_len: int, context: float, milliseconds: float, *, drafted: bool = True
+    ) -> None:
         rows = self._table.rows(live_rows)
-        key = rows, draft_len
-        ratio = min(milliseconds / self.ms(live_rows, draft_len, context), LONGEST)
+        key = rows, draft_len, drafted
+        ratio = min(milliseconds / self.ms(live_rows, draft_len, context, drafted=drafted), LONGEST)
         self._shared[rows] = self._shared.get(rows, 1.0) * ratio**SHARED
         self._own[key] = self._own.get(key, 1.0) * ratio**OWN

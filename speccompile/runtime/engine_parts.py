@@ -69,7 +69,12 @@ def connect_parts(
     # KV of a decode step and of a prompt chunk differ in their last bits.
     prefix_reuse = options.prefix_reuse and not traits.one_shape
     slots = Slots(arena, target.state_of_weights, reuse=prefix_reuse, clear=traits.reads_dead_places)
-    policies = Policies(policy, table.draft_lens, ready=traits.ready, measure=lambda: measure_tiers(arena, table.tiers))
+    policies = Policies(
+        policy,
+        table.draft_lens,
+        ready=traits.ready,
+        measure=lambda: measure_tiers(arena, table.tiers, undrafted=traits.network_on_demand),
+    )
     departures = Departures(batch, slots, stats, saver)
     delivery = Delivery(departures, stats, arena.layout.max_len)
     answers = HostAnswers(arena, departures, None if host_draft is None else HostDrafter(host_draft, arena))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -22,22 +22,31 @@ ENOUGH = 2.0
 #: Tokens of the longer of the two contexts, if a slot has that many.
 LONG = 512
 
-Timed = Mapping[tuple[int, int], Tier]
+#: Rows, draft length, and whether the tier's split drafter runs before it.
+Key = tuple[int, int, bool]
 
 
-def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier]) -> CostTable:
+def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bool = False) -> CostTable:
     """Milliseconds of every tier: a first guess, which :class:`~speccompile.policies.costs.RunningCosts` corrects.
     Nothing of a live slot changes.
 
-    It is made in front of somebody's first step, and so has to be quick: only the fewest and the most rows are timed,
+    Args:
+        undrafted: steps run without their split drafter, too.
+
+    A request's first step waits for it, so it has to be quick: only the fewest and the most rows are timed,
     what lies between them lies on a line, and a longer context is tried with the smallest and the largest draft length.
     Of the kinds of a tier the first is timed: what others do besides is the same at every draft length.
     """
     kind = next(kind for kind in KINDS if any(built == kind for _, _, built in tiers))
-    own = {(rows, draft_len): tier for (draft_len, rows, built), tier in tiers.items() if built == kind}
+    own = {
+        (rows, draft_len, drafted): tier.run if drafted else tier.run_target
+        for (draft_len, rows, built), tier in tiers.items()
+        if built == kind
+        for drafted in (True, *[False] * undrafted)
+    }
     counts, draft_lens = ({key[part] for key in own} for part in (0, 1))
-    timed = {key: tier for key, tier in own.items() if key[0] in (min(counts), max(counts))}
-    ends = {key: tier for key, tier in timed.items() if key[1] in (min(draft_lens), max(draft_lens))}
+    timed = {key: run for key, run in own.items() if key[0] in (min(counts), max(counts))}
+    ends = {key: run for key, run in timed.items() if key[1] in (min(draft_lens), max(draft_lens))}
     contexts = (1, max(2, min(LONG, arena.layout.max_len // 2)))
     enough = time.perf_counter() + ENOUGH
     with task("time the tiers"), _dummy_rows(arena):
@@ -45,14 +54,20 @@ def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier]) -> CostTable:
         long = _seconds(arena, ends, contexts[1], enough) if time.perf_counter() < enough else {}
     tokens = contexts[1] - contexts[0]
     slopes = {key: max(0.0, seconds - short[key]) / tokens for key, seconds in long.items()}
-    return CostTable({key: TierCost(1e3 * _between(key, short), 1e3 * _between(key, slopes)) for key in own})
+    costs = {key: TierCost(1e3 * _between(key, short), 1e3 * _between(key, slopes)) for key in own}
+    drafted, without = (
+        {(rows, draft_len): cost for (rows, draft_len, runs), cost in costs.items() if runs is which}
+        for which in (True, False)
+    )
+    return CostTable(drafted, without)
 
 
-def _between(key: tuple[int, int], known: Mapping[tuple[int, int], float]) -> float:
-    """The value at ``key``, rows and draft length, on lines between the known ones around it; 0 where none is known."""
+def _between(key: Key, values: Mapping[Key, float]) -> float:
+    """The value at ``key`` on lines between the known ones around it; 0 where none is known."""
+    rows, draft_len, drafted = key
+    known = {(own, k): value for (own, k, runs), value in values.items() if runs is drafted}
     if not known:
         return 0.0
-    rows, draft_len = key
     columns = {}
     for count in {count for count, _ in known}:
         columns[count] = _on_line(draft_len, {k: value for (own, k), value in known.items() if own == count})
@@ -66,17 +81,17 @@ def _on_line(place: int, known: Mapping[int, float]) -> float:
     return known[below] + share * (known[above] - known[below])
 
 
-def _seconds(arena: Arena, tiers: Timed, context: int, enough: float) -> dict[tuple[int, int], float]:
-    """The shortest run of each, the first left out where there are others. Tiers take turns, so that what slows the
+def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int, enough: float) -> dict[Key, float]:
+    """The shortest run of each, the first left out where there are others. They take turns, so that what slows the
     machine for a while slows them all."""
     arena["length"][arena.layout.dummy_slot] = context
-    taken: dict[tuple[int, int], list[float]] = {}
+    taken: dict[Key, list[float]] = {}
     for turn in range(REPEATS + 1):
         if turn and time.perf_counter() > enough:
             break
-        for key, tier in tiers.items():
+        for key, run in runs.items():
             started = time.perf_counter()
-            tier.run()
+            run()
             if traits_of(arena.device).asynchronous:
                 torch.cuda.synchronize(arena.device)
             taken.setdefault(key, []).append(time.perf_counter() - started)

@@ -30,6 +30,7 @@ class StepTraits:
         reads_dead_places: attention also reads places of a slot that its sequence has not reached, and masks them.
         captured: executables run once over the arena when they are built (CUDA graphs), so no step may run meanwhile.
         reach: most tokens of a sequence that the mode's network reads; None is no limit.
+        network_on_demand: ``ready``, and a network drafts for the rows without a proposal, by executables of its own.
     """
 
     ready: bool = False
@@ -37,3 +38,4 @@ class StepTraits:
     reads_dead_places: bool = False
     captured: bool = False
     reach: int | None = None
+    network_on_demand: bool = False

@@ -10,7 +10,14 @@ from speccompile.runtime.request import Request
 
 
 def policy_rows(
-    rows: Sequence[Request], arena: Arena, longest: int, *, ready: bool, scores: bool, reach: int | None = None
+    rows: Sequence[Request],
+    arena: Arena,
+    longest: int,
+    *,
+    ready: bool,
+    scores: bool,
+    reach: int | None = None,
+    network_on_demand: bool = False,
 ) -> list[Row]:
     """For each row, how many drafts a step could verify.
 
@@ -19,22 +26,22 @@ def policy_rows(
         ready: the drafter's proposals are in the arena.
         scores: include the drafter's scores of its proposals, if it has any.
         reach: the longest context that the drafter can read; None is unlimited.
+        network_on_demand: a network drafts for rows without a proposal.
     """
     lens = arena["draft_lens"].tolist() if ready and "draft_lens" in arena else None
     draft_scores = arena["draft_score"].tolist() if scores and ready and "draft_score" in arena else None
     offered = []
     for request in rows:
         context = len(request.prompt) + len(request.new_tokens)
-        if lens is not None:
-            count = min(longest, lens[request.slot])
-        else:
-            count = 0 if ready else max(0, min(longest, request.room - 1))
-        if reach is not None:
+        proposed = 0 if lens is None else lens[request.slot]
+        by_network = not ready or (network_on_demand and not proposed)
+        count = min(longest, max(0, request.room - 1) if by_network else proposed)
+        if reach is not None and by_network:
             count = max(0, min(count, reach - 1 - context))
         if request.params.num_draft_tokens is not None:
             count = min(count, request.params.num_draft_tokens)
-        scores_of_row = () if draft_scores is None else tuple(draft_scores[request.slot][:count])
-        offered.append(Row(request.number, context, count, scores_of_row))
+        scores_of_row = () if by_network or draft_scores is None else tuple(draft_scores[request.slot][:count])
+        offered.append(Row(request.number, context, count, scores_of_row, network_on_demand and not by_network))
     return offered
 
 
@@ -44,11 +51,14 @@ def done_of(
     slots: Sequence[int],
     columns: Sequence[Sequence[int]],
     milliseconds: float | None,
+    *,
+    drafted: bool,
 ) -> Done:
     """The results of the rows ``offered``, which had ``slots``.
 
     Args:
         columns: emitted, accepted and proposed tokens of each slot, and whether it is alive.
+        drafted: a split drafter ran before the step.
     """
     emitted, accepted, proposed, _ = (tuple(column[slot] for slot in slots) for column in columns)
     return Done(
@@ -60,4 +70,5 @@ def done_of(
         emitted,
         tuple(row.scores[:count] for row, count in zip(offered, proposed, strict=True)),
         milliseconds,
+        drafted,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from speccompile.graph.arena import Arena
-from speccompile.policies.base import Row
+from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.departures import Departures
@@ -146,7 +146,10 @@ class Scheduler:
         tier = self.tier = tiers[self._choice.name(draft_len)]
         started = time.perf_counter()
         with self._clock.time(partial(note, draft_len)):
-            tier.run()
+            if Upcoming(tuple(offered)).drafted:
+                tier.run()
+            else:
+                tier.run_target()
         records = {
             row: row.records.read(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.outputs
         }
@@ -184,7 +187,8 @@ class Scheduler:
         if not self._policies.learns:
             return
         slots = [request.slot for request in flight.rows]
-        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds)
+        drafted = Upcoming(tuple(flight.offered)).drafted
+        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds, drafted=drafted)
         self._policies.note(done, [row.draft_len for row in flight.offered])
 
     def _retry_without_drafts(self, request: Request) -> None:

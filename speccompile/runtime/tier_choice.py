@@ -34,7 +34,13 @@ class TierChoice:
         traits, longest = self._traits, self._table.draft_lens[-1]
         scores = self._policies.learns
         return policy_rows(
-            self._batch.rows, self._arena, longest, ready=traits.ready, scores=scores, reach=traits.reach
+            self._batch.rows,
+            self._arena,
+            longest,
+            ready=traits.ready,
+            scores=scores,
+            reach=traits.reach,
+            network_on_demand=traits.network_on_demand,
         )
 
     def draft_len(self, offered: list[Row], unread: int) -> int:

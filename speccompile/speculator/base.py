@@ -74,6 +74,7 @@ class SpeculatorBase:
                 reads_dead_places=config.reads_dead_places,
                 captured=build.captures is not None,
                 reach=None if config.network is None else config.network.max_len,
+                network_on_demand=config.mode.network_on_demand and config.max_draft_len > 0,
             ),
             options=options.engine,
             host_draft=config.mode.host_draft if config.max_draft_len else None,

@@ -19,7 +19,9 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
     forwards = "by as many forwards as the policy's draft length"
     drafts = f"made inside the step, {forwards}"
-    if config.mode.ready:
+    if config.mode.network_on_demand:
+        drafts = "ready when a step ends where a lookup found some; for other rows by executables of the network's own"
+    elif config.mode.ready:
         drafts = "ready when a step ends: the smallest tier that serves them runs next"
     elif config.mode.split:
         drafts = f"made in front of the step, by executables of the drafter's own, {forwards}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
+from speccompile.graph.state import StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import Mode
+from speccompile.modes.base import Mode, proposal_state
 from speccompile.ops.cpu.packing import WeightForm
 
 
@@ -50,6 +51,9 @@ class SplitMode(NetworkMode):
     @property
     def split(self) -> bool:
         return not self.fused
+
+    def state(self) -> list[StateSpec]:
+        return [*super().state(), *(proposal_state() if self.split else [])]
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)

@@ -20,9 +20,12 @@ PROBABILITIES = "stored_draft_probs"
 
 @dataclass(frozen=True)
 class StoreDrafts(Pass):
-    """Leaves a step's drafts, their lengths and, if asked, what they were drawn from, for the target's executable."""
+    """Leaves a step's drafts, their lengths and, if asked, what they were drawn from, for the target's executable, in
+    the state tensors ``tokens`` and ``lens``."""
 
     probabilities: bool = False
+    tokens: str = "draft_tokens"
+    lens: str = "draft_lens"
 
     name: ClassVar[str] = "store_drafts"
     looks_for: ClassVar[str] = "drafts"
@@ -30,7 +33,7 @@ class StoreDrafts(Pass):
     provides: ClassVar[Facts] = facts("drafts_stored")
 
     def run(self, graph: StepGraph) -> Changes:
-        kept = {"drafts": "draft_tokens", "row_draft_lens": "draft_lens"}
+        kept = {"drafts": self.tokens, "row_draft_lens": self.lens}
         kept |= {"draft_probs": PROBABILITIES} if self.probabilities else {}
         values = [graph.values[name] for name in kept]
         state = [graph.state(name) for name in kept.values()]
