@@ -76,15 +76,18 @@ class Acceptance:
         self._longest = longest
         self._all = Positions(longest)
         self._requests: OrderedDict[int, Positions] = OrderedDict()
-        self._scores = [Rate() for _ in range(BINS)]
+        # Of lookups, and of the drafter that drafts for rows without one.
+        self._lookups, self._drafter = ([Rate() for _ in range(BINS)] for _ in range(2))
 
     def note(self, done: Done) -> None:
         for row, (request, accepted, proposed) in enumerate(
             zip(done.requests, done.accepted, done.proposed, strict=True)
         ):
-            if scores := done.scores[row] if done.scores else ():
-                for position, chance in enumerate(_chances(scores)[: accepted + 1]):
-                    self._scores[_bin(chance)].note(position < accepted)
+            scores = done.scores[row] if done.scores else ()
+            bins = self._bins(bool(done.found) and done.found[row])
+            for position, chance in enumerate(_chances(scores)[: accepted + 1]):
+                bins[_bin(chance)].note(position < accepted)
+            if len(scores) == proposed:
                 continue
             self._all.note(accepted, proposed)
             own = self._requests.setdefault(request, Positions(self._longest))
@@ -92,6 +95,9 @@ class Acceptance:
             self._requests.move_to_end(request)
         while len(self._requests) > REQUESTS:
             self._requests.popitem(last=False)
+
+    def _bins(self, found: bool) -> list[Rate]:
+        return self._lookups if found else self._drafter
 
     def survival(self, rows: Sequence[Row]) -> list[list[float]]:
         """Of each row, for j = 1 .. its draft length: the probability that j drafts or more are accepted."""
@@ -103,7 +109,8 @@ class Acceptance:
         scored = _chances(row.scores)
         for position in range(min(row.draft_len, self._longest)):
             if position < len(scored):
-                share = self._scores[_bin(scored[position])].mean(scored[position], GUESS_WEIGHT)
+                rate = self._bins(row.found)[_bin(scored[position])]
+                share = rate.mean(scored[position], GUESS_WEIGHT)
             elif own is not None:
                 share = own.rates[position].mean(means[position], REQUEST_WEIGHT)
             else:

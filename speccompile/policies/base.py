@@ -50,7 +50,7 @@ class Row:
         request: a number that is its request's alone.
         context: tokens in front of the step.
         draft_len: most draft tokens that the step can judge for it; of a drafter that has proposed, so many as that is.
-        scores: of a drafter that tells, for each of them the probability that all drafts up to it are right.
+        scores: of a drafter that tells, for the first of them the probability that all drafts up to it are right.
         found: its drafts are there already, so that a network which drafts for other rows has nothing to do for it.
     """
 
@@ -85,7 +85,7 @@ class Done:
         accepted, emitted: a and n.
         scores: as in :class:`Row`, of the drafts that were judged.
         milliseconds: what the step took; None if it is not known.
-        drafted: a split drafter ran before it.
+        found: as in :class:`Row`.
     """
 
     draft_len: int
@@ -96,7 +96,12 @@ class Done:
     emitted: tuple[int, ...]
     scores: tuple[tuple[float, ...], ...] = ()
     milliseconds: float | None = None
-    drafted: bool = True
+    found: tuple[bool, ...] = ()
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a split drafter ran before it."""
+        return not self.found or not all(self.found)
 
 
 class Chooser(Protocol):

@@ -97,7 +97,8 @@ def connect_parts(
     choice = TierChoice(arena, batch, table, policies, traits)
     # Results are read late only where the device runs beside the host, and where nothing of a step decides which tier
     # comes next, or has to be cleared before it.
-    waits = (traits.ready and "draft_lens" in arena) or traits.reads_dead_places or host_draft is not None
+    chosen_by = (traits.ready and "draft_lens" in arena) or "draft_confidence" in arena
+    waits = chosen_by or traits.reads_dead_places or host_draft is not None
     scheduler = Scheduler(
         arena,
         table,

@@ -30,6 +30,7 @@ def policy_rows(
     """
     lens = arena["draft_lens"].tolist() if ready and "draft_lens" in arena else None
     draft_scores = arena["draft_score"].tolist() if scores and ready and "draft_score" in arena else None
+    confidence = arena["draft_confidence"].tolist() if scores and "draft_confidence" in arena else None
     offered = []
     for request in rows:
         context = len(request.prompt) + len(request.new_tokens)
@@ -40,8 +41,12 @@ def policy_rows(
             count = max(0, min(count, reach - 1 - context))
         if request.params.num_draft_tokens is not None:
             count = min(count, request.params.num_draft_tokens)
-        scores_of_row = () if by_network or draft_scores is None else tuple(draft_scores[request.slot][:count])
-        offered.append(Row(request.number, context, count, scores_of_row, network_on_demand and not by_network))
+        own: Sequence[float] = ()
+        if by_network and confidence is not None:
+            own = [confidence[request.slot]]
+        elif not by_network and draft_scores is not None:
+            own = draft_scores[request.slot]
+        offered.append(Row(request.number, context, count, tuple(own[:count]), network_on_demand and not by_network))
     return offered
 
 
@@ -51,14 +56,11 @@ def done_of(
     slots: Sequence[int],
     columns: Sequence[Sequence[int]],
     milliseconds: float | None,
-    *,
-    drafted: bool,
 ) -> Done:
     """The results of the rows ``offered``, which had ``slots``.
 
     Args:
         columns: emitted, accepted and proposed tokens of each slot, and whether it is alive.
-        drafted: a split drafter ran before the step.
     """
     emitted, accepted, proposed, _ = (tuple(column[slot] for slot in slots) for column in columns)
     return Done(
@@ -70,5 +72,5 @@ def done_of(
         emitted,
         tuple(row.scores[:count] for row, count in zip(offered, proposed, strict=True)),
         milliseconds,
-        drafted,
+        tuple(row.found for row in offered),
     )

@@ -187,8 +187,7 @@ class Scheduler:
         if not self._policies.learns:
             return
         slots = [request.slot for request in flight.rows]
-        drafted = Upcoming(tuple(flight.offered)).drafted
-        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds, drafted=drafted)
+        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds)
         self._policies.note(done, [row.draft_len for row in flight.offered])
 
     def _retry_without_drafts(self, request: Request) -> None:

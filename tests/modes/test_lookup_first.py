@@ -216,8 +216,8 @@ def test_lookups_say_nothing_of_the_network_s_drafts() -> None:
     chooser = Cost(probing=0.0).start(Ladder((0, 3), COSTS))
     for _ in range(30):
         # All that the network drafts is right, and nothing of the lookups, of whatever score.
-        chooser.note(Done(3, (1,), (20,), (3,), (3,), (4,), ((),), drafted=True))
-        chooser.note(Done(3, (1,), (20,), (3,), (0,), (1,), ((0.9, 0.9, 0.9),), drafted=False))
+        chooser.note(Done(3, (1,), (20,), (3,), (3,), (4,), ((),), found=(False,)))
+        chooser.note(Done(3, (1,), (20,), (3,), (0,), (1,), ((0.9, 0.9, 0.9),), found=(True,)))
     assert chooser.choose(Upcoming((Row(1, 20, 3),))) == 3
     assert chooser.choose(Upcoming((Row(1, 20, 3, (0.9, 0.9, 0.9), found=True),))) == 0
 

@@ -22,6 +22,8 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.draft_chain import Forward
 
 NEWEST = f"{PREFIX}newest"
+#: State ``[N]`` of :class:`~speccompile.modes.network.draft_first.DraftFirst`.
+FIRST_DRAFT = "first_draft"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,13 @@ def store_newest(
 @dataclass(frozen=True)
 class DraftByHead(DraftByNetwork):
     """The first draft comes from the stored output of the newest row. Each further one comes from a forward of one row,
-    which reads the previous draft and the head's own output there."""
+    which reads the previous draft and the head's own output there.
+
+    Args:
+        first_stored: the step before has chosen the first draft.
+    """
+
+    first_stored: bool = False
 
     name: ClassVar[str] = "draft_by_head"
     looks_for: ClassVar[str] = "the mode's head"
@@ -116,6 +124,12 @@ class DraftByHead(DraftByNetwork):
 
         return forward
 
+    def first_draft(self, graph: StepGraph) -> fx.Node | None:
+        if not self.first_stored:
+            return None
+        state = graph.state(FIRST_DRAFT)
+        return graph.insert(of_rows_as_column, state, graph.values["slots"], before=graph.anchors.start)
+
     def token_ids(self, graph: StepGraph) -> fx.Node | None:
         head = drafter_of(graph)
         if not self._chooses_in_part(head):
@@ -138,6 +152,11 @@ class DraftByHead(DraftByNetwork):
 
 def previous_position(position: torch.Tensor) -> torch.Tensor:
     return (position - 1).clamp(min=0)
+
+
+def of_rows_as_column(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """``[N]`` of the rows' slots, ``[B, 1]``."""
+    return stored[slots][:, None]
 
 
 def gather_rows(newest: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from speccompile.graph.state import StateSpec
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.passes import DraftByHead, KeepHeadWarm
+from speccompile.modes.network.draft_first import DraftFirst, first_draft_state
 from speccompile.modes.network.network_mode import NetworkMode, SplitMode
 from speccompile.modes.network.split import StoreDrafts
 from speccompile.passes.base import Facts, Pass, facts
@@ -21,8 +24,21 @@ class HeadMode(NetworkMode):
     goals: ClassVar[Facts] = facts("drafter_read")
 
 
+@dataclass(frozen=True)
 class RecurrentHead(HeadMode):
-    """Drafts with one head for every draft token: from the second on it reads its own output."""
+    """Drafts with one head for every draft token: from the second on it reads its own output.
+
+    Args:
+        confidence: choose the first draft when the step before ends, and report the head's probability of it to
+            policies that learn. Steps without drafts then compute the head's logits, too.
+    """
+
+    confidence: bool = False
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if not isinstance(self.confidence, bool):
+            raise self.invalid("confidence", self.confidence, "use True or False")
 
     @property
     @abstractmethod
@@ -30,7 +46,7 @@ class RecurrentHead(HeadMode):
         """Where the target's hidden states are read."""
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftByHead(draft_len)]
+        return [DraftByHead(draft_len, first_stored=self.confidence)]
 
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
         return [DraftByHead(draft_len, draws=True, probabilities=probabilities)]
@@ -39,7 +55,10 @@ class RecurrentHead(HeadMode):
         return [MarkTaps(self.taps)]
 
     def commit_passes(self) -> list[Pass]:
-        return [LowerTaps(), KeepHeadWarm()]
+        return [LowerTaps(), KeepHeadWarm(), *[DraftFirst()] * self.confidence]
+
+    def state(self) -> list[StateSpec]:
+        return [*super().state(), *(first_draft_state() if self.confidence else [])]
 
 
 @dataclass(frozen=True)
@@ -48,4 +67,7 @@ class SplitHead(RecurrentHead, SplitMode):
     hidden states are."""
 
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
-        return [DraftByHead(draft_len, draws, probabilities), StoreDrafts(probabilities)] if draft_len else []
+        if not draft_len:
+            return []
+        drafts = DraftByHead(draft_len, draws, probabilities, first_stored=self.confidence)
+        return [drafts, StoreDrafts(probabilities)]

@@ -45,6 +45,11 @@ class DraftChain(Pass):
         """The target's ids ``[Vd]`` of the tokens that the logits belong to; None is all of them."""
         return None
 
+    def first_draft(self, graph: StepGraph) -> fx.Node | None:
+        """The first draft ``[B, 1]``, the target's id, where the step before chose it; asked for where nothing is
+        drawn."""
+        return None
+
     @abstractmethod
     def what(self, graph: StepGraph) -> str:
         """A description of the inserted ops, for the stage's note."""
@@ -56,6 +61,7 @@ class DraftChain(Pass):
     def run(self, graph: StepGraph) -> Changes:
         forward, slots, start = self.forward(graph), graph.values["slots"], graph.anchors.start
         ids = self.token_ids(graph)
+        first = None if self.draws else self.first_draft(graph)
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
         token, position, lens = graph.insert(newest, *state, slots, before=start, **sizes)
@@ -73,6 +79,8 @@ class DraftChain(Pass):
                 noise = [graph.state(name) for name in ("temperature", "seed")]
                 own = [begun] if self.probabilities else []
                 drawn = graph.insert(draw, logits, length, slots, *noise, *own, before=start)
+            elif place == 0 and first is not None:
+                drawn = first
             else:
                 drawn = graph.insert(torch.ops.speccompile.choose, logits, before=start)
                 drawn = drawn if ids is None else graph.insert(to_target_ids, drawn, ids, before=start)

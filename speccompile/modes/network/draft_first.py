@@ -1,0 +1,67 @@
+"""The first draft when a step ends, with its probability, so that a policy can look at it before the next step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.graph.splicing import splice_graph
+from speccompile.graph.state import N, StateSpec
+from speccompile.graph.step_graph import StepGraph
+from speccompile.modes.eagle3.passes import FIRST_DRAFT, NEWEST, gather_rows
+from speccompile.modes.network.passes import drafter_of, forward_drafter
+from speccompile.passes.base import Changes, Facts, Pass, facts
+
+#: State ``[N]``, which policies learn from.
+CONFIDENCE = "draft_confidence"
+
+
+def first_draft_state() -> list[StateSpec]:
+    """``[N]``: each row's first draft, and the head's own probability of it."""
+    return [StateSpec(FIRST_DRAFT, (N,), torch.int64, high=2), StateSpec(CONFIDENCE, (N,), torch.float32)]
+
+
+@dataclass(frozen=True)
+class DraftFirst(Pass):
+    """The head's logits of each sequence's newest row: its likeliest token, and how probable that is to the head.
+
+    A step that drafts takes the token from there, so this is no more work where one follows.
+    """
+
+    name: ClassVar[str] = "draft_first"
+    looks_for: ClassVar[str] = "what the head left at the newest row"
+    requires: ClassVar[Facts] = facts("drafter_read")
+    provides: ClassVar[Facts] = facts("drafted_first")
+
+    def run(self, graph: StepGraph) -> Changes:
+        head, end = drafter_of(graph), graph.output
+        slots = graph.values.get("target_slots", graph.values["slots"])
+        column = graph.insert(as_column, slots)
+        # With what the layers left, neither token nor position is read.
+        given = {"hidden": graph.insert(gather_rows, graph.state(NEWEST), slots)}
+        (logits,) = forward_drafter(graph, column, column, slots, before=end, given=given)
+        ids = []
+        if "target_ids" in head.values:
+            ids = splice_graph(graph, head, {}, [head.values["target_ids"]], end)
+        graph.insert(store_first, graph.state(FIRST_DRAFT), graph.state(CONFIDENCE), slots, logits, *ids)
+        return Changes(1)
+
+
+def as_column(slots: torch.Tensor) -> torch.Tensor:
+    return slots[:, None]
+
+
+def store_first(
+    first_draft: torch.Tensor,
+    confidence: torch.Tensor,
+    slots: torch.Tensor,
+    logits: torch.Tensor,
+    ids: torch.Tensor | None = None,
+) -> None:
+    """Write the likeliest token of ``logits`` ``[B, 1, Vd]`` and its probability to ``[N]``; ``ids`` ``[Vd]`` are the
+    target's, if the head has a vocabulary of its own."""
+    best, token = logits[:, 0].float().log_softmax(-1).max(-1)
+    first_draft.index_put_((slots,), token if ids is None else ids[token])
+    confidence.index_put_((slots,), best.exp())
