@@ -19,6 +19,7 @@ from speccompile.utils.options import Options
 _NETWORK = ("draft", "draft_max_len", "draft_weights")
 _MODES = {
     "auto": ("head", "draft"),
+    "dflash": (*_NETWORK, "fused", "block_size"),
     "draft_target": (*_NETWORK, "fused"),
     "eagle3": (*_NETWORK, "fused", "confidence"),
     "eagle3_one_model": (*_NETWORK, "confidence"),

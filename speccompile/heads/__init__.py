@@ -1,5 +1,8 @@
 """Draft heads: small networks that read the target's hidden states and draft for it."""
 
+from speccompile.modes.dflash.checkpoints import load_dflash, save_dflash
+from speccompile.modes.dflash.config import DFlashConfig
+from speccompile.modes.dflash.head import DFlashHead
 from speccompile.modes.eagle3.checkpoints import load_eagle3
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.head import Eagle3Head
@@ -11,14 +14,18 @@ from speccompile.modes.mtp.variants import MtpVariant
 from speccompile.passes.step.tap_hidden import default_taps
 
 __all__ = [
+    "DFlashConfig",
+    "DFlashHead",
     "Eagle3Config",
     "Eagle3Head",
     "MedusaHeads",
     "MtpHead",
     "MtpVariant",
     "default_taps",
+    "load_dflash",
     "load_eagle3",
     "load_medusa",
     "load_mtp",
+    "save_dflash",
     "save_eagle3",
 ]

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, TypeVar
 from transformers import PretrainedConfig, PreTrainedModel
 
 from speccompile.errors import InvalidHead, InvalidOption, SpecCompileError
+from speccompile.modes.dflash.config_files import is_dflash
+from speccompile.modes.dflash.head import DFlashHead
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.mtp.head import MtpHead
@@ -130,8 +132,11 @@ class Auto:
         if isinstance(draft, MtpHead):
             name = _of_modules(len(draft.layers), draft_len)
             return Choice(name, "MTP modules were given", {"draft": draft})
-        if isinstance(draft, Eagle3Head) or (isinstance(draft, str | Path) and _is_head(draft)):
+        kind = _head_kind(draft) if isinstance(draft, str | Path) else None
+        if isinstance(draft, Eagle3Head) or kind == "EAGLE-3":
             return Choice("eagle3_one_model", "the draft that was given is an EAGLE-3 head", {"draft": draft})
+        if isinstance(draft, DFlashHead) or kind == "DFlash":
+            return Choice("dflash", "the draft that was given is a DFlash head", {"draft": draft})
         if isinstance(draft, PreTrainedModel | str | Path):
             draft = str(draft) if isinstance(draft, Path) else draft
             return Choice("draft_target", "a draft model was given", {"draft": draft})
@@ -183,15 +188,18 @@ def _in_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-def _is_head(source: str | Path) -> bool:
-    """By the config.json of a folder or hub repository; one that cannot be read is told by who loads it."""
+def _head_kind(source: str | Path) -> str | None:
+    """``EAGLE-3``, ``DFlash`` or None, by the config.json of a folder or hub repository; one that cannot be read
+    is told by who loads it."""
     if str(source) == SMOLLM2 or str(source).startswith("self:"):
-        return False
+        return None
     try:
         config, _ = PretrainedConfig.get_config_dict(str(source))
     except (OSError, ValueError):
-        return False
-    return any(key in config for key in HEAD_KEYS)
+        return None
+    if is_dflash(config):
+        return "DFlash"
+    return "EAGLE-3" if any(key in config for key in HEAD_KEYS) else None
 
 
 def _shown(draft: Any) -> str:

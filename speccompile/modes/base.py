@@ -37,6 +37,8 @@ class Mode(ABC):
     ready: ClassVar[bool] = False
     #: :meth:`sampled_draft_passes` leaves ``draft_probs`` where a rule looks at them.
     draft_probs: ClassVar[bool] = False
+    #: One forward makes all drafts of a step.
+    one_forward: ClassVar[bool] = False
     #: Where its drafter runs.
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     #: Of a split drafter that is ready, too: its executables run only where a row has no proposal.

@@ -12,6 +12,7 @@ from speccompile.errors import DuplicateMode, InvalidOption, OptionOfAnotherMode
 from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.composed import Composed
+from speccompile.modes.dflash.mode import DFlash
 from speccompile.modes.draft_target import DraftTarget
 from speccompile.modes.eagle3.mode import Eagle3, Eagle3OneModel
 from speccompile.modes.early_exit import EarlyExit
@@ -36,6 +37,7 @@ BUILT_IN: tuple[type[Mode], ...] = (
     DraftTarget,
     UserProvided,
     Medusa,
+    DFlash,
     Eagle3OneModel,
     Eagle3,
     Mtp,

@@ -17,7 +17,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     info, layout = build.info, build.arena.layout
     largest = build.largest
     bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
-    forwards = "by as many forwards as the policy's draft length"
+    forwards = "by one forward" if config.mode.one_forward else "by as many forwards as the policy's draft length"
     drafts = f"made inside the step, {forwards}"
     if config.mode.network_on_demand:
         drafts = "ready when a step ends where a lookup found some; for other rows by executables of the network's own"

@@ -17,7 +17,7 @@ from speccompile.acceptance import RULES, Block
 from speccompile.errors import InvalidOption, PassError
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
-from speccompile.heads import Eagle3Head, MedusaHeads, MtpHead
+from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
 from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
@@ -155,6 +155,7 @@ def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_p
     modules = {"draft": MtpHead.random(model, max(SIZES["tiers"]))}
     needed |= dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), modules)
     needed["medusa"] = {"draft": MedusaHeads(max(SIZES["tiers"]), 1, 64, model.config.vocab_size).eval()}
+    needed["dflash"] = {"draft": DFlashHead.random(model, 3, taps=(0, 1))}
     needed["save_hidden_states"] = {"output_directory": tmp_path, "eagle3_layers_to_capture": [0]}
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
         options = needed.get(name, {})

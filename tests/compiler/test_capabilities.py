@@ -13,7 +13,7 @@ from speccompile import wrap
 from speccompile.acceptance import RULES
 from speccompile.compiler.capabilities import backend_refusal, rule_refusal, table
 from speccompile.errors import InvalidOption
-from speccompile.heads import Eagle3Head, MedusaHeads, MtpHead
+from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
@@ -32,6 +32,7 @@ def model() -> LlamaForCausalLM:
 
 def options(name: str, model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
     drafts: dict[str, Any] = {
+        "dflash": DFlashHead.random(model, 3),
         "draft_target": random_drafter(),
         "medusa": MedusaHeads(2, 1, 64, model.config.vocab_size).eval(),
         "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),

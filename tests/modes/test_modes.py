@@ -66,7 +66,7 @@ def test_the_modes_of_this_package() -> None:
     heads = ["eagle3", "eagle3_one_model"]
     modules = ["mtp", "mtp_eagle", "mtp_eagle_one_model"]
     others = ["ngram", "none", "save_hidden_states", "suffix", "user_provided"]
-    names = ["auto", "draft_target", *heads, "early_exit", "medusa", *modules, *others]
+    names = ["auto", "dflash", "draft_target", *heads, "early_exit", "medusa", *modules, *others]
     assert modes.available() == names
 
 
@@ -175,7 +175,7 @@ def test_unknown_option(mode: str, option: str, takes: str) -> None:
     ("option", "hint"),
     [
         ("max_ngram", " max_ngram= is an option of mode='ngram'."),
-        ("draft", " draft= is an option of mode='auto', which chooses a mode by it, and of 'draft_target', 'eagle3', "),
+        ("draft", " draft= is an option of mode='auto', which chooses a mode by it, and of 'dflash', 'draft_target', "),
         ("head", " head= is an option of mode='auto', which chooses a mode by it."),
         ("max_lenn", ""),
     ],

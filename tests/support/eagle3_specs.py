@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile import Speculator, wrap
+from speccompile.graph.step_graph import StepGraph
 from speccompile.heads import Eagle3Head
 from support.eagle3_reference import PlainEagle3
 
@@ -52,7 +53,13 @@ def drafted(spec: Speculator, slot: int, draft_len: int) -> tuple[list[int], tor
 
     Runs the step's ops in front of the target, which change nothing but KV behind the text.
     """
-    graph, arena = spec.engine.tiers[draft_len, 1, "greedy"].graph, spec.arena
+    drafts, logits = run_until(spec, slot, spec.engine.tiers[draft_len, 1, "greedy"].graph, "drafts")
+    return drafts[0].tolist(), torch.stack(logits)
+
+
+def run_until(spec: Speculator, slot: int, graph: StepGraph, name: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The named value of a step of one row, and the scores ``[V]`` of each choice before it."""
+    arena = spec.arena
     before = arena["slots"].clone()
     arena["slots"].fill_(arena.layout.dummy_slot)
     arena["slots"][0] = slot
@@ -71,11 +78,11 @@ def drafted(spec: Speculator, slot: int, draft_len: int) -> tuple[list[int], tor
             else:
                 values[node] = getattr(interpreter, node.op)(node.target, args, kwargs)
             if node.target is torch.ops.speccompile.choose.default:
-                logits.append(args[0][0, 0])
-            if node is graph.values["drafts"]:
+                logits += args[0][0]
+            if node is graph.values[name]:
                 break
     arena["slots"].copy_(before)
-    return values[graph.values["drafts"]][0].tolist(), torch.stack(logits)
+    return values[graph.values[name]], logits
 
 
 def drafted_in_front(spec: Speculator, slot: int, draft_len: int) -> list[int]:

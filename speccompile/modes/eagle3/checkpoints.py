@@ -6,9 +6,7 @@ a layer of zeros would draft badly, without any other sign.
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,10 +17,14 @@ from speccompile.errors import HeadKeys, InvalidHead, InvalidInput
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.config_files import read_config
 from speccompile.modes.eagle3.head import Eagle3Head
-from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_tensors
+from speccompile.modes.network.checkpoint_files import (
+    CHECKPOINT_FILES,
+    check_tensors,
+    checkpoint_folder,
+    read_tensors,
+    renamed,
+)
 from speccompile.sampling.draft_vocab import check_d2t, target_ids
-
-CHECKPOINT_FILES = ["config.json", "*.safetensors", "pytorch_model.bin"]
 
 #: Other names of the same tensors, tried in this order.
 RENAMED = (
@@ -34,9 +36,6 @@ RENAMED = (
     (r"^aux_norm_high\.", "fc_norm.2."),
     (r"^draft_id_to_target_id$", "d2t"),
 )
-
-#: A missing key is reported together with an unknown one of at least this similarity.
-MIN_SIMILARITY = 0.6
 
 
 def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
@@ -54,7 +53,7 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     """
     folder = checkpoint_folder(source, CHECKPOINT_FILES)
     name = str(source)
-    tensors = _own_names(read_tensors(folder, name), name)
+    tensors = renamed(read_tensors(folder, name), RENAMED, name)
     config = read_config(folder, name, target, tensors)
     head = Eagle3Head(config)
     target_weights = _target_weights(config, target, tensors)
@@ -69,20 +68,6 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     head = head.to(target.device, target.dtype).eval()
     head.share(**target_weights)
     return head.requires_grad_(False)
-
-
-def _own_names(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
-    """By the names that :class:`Eagle3Head` has for them."""
-    given: dict[str, str] = {}
-    renamed: dict[str, torch.Tensor] = {}
-    for key, value in tensors.items():
-        own = key
-        for pattern, replacement in RENAMED:
-            own = re.sub(pattern, replacement, own)
-        if own in renamed:
-            raise InvalidHead(source=name, reason=f"{given[own]!r} and {key!r} are two names of one tensor")
-        renamed[own], given[own] = value, key
-    return renamed
 
 
 def _target_weights(
@@ -114,33 +99,9 @@ def _check_keys(
         if argument in target_weights or (key == "lm_head.weight" and head.config.tie_word_embeddings):
             expected.pop(key)
     expected.setdefault("d2t", (head.config.draft_vocab_size,))
-    missing = {key for key in expected if key not in tensors}
-    if head.d2t is None:
-        missing.discard("d2t")
-    tied = {"lm_head.weight"} if head.config.tie_word_embeddings else set()
-    extra = [key for key in tensors if key not in expected and key not in tied]
-    problems: list[str] = []
-    for key in extra:
-        shape = tuple(tensors[key].shape)
-        likely = _closest_key(key, [other for other in missing if expected[other] == shape])
-        if likely is None:
-            problems.append(f"not known: {key} {list(shape)}")
-        else:
-            missing.discard(likely)
-            problems.append(f"renamed: {key} {list(shape)} looks like {likely}")
-    problems += [f"missing: {key} {list(expected[key])}" for key in expected if key in missing]
-    for key, shape in expected.items():
-        if key in tensors and tuple(tensors[key].shape) != shape:
-            problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and has to be {list(shape)}")
-        elif key in tensors and key != "d2t" and not tensors[key].is_floating_point():
-            problems.append(f"of another kind: {key} is {tensors[key].dtype} and has to hold floating-point numbers")
-    if problems:
-        raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
-
-
-def _closest_key(key: str, others: Iterable[str]) -> str | None:
-    found = difflib.get_close_matches(key, list(others), n=1, cutoff=MIN_SIMILARITY)
-    return found[0] if found else None
+    optional = {"d2t"} if head.d2t is None else set()
+    unread = {"lm_head.weight"} if head.config.tie_word_embeddings else set()
+    check_tensors(tensors, expected, name, optional=optional, unread=unread, integers={"d2t"})
 
 
 def _check_vocabulary(d2t: torch.Tensor, t2d: torch.Tensor | None, config: Eagle3Config, name: str) -> None:

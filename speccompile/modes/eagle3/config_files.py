@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import InvalidHead, error_line
+from speccompile.errors import InvalidHead
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.modes.eagle3.config import EMBEDDING, Eagle3Config
+from speccompile.modes.network.config_keys import ConfigKeys, read_keys
 from speccompile.passes.step.tap_hidden import default_taps
 
 #: Variants that are other networks, by the key that asks for them.
@@ -41,15 +41,11 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     Raises:
         InvalidHead: a key is missing, or the head is of another kind or another target.
     """
-    given = _read(folder / "config.json", name)
+    given = read_keys(folder / "config.json", name)
     kind = given.get("speculators_model_type")
     if kind not in (None, "eagle3"):
         raise InvalidHead(source=name, reason=f"it is a head of type {kind!r}, not 'eagle3'")
-    parts: dict[str, dict[str, Any]] = {}
-    for part in ("transformer_layer_config", "eagle_config"):
-        parts[part] = value = given.get(part) or {}
-        if not isinstance(value, dict):
-            raise InvalidHead(source=name, reason=f"its config says {part}={value!r}, which has to be an object")
+    parts = {part: ConfigKeys(given, name).part(part) for part in ("transformer_layer_config", "eagle_config")}
     keys: dict[str, Any] = {**parts["transformer_layer_config"], **parts["eagle_config"], **given}
     speculators = kind is not None
     layer = parts["transformer_layer_config"].get("model_type")
@@ -63,8 +59,8 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
                 source=name, reason=f"its config has {key}={keys[key]!r} ({what}), which is not supported"
             )
     config = replace(
-        _config(keys, name, target, tensors),
-        taps=_taps(keys.get(LAYER_IDS), name, inputs=speculators) or default_taps(len(decoder_layers(target)[1])),
+        _config(ConfigKeys(keys, name), tensors),
+        taps=_taps(ConfigKeys(keys, name), inputs=speculators) or default_taps(len(decoder_layers(target)[1])),
         # In the flat layout model_type says nothing of the layer: heads for Qwen3 have Llama's.
         qk_norm=(speculators and layer == "qwen3") or "layers.0.self_attn.q_norm.weight" in tensors,
     )
@@ -72,34 +68,11 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     return config
 
 
-def _config(
-    keys: Mapping[str, Any], name: str, target: PreTrainedModel, tensors: Mapping[str, torch.Tensor]
-) -> Eagle3Config:
-    def size(key: str, default: Any = None) -> int:
-        # speculators writes null for what it leaves open.
-        value = default if keys.get(key) is None else keys[key]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be a size")
-        return value
-
-    def number(key: str, default: float) -> float:
-        value = default if keys.get(key) is None else keys[key]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be a number above 0")
-        return float(value)
-
-    def flag(key: str) -> bool:
-        value = keys.get(key)
-        if not (value is None or isinstance(value, bool)):
-            raise InvalidHead(source=name, reason=f"its config says {key}={value!r}, which has to be true or false")
-        return bool(value)
-
+def _config(keys: ConfigKeys, tensors: Mapping[str, torch.Tensor]) -> Eagle3Config:
+    size, number, flag = keys.size, keys.number, keys.flag
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     vocab = size("vocab_size")
     layers = size("num_hidden_layers", 1)
-    rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise InvalidHead(source=name, reason=f"its config has the rotary parameters {rope!r}, which are no object")
     return Eagle3Config(
         hidden_size=hidden,
         target_hidden_size=size("target_hidden_size", hidden),
@@ -111,10 +84,10 @@ def _config(
         draft_vocab_size=size("draft_vocab_size", vocab),
         num_hidden_layers=layers,
         rms_norm_eps=number("rms_norm_eps", 1e-6),
-        hidden_act=str(keys.get("hidden_act") or "silu"),
+        hidden_act=str(keys.get("hidden_act", "silu")),
         max_position_embeddings=size("max_position_embeddings", 2048),
-        rope=_rope(rope, number("rope_theta", 10000.0), name),
-        windows=_windows(keys.get(LAYER_TYPES), size("sliding_window") if _slides(keys) else None, layers, name),
+        rope=keys.rope(),
+        windows=_windows(keys, layers),
         bias=flag("bias") or "fc.bias" in tensors,
         attention_bias=flag("attention_bias") or "layers.0.self_attn.q_proj.bias" in tensors,
         mlp_bias=flag("mlp_bias") or "layers.0.mlp.gate_proj.bias" in tensors,
@@ -126,7 +99,7 @@ def _config(
     )
 
 
-def _taps(ids: Any, name: str, *, inputs: bool) -> tuple[int, ...]:
+def _taps(keys: ConfigKeys, *, inputs: bool) -> tuple[int, ...]:
     """The layers of the target whose outputs a head with these ids reads, ascending; none where ids are null or empty.
 
     An id does not mean the same in all layouts:
@@ -141,46 +114,18 @@ def _taps(ids: Any, name: str, *, inputs: bool) -> tuple[int, ...]:
 
     The default is the same three states in both, see ``default_taps``.
     """
-    if not ids:
-        return ()
-    good = isinstance(ids, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in ids)
-    if not good:
-        reason = f"its config says {LAYER_IDS}={ids!r}, which has to be a list of layers"
-        raise InvalidHead(source=name, reason=reason)
     # vLLM, as TensorRT-LLM, collects in the order of layers, whatever the order of ids.
-    return tuple(sorted(item - inputs for item in ids))
+    return tuple(sorted(item - inputs for item in keys.layers(LAYER_IDS)))
 
 
-def _slides(keys: Mapping[str, Any]) -> bool:
-    """Whether a layer of the head has a sliding window. ``sliding_window`` alone says nothing: configs copied from a
-    target's have it, and speculators and vLLM go by the kinds of layers."""
-    return "sliding_attention" in (keys.get(LAYER_TYPES) or ())
-
-
-def _windows(kinds: Any, window: int | None, layers: int, name: str) -> tuple[int | None, ...]:
-    """By layer, of the kinds in the config; empty where none slides."""
-    known = {"full_attention": None, "sliding_attention": window}
-    good = kinds is None or (isinstance(kinds, list) and len(kinds) >= layers and not set(kinds[:layers]) - set(known))
-    if not good:
-        reason = f"its config says {LAYER_TYPES}={kinds!r}, which has to name one of {sorted(known)} for each layer"
-        raise InvalidHead(source=name, reason=reason)
-    windows = tuple(known[kind] for kind in (kinds or ())[:layers])
-    return windows if any(windows) else ()
-
-
-def _rope(given: Mapping[str, Any], theta: float, name: str) -> dict[str, Any]:
-    """transformers 5 writes ``rope_parameters``, which ``rope_theta`` and ``rope_scaling`` were before. Without any the
-    base is 10000: heads do not inherit the target's."""
-    # As speculators does where a config has parameters by kind of layer (``flatten_rope_parameters``).
-    rope = dict(given["sliding_attention"] if isinstance(given.get("sliding_attention"), dict) else given)
-    if by_kind := sorted(key for key, value in rope.items() if isinstance(value, dict)):
-        reason = f"its config has rotary parameters by kind of layer ({', '.join(by_kind)}), which are not supported"
-        raise InvalidHead(source=name, reason=reason)
-    # Of old files.
-    kind = rope.pop("type", None)
-    rope.setdefault("rope_type", kind or "default")
-    rope.setdefault("rope_theta", theta)
-    return rope
+def _windows(keys: ConfigKeys, layers: int) -> tuple[int | None, ...]:
+    """By layer; empty where none slides. ``sliding_window`` alone says nothing: configs copied from a target's have it,
+    and speculators and vLLM go by the kinds of layers."""
+    kinds = keys.kinds(LAYER_TYPES, layers) or []
+    if "sliding_attention" not in kinds:
+        return ()
+    window = keys.size("sliding_window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _layers(keys: Mapping[str, Any]) -> Any:
@@ -203,13 +148,3 @@ def check_target(config: Eagle3Config, name: str, target: PreTrainedModel) -> No
         problems.append(f"it reads the outputs of layers {taps}, and the target has 0 .. {layers - 1}")
     if problems:
         raise InvalidHead(source=name, reason=f"it was made for another target: {'; '.join(problems)}")
-
-
-def _read(path: Path, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidHead(source=name, reason=f"{path.name} cannot be read: {error_line(error)}") from error
-    if not isinstance(found, dict):
-        raise InvalidHead(source=name, reason=f"{path.name} is no JSON object")
-    return found

@@ -13,75 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, PreTrainedModel
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import PreTrainedModel
 
-from speccompile.errors import InvalidHead, error_line
 from speccompile.graph.state import KVShape
 from speccompile.modes.eagle3.config import Eagle3Config, check_config
 from speccompile.modes.network.draft_head import DraftHead, RowAttention
+from speccompile.modes.network.layers import MLP, RMSNorm, Rotary, rotated
 from speccompile.sampling.draft_vocab import target_ids
-
-#: Rotary tables of these kinds change with the length of the text.
-CHANGING_ROPE = ("dynamic", "longrope")
-
-
-class RMSNorm(nn.Module):
-    """Computed in float32, as Llama's."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
-
-
-class Rotary(nn.Module):
-    """Sines and cosines of positions, by any of transformers' rules that does not change with the text's length."""
-
-    inv_freq: torch.Tensor
-
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        if config.rope.get("rope_type", "default") in CHANGING_ROPE:
-            reason = f"its rotary table ({config.rope['rope_type']}) changes with the length of the text"
-            raise InvalidHead(source="EAGLE-3", reason=reason)
-        try:
-            table = LlamaRotaryEmbedding(
-                LlamaConfig(
-                    # It knows no head whose attention is wider than its hidden states.
-                    hidden_size=config.num_attention_heads * config.head_dim,
-                    num_attention_heads=config.num_attention_heads,
-                    head_dim=config.head_dim,
-                    max_position_embeddings=config.max_position_embeddings,
-                    rope_parameters=dict(config.rope),
-                )
-            )
-        except Exception as error:
-            reason = f"transformers cannot make its rotary table of {dict(config.rope)}: {error_line(error)}"
-            raise InvalidHead(source="EAGLE-3", reason=reason) from error
-        self.scaling = float(table.attention_scaling)
-        self.register_buffer("inv_freq", table.inv_freq.float().clone(), persistent=False)
-
-    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """``position_ids`` ``[B, T]``; cosines and sines ``[B, T, 1, D]``."""
-        angles = position_ids[..., None].float() * self.inv_freq.float()
-        angles = torch.cat([angles, angles], dim=-1)[:, :, None]
-        cos, sin = angles.cos(), angles.sin()
-        if self.scaling != 1.0:
-            cos, sin = cos * self.scaling, sin * self.scaling
-        return cos.to(dtype), sin.to(dtype)
-
-
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``[B, T, heads, D]``, halves turned against each other as in Llama."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 class Attention(nn.Module):
@@ -114,20 +52,6 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        inner, bias = config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(config.hidden_size, inner, bias=bias)
-        self.up_proj = nn.Linear(config.hidden_size, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, config.hidden_size, bias=bias)
-        self.act = ACT2FN[config.hidden_act]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
 class Layer(nn.Module):
     """A decoder layer. The first one attends over [embedding, hidden state], each behind a norm of its own."""
 
@@ -141,7 +65,7 @@ class Layer(nn.Module):
             self.hidden_norm = RMSNorm(size, eps)
         self.self_attn = Attention(config, 2 * size if self.first else size, layer)
         self.post_attention_layernorm = RMSNorm(size, eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, bias=config.mlp_bias)
 
     def forward(
         self,
@@ -188,7 +112,7 @@ class Eagle3Head(DraftHead):
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self.rotary = Rotary(config)
+        self.rotary = Rotary(config, "EAGLE-3")
         mapped = config.draft_vocab_size < config.vocab_size
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64) if mapped else None)
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from speccompile.errors import InvalidHead, error_line
+from speccompile.errors import HeadKeys, InvalidHead, error_line
+
+#: What is fetched of a repository on the hub.
+CHECKPOINT_FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
+
+#: A missing key is reported together with an unknown one of at least this similarity.
+MIN_SIMILARITY = 0.6
 
 
 def checkpoint_folder(source: str | Path, patterns: Sequence[str]) -> Path:
@@ -62,3 +70,71 @@ def read_tensors(
     if not found:
         raise InvalidHead(source=name, reason=f"there is neither a *.safetensors nor a {' or '.join(binaries)} in it")
     return found
+
+
+def renamed(
+    tensors: Mapping[str, torch.Tensor], rules: Sequence[tuple[str, str]], name: str
+) -> dict[str, torch.Tensor]:
+    """By the names that a head has for them.
+
+    Args:
+        rules: patterns and what replaces them, tried in this order.
+
+    Raises:
+        InvalidHead: two keys name one tensor.
+    """
+    given: dict[str, str] = {}
+    found: dict[str, torch.Tensor] = {}
+    for key, value in tensors.items():
+        own = key
+        for pattern, replacement in rules:
+            own = re.sub(pattern, replacement, own)
+        if own in found:
+            raise InvalidHead(source=name, reason=f"{given[own]!r} and {key!r} are two names of one tensor")
+        found[own], given[own] = value, key
+    return found
+
+
+def check_tensors(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, tuple[int, ...]],
+    name: str,
+    *,
+    optional: Collection[str] = (),
+    unread: Collection[str] = (),
+    integers: Collection[str] = (),
+) -> None:
+    """Every expected tensor is there and of its shape, and every one that is there is expected.
+
+    Args:
+        expected: shapes by key.
+        optional: expected keys that may be missing.
+        unread: keys that may be there, in any shape.
+        integers: keys of tensors that hold no floating-point numbers.
+
+    Raises:
+        HeadKeys: lists what is missing, not known, renamed, or of another shape or kind.
+    """
+    missing = {key for key in expected if key not in tensors and key not in optional}
+    problems: list[str] = []
+    for key in (key for key in tensors if key not in expected and key not in unread):
+        shape = tuple(tensors[key].shape)
+        likely = _closest_key(key, [other for other in missing if expected[other] == shape])
+        if likely is None:
+            problems.append(f"not known: {key} {list(shape)}")
+        else:
+            missing.discard(likely)
+            problems.append(f"renamed: {key} {list(shape)} looks like {likely}")
+    problems += [f"missing: {key} {list(expected[key])}" for key in expected if key in missing]
+    for key, shape in expected.items():
+        if key in tensors and tuple(tensors[key].shape) != shape:
+            problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and has to be {list(shape)}")
+        elif key in tensors and key not in integers and not tensors[key].is_floating_point():
+            problems.append(f"of another kind: {key} is {tensors[key].dtype} and has to hold floating-point numbers")
+    if problems:
+        raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
+
+
+def _closest_key(key: str, others: Iterable[str]) -> str | None:
+    found = difflib.get_close_matches(key, list(others), n=1, cutoff=MIN_SIMILARITY)
+    return found[0] if found else None

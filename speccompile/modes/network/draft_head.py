@@ -82,12 +82,15 @@ class HeadCache:
     ) -> torch.Tensor:
         """``query`` ``[B, T, H, D]``, ``key`` and ``value`` ``[B, T, G, D]``, positions already in them; returns ``[B,
         T, H, Dv]``. A query attends to the last ``window`` places up to its own, or to all of them."""
+        keys, values = self.write(layer, key, value)
+        return torch.ops.speccompile.attention(query, keys, values, self.slots, self.positions, scale, window)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep ``key`` and ``value`` ``[B, T, G, D]`` of these rows; returns all that is kept of the layer."""
         place = (self.slots.unsqueeze(1), self.positions)
         self.keys[layer].index_put_(place, key)
         self.values[layer].index_put_(place, value)
-        return torch.ops.speccompile.attention(
-            query, self.keys[layer], self.values[layer], self.slots, self.positions, scale, window
-        )
+        return self.keys[layer], self.values[layer]
 
 
 class DraftHead(nn.Module):
@@ -121,6 +124,11 @@ class DraftHead(nn.Module):
     def numbers(self) -> set[int]:
         """The sizes of its forward that are not those of its weights."""
         return {self.hidden_size}
+
+    @property
+    def places_per_row(self) -> int:
+        """How many places a row of its forward writes; positions are so far from the end of the KV."""
+        return 1
 
     @abstractmethod
     def forward(
@@ -263,7 +271,8 @@ class _Probe:
     """Random tokens and hidden states, as the head itself and its graph read them."""
 
     def __init__(self, network: HeadNetwork, graph: StepGraph, arena: Arena) -> None:
-        info, length = network.info, min(sum(PIECES), network.layout(arena.layout).cache_len)
+        info, places = network.info, network.layout(arena.layout).cache_len
+        length = min(sum(PIECES), places // network.head.places_per_row)
         generator = torch.Generator().manual_seed(0)
         self.network, self.graph, self.arena = network, graph, arena
         vocab = arena.layout.vocab_size
@@ -276,7 +285,8 @@ class _Probe:
     def pieces(self) -> list[dict[str, torch.Tensor]]:
         found, start = [], 0
         for width in PIECES:
-            places = torch.arange(start, min(start + width, self.tokens.shape[1]), device=self.tokens.device)
+            stop = max(start, min(start + width, self.tokens.shape[1]))
+            places = torch.arange(start, stop, device=self.tokens.device)
             found.append(
                 {
                     "input_ids": self.tokens[:, places],

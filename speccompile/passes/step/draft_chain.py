@@ -143,6 +143,7 @@ def side_by_side(*places: torch.Tensor) -> torch.Tensor:
 
 
 def join(lens: torch.Tensor, *drafted: torch.Tensor) -> torch.Tensor:
-    """K tokens ``[B, 1]`` as drafts ``[B, K]``, -1 after a row's own draft length."""
-    offsets = torch.arange(len(drafted), device=lens.device)
-    return torch.where(offsets < lens[:, None], torch.cat(drafted, dim=1), -1)
+    """Tokens ``[B, ...]`` of K places side by side, as drafts ``[B, K]``, -1 after a row's own draft length."""
+    tokens = torch.cat(drafted, dim=1)
+    offsets = torch.arange(tokens.shape[1], device=lens.device)
+    return torch.where(offsets < lens[:, None], tokens, -1)

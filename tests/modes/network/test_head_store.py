@@ -16,8 +16,8 @@ from speccompile import wrap
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import HeadStore
 from speccompile.heads import Eagle3Head, MtpHead, MtpVariant
-from speccompile.modes.eagle3.head import RMSNorm
 from speccompile.modes.network import draft_head
+from speccompile.modes.network.layers import RMSNorm
 from speccompile.utils.storage import CacheFolder
 from support.eagle3_specs import TAPS
 from support.mtp_specs import MODULES

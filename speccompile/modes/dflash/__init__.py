@@ -1,0 +1,1 @@
+"""DFlash: a block of mask tokens becomes draft tokens in one forward."""

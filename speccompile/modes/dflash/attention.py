@@ -1,0 +1,92 @@
+"""Attention of a block: its queries attend to the context and to the block itself, in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
+from speccompile.modes.network.draft_head import HeadCache
+
+
+class BlockAttention(Protocol):
+    """How the layers of a head attend. Inference is :class:`BlockCache`."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Causal: a query attends to places up to its own. ``query`` ``[B, T, H, D]``, ``key`` and ``value`` ``[B, T,
+        G, D]`` of the block, positions already in them; returns ``[B, T, H, D]``."""
+
+    def attend_both_ways(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """The same where a query attends to all of the block, and to the context."""
+
+
+@dataclass
+class BlockCache(HeadCache):
+    """The head's KV: the places before a block hold its context, those of the block the block.
+
+    Args:
+        last: int64 ``[B, T]``, the block's last position at every place.
+    """
+
+    last: torch.Tensor
+
+    def attend_both_ways(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        keys, values = self.write(layer, key, value)
+        if window is None:
+            # A query at the last position attends to every place of the block.
+            return torch.ops.speccompile.attention(query, keys, values, self.slots, self.last, scale)
+        return _near(query, keys, values, self.slots, self.positions, scale, window)
+
+
+def _near(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int,
+) -> torch.Tensor:
+    """Attention to places less than ``window`` away, up to the block's last one: the op has no such mask, so that the
+    keys of these places are copied."""
+    reach = window - 1 + positions.shape[1]
+    places = positions[:, :1] - (window - 1) + torch.arange(reach, device=positions.device)
+    distance = (positions[:, :, None] - places[:, None]).abs()
+    visible = (distance < window) & (places >= 0)[:, None]
+    rows = (slots[:, None], places.clamp(min=0))
+    attended = F.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        keys[rows].transpose(1, 2),
+        values[rows].transpose(1, 2),
+        attn_mask=visible[:, None],
+        scale=scale,
+        enable_gqa=query.shape[2] != keys.shape[2],
+    )
+    return attended.transpose(1, 2)

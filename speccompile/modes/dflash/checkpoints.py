@@ -1,0 +1,113 @@
+"""DFlash heads in files: transformers' assistant models, and z-lab's.
+
+Both name the same tensors. A tensor that is not used, not there or of another shape is never passed over: a head with
+a layer of zeros would draft badly, without any other sign.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead
+from speccompile.modes.dflash.config import check_config, check_target, embedding_scale
+from speccompile.modes.dflash.config_files import ASSISTANT, read_config
+from speccompile.modes.dflash.head import DFlashHead
+from speccompile.modes.network.checkpoint_files import (
+    CHECKPOINT_FILES,
+    check_tensors,
+    checkpoint_folder,
+    read_tensors,
+    renamed,
+)
+from speccompile.utils.whole_files import write_whole
+
+#: transformers' names of the same tensors, tried in this order.
+RENAMED = ((r"^model\.", ""), (r"^encoder\.fc\.", "fc."), (r"^encoder\.output_norm_enc\.", "hidden_norm."))
+
+
+def load_dflash(source: str | Path, target: PreTrainedModel) -> DFlashHead:
+    """Load a head for ``target``, in its dtype, on its device.
+
+    Args:
+        source: a folder with ``config.json`` and ``model.safetensors`` (in any number of files) or
+            ``pytorch_model.bin``; or the id of such a repository on the Hugging Face Hub.
+
+    Raises:
+        InvalidHead: no checkpoint is there, or it is not one of this target.
+        HeadKeys: lists the keys that are renamed, missing, not known or of another shape.
+    """
+    folder, name = checkpoint_folder(source, CHECKPOINT_FILES), str(source)
+    config = read_config(folder, name, target)
+    check_config(config, name)
+    check_target(config, name, target)
+    head = DFlashHead(config, target)
+    tensors = renamed(read_tensors(folder, name), RENAMED, name)
+    own = head.own_state()
+    check_tensors(tensors, {key: tuple(value.shape) for key, value in own.items()}, name)
+    with torch.no_grad():
+        for key, value in own.items():
+            value.copy_(tensors[key])
+    for module in head.own:
+        module.requires_grad_(False)
+    return head
+
+
+def save_dflash(head: DFlashHead, folder: str | Path, *, dtype: torch.dtype = torch.float16) -> None:
+    """Write ``config.json`` and ``model.safetensors`` of transformers' assistant model.
+
+    Args:
+        folder: created if it does not exist. Each file is complete or absent, also after the process is killed.
+        dtype: of the weights.
+
+    Raises:
+        InvalidHead: transformers' class cannot be what the head is.
+        OSError: the disk does not take it.
+    """
+    config = _assistant_config(head, str(dtype).removeprefix("torch."))
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for key, value in head.own_state().items():
+        name = key.replace("hidden_norm.", "encoder.output_norm_enc.")
+        name = f"encoder.{name}" if key.startswith("fc.") else name
+        tensors[name] = value.detach().to("cpu", dtype).contiguous()
+    write_whole(path / "model.safetensors", save(tensors, {"format": "pt"}))
+    write_whole(path / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:
+    config, scale = head.config, embedding_scale(head.embed_tokens)
+    plain = (config.embedding_scale, config.logit_scale, config.logit_softcap) == (scale, 1.0, None)
+    windows = {window for window in config.windows if window is not None}
+    if config.attention_bias or any(config.causal) or len(windows) > 1 or not plain:
+        reason = "transformers' assistant model has no biases, causal layers, scales of its own or two kinds of windows"
+        raise InvalidHead(source="that was given", reason=reason)
+    layers = config.num_hidden_layers
+    kinds = ["sliding_attention" if config.window(layer) else "full_attention" for layer in range(layers)]
+    return {
+        "architectures": ["MuseGlimmerAssistantModel"],
+        "model_type": ASSISTANT,
+        "dtype": dtype,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "hidden_act": config.hidden_act,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_parameters": dict(config.rope),
+        "layer_types": kinds,
+        # A number also where no layer slides.
+        "sliding_window": min(windows) - 1 if windows else config.max_position_embeddings,
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.taps),
+    }

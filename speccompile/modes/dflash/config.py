@@ -1,0 +1,134 @@
+"""The sizes and variants of a DFlash head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from speccompile.errors import InvalidHead
+from speccompile.graph_capture.model_info import decoder_layers
+
+#: Taps of the default: as many as z-lab's heads have.
+TAPS = 5
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """The sizes and variants of a head. ``hidden_size`` is the target's.
+
+    Args:
+        block_size: tokens of a block: the newest token and ``block_size - 1`` mask tokens, each of which becomes a
+            draft token.
+        mask_token_id: the target's embedding of this token stands for a draft token.
+        taps: the target's decoder layers whose outputs it reads, in the order in which ``fc`` reads them. That of the
+            last layer is read after the final norm, as transformers reports it.
+        rope: transformers' ``rope_parameters``; the head's own, not the target's.
+        windows: by layer, the number of places that a query attends to, up to its own and, where the layer is not
+            causal, as many from its own on; None is all of them. Empty for all of them in every layer.
+        causal: by layer, whether a query attends to no place of the block after its own. Empty for no layer.
+        embedding_scale: factor on the target's embedding weights.
+        logit_scale, logit_softcap: factor on logits; limit of the scaled ones, None for no limit.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    block_size: int
+    mask_token_id: int
+    taps: tuple[int, ...]
+    num_hidden_layers: int = 1
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    attention_bias: bool = False
+    windows: tuple[int | None, ...] = ()
+    causal: tuple[bool, ...] = ()
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    def window(self, layer: int) -> int | None:
+        """Of that layer."""
+        return self.windows[layer] if self.windows else None
+
+    def is_causal(self, layer: int) -> bool:
+        """Whether that layer is."""
+        return self.causal[layer] if self.causal else False
+
+    @staticmethod
+    def for_target(model: PreTrainedModel, mask_token_id: int, **fields: Any) -> DFlashConfig:
+        """A head of the target's own sizes, with these ``fields`` instead."""
+        config = model.config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        sizes: dict[str, Any] = dict(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_attention_heads=heads,
+            num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            block_size=8,
+            mask_token_id=mask_token_id,
+            taps=spread_taps(len(decoder_layers(model)[1])),
+            embedding_scale=embedding_scale(model.get_input_embeddings()),
+        )
+        return DFlashConfig(**(sizes | fields))
+
+
+def embedding_scale(embedding: nn.Module) -> float:
+    """The factor that an embedding module puts on its weights (Gemma)."""
+    return float(getattr(embedding, "embed_scale", 1.0))
+
+
+def spread_taps(num_layers: int, count: int = TAPS) -> tuple[int, ...]:
+    """``count`` layers of a target of ``num_layers``, or all of fewer, from the second on to the fourth-last one."""
+    first, last = min(1, num_layers - 1), max(num_layers - 4, min(1, num_layers - 1))
+    return tuple(sorted({round(first + (last - first) * index / (count - 1)) for index in range(count)}))
+
+
+def check_config(config: DFlashConfig, source: str) -> None:
+    """Raises InvalidHead: its values contradict one another."""
+
+    def refuse(reason: str) -> None:
+        raise InvalidHead(source=source, reason=reason)
+
+    layers = config.num_hidden_layers
+    if config.block_size < 2:
+        refuse(f"its block of {config.block_size} has no place for a draft token")
+    if not config.taps:
+        refuse("it names no layers of the target to read (target_layer_ids)")
+    if config.hidden_act not in ACT2FN:
+        refuse(f"transformers knows no activation {config.hidden_act!r}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        refuse(f"its {config.num_attention_heads} heads cannot share {config.num_key_value_heads} KV heads")
+    if layers < 1:
+        refuse("it has no layer")
+    for what, given in (("sliding windows", config.windows), ("causal", config.causal)):
+        if given and len(given) != layers:
+            refuse(f"it has {layers} layers, and {what} of {len(given)}")
+    if any(window is not None and window < 1 for window in config.windows):
+        refuse(f"its sliding windows {list(config.windows)} must be None or sizes")
+
+
+def check_target(config: DFlashConfig, source: str, target: PreTrainedModel) -> None:
+    """Raises InvalidHead: a head of that config was made for another target."""
+    text = target.config.get_text_config(decoder=True)
+    layers = len(decoder_layers(target)[1])
+    tokens = len(cast(torch.Tensor, target.get_input_embeddings().weight))
+    problems = []
+    if config.hidden_size != text.hidden_size:
+        problems.append(f"its hidden states are of size {config.hidden_size}, the target's of {text.hidden_size}")
+    if not all(0 <= tap < layers for tap in config.taps):
+        problems.append(f"it reads the outputs of layers {list(config.taps)}, and the target has 0 .. {layers - 1}")
+    if not 0 <= config.mask_token_id < tokens:
+        problems.append(f"its mask token is {config.mask_token_id}, and the target embeds {tokens} tokens")
+    if problems:
+        raise InvalidHead(source=source, reason=f"it was made for another target: {'; '.join(problems)}")

@@ -1,0 +1,103 @@
+"""What the config.json of a published DFlash head says, in either of two layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead
+from speccompile.modes.dflash.config import DFlashConfig, embedding_scale
+from speccompile.modes.network.config_keys import ConfigKeys, read_keys
+
+#: ``model_type`` of transformers' only class of such heads.
+ASSISTANT = "muse_glimmer_assistant"
+#: Where z-lab's layout has what is DFlash's own; some of it may be at the top.
+OWN = "dflash_config"
+
+#: Variants that are other networks, by the key that asks for them, and the value of those that are not.
+REFUSED: Mapping[str, tuple[str, Any]] = {
+    "selector_rank": ("DFlash2's candidate selector", None),
+    "conv_kernel_size": ("DFlash2's convolutions", None),
+    "attention_sink_bias": ("attention sinks", False),
+    "add_swa_attention_sink_bias": ("attention sinks", False),
+    "is_neox_style": ("rotary embeddings of pairs side by side", True),
+}
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a head in a layout that is known."""
+    return config.get("model_type") == ASSISTANT or OWN in config
+
+
+def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfig:
+    """The config of a head for ``target``.
+
+    A layer of transformers' layout attends in both directions, and its window leaves ``sliding_window`` places on
+    either side. In z-lab's layout a sliding layer is causal unless ``is_causal`` is given (``dflash_config.causal`` in
+    vLLM's), and its window has the query's own place in it (``_attention_mask`` of z-lab's ``dflash/model.py``).
+    Without a scale of its own, a head of transformers' layout reads embeddings as the target's embedding module scales
+    them (``DFlashTokenCandidateGenerator``).
+
+    Raises:
+        InvalidHead: a key is missing, or the head is of another kind or another target.
+    """
+    given = ConfigKeys(read_keys(folder / "config.json", name), name)
+    assistant = given.get("model_type") == ASSISTANT
+    if not is_dflash(given.keys):
+        reason = f"its config has neither model_type {ASSISTANT!r} nor {OWN!r}: it is no DFlash head in a known layout"
+        raise InvalidHead(source=name, reason=reason)
+    keys = ConfigKeys({**given.keys, **given.part(OWN)}, name)
+    for key, (what, usual) in REFUSED.items():
+        if keys.get(key, usual) != usual:
+            reason = f"its config has {key}={keys.get(key)!r} ({what}), which is not supported"
+            raise InvalidHead(source=name, reason=reason)
+    own = target.config.get_text_config(decoder=True).vocab_size
+    if (vocab := keys.size("vocab_size", own)) != own:
+        reason = f"it was made for another target: its vocabulary has {vocab} tokens, the target's {own}"
+        raise InvalidHead(source=name, reason=reason)
+    hidden, heads, layers = keys.size("hidden_size"), keys.size("num_attention_heads"), keys.size("num_hidden_layers")
+    windows, causal = _attention(keys, layers, assistant=assistant)
+    scale = embedding_scale(target.get_input_embeddings()) if assistant else 1.0
+    softcap = keys.get("final_logit_softcapping")
+    return DFlashConfig(
+        hidden_size=hidden,
+        intermediate_size=keys.size("intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=keys.size("num_key_value_heads", heads),
+        head_dim=keys.size("head_dim", hidden // heads),
+        block_size=keys.size("block_size"),
+        mask_token_id=keys.size("mask_token_id", least=0),
+        taps=keys.layers("target_layer_ids"),
+        num_hidden_layers=layers,
+        rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
+        hidden_act=str(keys.get("hidden_act", "silu")),
+        max_position_embeddings=keys.size("max_position_embeddings", 2048),
+        rope=keys.rope(),
+        attention_bias=keys.flag("attention_bias"),
+        windows=windows,
+        causal=causal,
+        embedding_scale=keys.number("input_embedding_scale", scale),
+        logit_scale=keys.number("output_multiplier", 1.0),
+        logit_softcap=None if not softcap else keys.number("final_logit_softcapping", 1.0),
+    )
+
+
+def _attention(keys: ConfigKeys, layers: int, *, assistant: bool) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """Windows and causality by layer; empty where no layer has either."""
+    kinds = keys.kinds("layer_types", layers) or ["full_attention"] * layers
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    if not assistant and keys.flag("use_swa") and not any(sliding):
+        sliding = [True] * layers
+    windows: tuple[int | None, ...] = ()
+    if any(sliding):
+        given = "sliding_window" if keys.get("swa_window_size") is None else "swa_window_size"
+        window = keys.size(given) + assistant
+        windows = tuple(window if slides else None for slides in sliding)
+    if assistant:
+        return windows, ()
+    key = "causal" if keys.get("is_causal") is None else "is_causal"
+    causal = tuple(sliding) if keys.get(key) is None else (keys.flag(key),) * layers
+    return windows, causal if any(causal) else ()

@@ -1,0 +1,255 @@
+"""The DFlash head as a plain module.
+
+After "DFlash: Block Diffusion for Flash Speculative Decoding" (2026, arXiv 2602.06036); transformers'
+``MuseGlimmerAssistantModel`` and z-lab's ``DFlashDraftModel`` are such heads. The tapped hidden states of each position
+of the sequence become keys and values of every layer, the context. A block of the newest token and mask tokens, which
+stand at the positions after the context, runs through the layers once and attends to the context and to itself. What
+the layers leave at a mask token predicts the token of that position.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead
+from speccompile.graph.state import KVShape
+from speccompile.graph.step_graph import Route
+from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.modes.dflash.attention import BlockAttention, BlockCache
+from speccompile.modes.dflash.config import DFlashConfig, check_config, check_target
+from speccompile.modes.network.draft_head import DraftHead, HeadCache
+from speccompile.modes.network.layers import MLP, RMSNorm, Rotary, rms_norm, rotated
+
+SOURCE = "of DFlash"
+
+
+class Attention(nn.Module):
+    def __init__(self, config: DFlashConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim, bias = layer, config.head_dim, config.attention_bias
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.window, self.causal = config.window(layer), config.is_causal(layer)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: BlockAttention) -> torch.Tensor:
+        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = rotated(self.q_norm(query), cos, sin), rotated(self.k_norm(key), cos, sin)
+        attend = cache.attend if self.causal else cache.attend_both_ways
+        attended = attend(self.layer, query, key, value, self.head_dim**-0.5, self.window)
+        out: torch.Tensor = self.o_proj(attended.flatten(2))
+        return out
+
+    def of_context(
+        self, context: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value ``[B, T, G, D]`` of the context ``[B, T, M]``.
+
+        Weights are read without a call of their modules: these ops belong to no decoder layer of a captured graph.
+        """
+        key = self._heads(F.linear(context, self.k_proj.weight, self.k_proj.bias))
+        value = self._heads(F.linear(context, self.v_proj.weight, self.v_proj.bias))
+        return rotated(rms_norm(key, self.k_norm.weight, self.k_norm.eps), cos, sin), value
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.head_dim))
+
+
+class Layer(nn.Module):
+    """A decoder layer of the block."""
+
+    def __init__(self, config: DFlashConfig, layer: int) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: BlockAttention
+    ) -> torch.Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, cache)
+        out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class DFlashHead(DraftHead):
+    """Shares the target's embedding and lm_head: the very modules.
+
+    Raises:
+        InvalidHead: the config is not one of this target, or contradicts itself.
+    """
+
+    def __init__(self, config: DFlashConfig, target: PreTrainedModel) -> None:
+        super().__init__()
+        check_config(config, SOURCE)
+        check_target(config, SOURCE, target)
+        self.config = config
+        self.layers_of_target = len(decoder_layers(target)[1])
+        size = config.hidden_size
+        self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
+        self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
+        self.layers = nn.ModuleList([Layer(config, index) for index in range(config.num_hidden_layers)])
+        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.rotary = Rotary(config, SOURCE)
+        for own in self.own:
+            own.to(target.device, target.dtype).eval()
+        self.embed_tokens, self.lm_head = target.get_input_embeddings(), target.get_output_embeddings()
+        self.training = False
+
+    @property
+    def own(self) -> list[nn.Module]:
+        """Its modules, without those that are the target's."""
+        return [self.fc, self.hidden_norm, self.layers, self.norm, self.rotary]
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """Its tensors, without those that are the target's."""
+        shared = ("embed_tokens.", "lm_head.")
+        return {name: value for name, value in self.state_dict().items() if not name.startswith(shared)}
+
+    @staticmethod
+    def random(target: PreTrainedModel, mask_token_id: int, seed: int = 0, **fields: Any) -> DFlashHead:
+        """One with random weights, of the target's sizes (``fields`` of :class:`DFlashConfig` aside), in its dtype, on
+        its device."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            head = DFlashHead(DFlashConfig.for_target(target, mask_token_id, **fields), target)
+            for name, parameter in head.own_state().items():
+                if parameter.ndim == 2:
+                    parameter.copy_(torch.randn(parameter.shape) * parameter.shape[1] ** -0.5)
+                elif name.endswith("bias"):
+                    parameter.copy_(torch.randn(parameter.shape) * 0.1)
+        return head
+
+    def for_texts(self, max_len: int) -> DFlashHead:
+        """The same head for sequences of up to ``max_len`` tokens: a window that holds them and a block is none."""
+        config, reach = self.config, max_len + self.config.block_size
+        windows = tuple(None if window is None or window >= reach else window for window in config.windows)
+        return self._with(windows=windows if any(windows) else ())
+
+    def with_block(self, block_size: int) -> DFlashHead:
+        """The same weights with a block of another size."""
+        return self._with(block_size=block_size)
+
+    def _with(self, **fields: Any) -> DFlashHead:
+        if all(getattr(self.config, name) == value for name, value in fields.items()):
+            return self
+        head = copy.copy(self)
+        head._modules = dict(self._modules)
+        head.config = replace(self.config, **fields)
+        layers = [copy.copy(layer) for layer in self.layers]
+        for index, layer in enumerate(layers):
+            attention = copy.copy(cast(Layer, layer).self_attn)
+            attention.window = head.config.window(index)
+            layer._modules = {**layer._modules, "self_attn": attention}
+        head.layers = nn.ModuleList(layers)
+        return head
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the hidden states that it reads, side by side."""
+        return len(self.config.taps) * self.config.hidden_size
+
+    @property
+    def kv(self) -> dict[int, KVShape]:
+        shape = (self.config.num_key_value_heads, self.config.head_dim)
+        return {index: KVShape(shape, shape, self.fc.weight.dtype) for index in range(len(self.layers))}
+
+    @property
+    def route(self) -> Route:
+        near = [window and not self.config.is_causal(index) for index, window in enumerate(self.config.windows)]
+        return "eager" if near and all(near) else "attention"
+
+    @property
+    def numbers(self) -> set[int]:
+        config = self.config
+        return {self.hidden_size, config.block_size, *(window for window in config.windows if window)}
+
+    @property
+    def places_per_row(self) -> int:
+        return 2
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
+    ) -> dict[str, torch.Tensor]:
+        """T rows of context, and a block of T tokens after them. Passes run either part alone.
+
+        Args:
+            input_ids: int64 ``[B, T]``, the block.
+            position_ids: ``[B, T]``, of the context; consecutive.
+            hidden_states: ``[B, T, taps * M]``, tapped at these positions.
+
+        Returns:
+            Of each layer ``key_0``, ``value_0``, ... ``[B, T, G, D]``, the context's; ``block_positions`` ``[B, T]``;
+            ``normed`` ``[B, T, M]``, what the lm_head reads; ``logits`` ``[B, T, V]`` of the block's own tokens.
+        """
+        named: dict[str, torch.Tensor] = {}
+        context = self.context(hidden_states)
+        for index, (key, value) in enumerate(self.context_kv(context, position_ids)):
+            cache.write(index, key, value)
+            named |= {f"key_{index}": key, f"value_{index}": value}
+        named["block_positions"] = positions = position_ids + position_ids.shape[1]
+        last = positions[:, -1:] + torch.zeros_like(positions)
+        block = BlockCache(cache.keys, cache.values, cache.slots, positions, last)
+        named["normed"] = self.norm(self.read(self.embed(input_ids), positions, block))
+        return named | {"logits": self.logits(named["normed"])}
+
+    # --- its parts ---------------------------------------------------------------------------------
+
+    def context(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """``[B, T, taps * M]`` as ``[B, T, M]``."""
+        out: torch.Tensor = self.hidden_norm(self.fc(hidden_states))
+        return out
+
+    def context_kv(self, context: torch.Tensor, position_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Key and value ``[B, T, G, D]`` of each layer."""
+        cos, sin = self.rotary(position_ids, context.dtype)
+        return [cast(Layer, layer).self_attn.of_context(context, cos, sin) for layer in self.layers]
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """``[B, T, M]``: rows of the target's embedding, without what its module does to them besides."""
+        embedded = F.embedding(input_ids, cast(torch.Tensor, self.embed_tokens.weight))
+        return embedded if self.config.embedding_scale == 1.0 else embedded * self.config.embedding_scale
+
+    def read(self, embedded: torch.Tensor, position_ids: torch.Tensor, cache: BlockAttention) -> torch.Tensor:
+        """What the layers leave of a block, ``[B, T, M]``."""
+        cos, sin = self.rotary(position_ids, embedded.dtype)
+        hidden = embedded
+        for layer in self.layers:
+            hidden = layer(hidden, cos, sin, cache)
+        return hidden
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """``[B, T, V]``."""
+        logits: torch.Tensor = self.lm_head(normed)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
+        if self.config.logit_softcap is not None:
+            logits = (logits / self.config.logit_softcap).tanh() * self.config.logit_softcap
+        return logits
+
+
+def check_given(head: DFlashHead, target: PreTrainedModel) -> None:
+    """Raises InvalidHead: a head that was given is not one of this target, or not ready."""
+    weight, reason = head.fc.weight, None
+    if head.lm_head is not target.get_output_embeddings():
+        reason = "it shares modules of another target; make it for this one"
+    elif (weight.dtype, weight.device) != (target.dtype, target.device):
+        reason = f"it is {weight.dtype} on {weight.device}, and the target {target.dtype} on {target.device}"
+    elif any(own.training for own in head.own):
+        reason = "it is in training mode; call its eval()"
+    if reason:
+        raise InvalidHead(source="that was given", reason=reason)

@@ -1,0 +1,104 @@
+"""DFlash: a small diffusion head over the target's hidden states drafts a whole block in one forward.
+
+After "DFlash: Block Diffusion for Flash Speculative Decoding" (2026, arXiv 2602.06036).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from transformers import PreTrainedModel
+
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.dflash.checkpoints import load_dflash
+from speccompile.modes.dflash.head import DFlashHead, check_given
+from speccompile.modes.dflash.network import DFlashNetwork
+from speccompile.modes.dflash.passes import DraftBlock, KeepContext
+from speccompile.modes.network.head_mode import HeadMode
+from speccompile.modes.network.network_mode import SplitMode
+from speccompile.modes.network.split import StoreDrafts
+from speccompile.passes.base import Pass
+from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+
+
+@dataclass(frozen=True)
+class DFlash(HeadMode, SplitMode):
+    """Drafts with a DFlash head; K is at most ``block_size - 1``.
+
+    Args:
+        draft: a :class:`~speccompile.heads.DFlashHead` for this target; or the folder or hub id of a published one.
+        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
+            the head was made for (``max_position_embeddings``).
+        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
+        fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
+        block_size: tokens of a block, at most those of the head; None is the head's own. Every tier runs the whole
+            block, so that a draft does not depend on the tier.
+    """
+
+    fused: bool = True
+    block_size: int | None = None
+
+    name: ClassVar[str] = "dflash"
+    one_forward: ClassVar[bool] = True
+    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
+
+    def check(self, info: ModelInfo) -> None:
+        if not isinstance(self.draft, DFlashHead | str | Path) or self.draft == "":
+            reason = "give a DFlashHead, the folder of a published one, or its hub id"
+            raise self.invalid("draft", type(self.draft).__name__ if self.draft is not None else None, reason)
+        size = self.block_size
+        if not (size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 2)):
+            raise self.invalid("block_size", size, "it must be an int of at least 2, or None")
+        super().check(info)
+
+    def loaded(self, model: PreTrainedModel) -> DFlash:
+        if isinstance(self.draft, DFlashHead):
+            head = self.draft
+            check_given(head, model)
+        else:
+            head = load_dflash(self.draft, model)
+        most, size = head.config.block_size, self.block_size
+        if size is not None and size > most:
+            raise self.invalid("block_size", size, f"the head has blocks of {most} tokens")
+        return replace(self, draft=head if size is None else head.with_block(size))
+
+    @property
+    def most_drafts(self) -> int | None:
+        return self.draft.config.block_size - 1 if isinstance(self.draft, DFlashHead) else None
+
+    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DFlashNetwork:
+        most = self.draft_max_len or self.draft.config.max_position_embeddings
+        longest = min(most, max_len)
+        return DFlashNetwork(self.draft.for_texts(longest), info, longest, self.draft_weights)
+
+    def draft_passes(self, draft_len: int) -> list[Pass]:
+        return [self._draft(draft_len)]
+
+    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
+        return [self._draft(draft_len, draws=True, probabilities=probabilities)]
+
+    def _draft(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> DraftBlock:
+        config = self.draft.config
+        sizes = {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
+        return DraftBlock(draft_len, draws, probabilities, **sizes)
+
+    def mark_passes(self) -> list[Pass]:
+        last = self.draft.layers_of_target - 1
+        return [MarkTaps(tuple(Tap(tap, post_norm=tap == last) for tap in self.draft.config.taps))]
+
+    def commit_passes(self) -> list[Pass]:
+        return [LowerTaps(), KeepContext()]
+
+    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
+        if not draft_len:
+            return []
+        return [self._draft(draft_len, draws=draws, probabilities=probabilities), StoreDrafts(probabilities)]
+
+    def explain(self) -> str:
+        if not isinstance(self.draft, DFlashHead):
+            return f"the DFlash head {self.draft} drafts"
+        config = self.draft.config
+        layers = ", ".join(str(tap) for tap in config.taps)
+        return f"a DFlash head over the outputs of layers {layers} drafts {config.block_size - 1} tokens in one forward"

@@ -1,0 +1,32 @@
+"""A DFlash head beside its target: what it keeps in the arena."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from speccompile.graph.state import Layout, kv_state, resolve_layout
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.dflash.head import DFlashHead
+from speccompile.modes.network.draft_head import HeadNetwork
+from speccompile.ops.cpu.packing import WeightForm
+
+
+class DFlashNetwork(HeadNetwork):
+    """``max_len``: most tokens of a text that it drafts for."""
+
+    head: DFlashHead
+
+    def __init__(self, head: DFlashHead, target: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
+        info = replace(target, name="DFlashHead", num_layers=len(head.layers))
+        super().__init__(head, info, max_len, weights)
+
+    def layout(self, target: Layout) -> Layout:
+        return resolve_layout(
+            kv_state(self.kv),
+            max_batch=target.max_batch,
+            max_len=self.max_len,
+            max_draft_len=target.max_draft_len,
+            # A block is written whole, whatever the tier.
+            max_width=max(target.max_width, self.head.config.block_size),
+            vocab_size=self.info.vocab_size,
+        )
