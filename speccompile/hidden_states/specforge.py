@@ -1,7 +1,8 @@
 """Saved hidden states as the files that SpecForge's offline training reads, one for each text.
 
 Source: SpecForge, ``scripts/prepare_hidden_states.py`` (names of folders and files), ``OfflineCaptureLayout`` of each
-algorithm's ``providers.py`` (keys), ``runtime/data_plane/offline_reader.py`` (what is read).
+algorithm's ``providers.py`` (keys), ``runtime/data_plane/offline_reader.py`` (what is read),
+``training/assembly.py: _ensure_offline_vocab_mapping``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def export_specforge(
 
     A file is a dict that ``torch.save`` wrote: ``input_ids`` and ``loss_mask`` int64 ``[n]``, the captured layers'
     outputs ``[1, n, layers * M]`` and the final norm's ``[1, n, M]`` in the dtype they were saved in. Their names
-    follow ``strategy``. The captured layers must be those that the draft model's config names.
+    follow ``strategy``. The captured layers must be those that the draft model's config names. No vocabulary mapping is
+    written: a local offline training counts the tokens of these files itself if ``model.vocab_mapping_path`` is empty,
+    and a disaggregated one needs that file from elsewhere.
 
     Args:
         records: such as ``SavedHiddenStates(folder)``; read one by one.
