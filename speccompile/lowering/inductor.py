@@ -44,6 +44,7 @@ from speccompile.utils.torch_private import (
     pick_vec_isa,
     standalone_compile,
 )
+from speccompile.utils.tracer_isolation import traced_alone
 
 aten = torch.ops.aten
 
@@ -221,7 +222,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
             # OpenMP's threads are as many as the step asks for when it runs.
             options["cpp.dynamic_threads"] = True
             options["cpp.simdlen"] = pick_vec_isa().bit_width()
-        with torch.no_grad(), inductor_config.patch(options), _without_hints():
+        with torch.no_grad(), inductor_config.patch(options), _without_hints(), traced_alone():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         message = f"Inductor could not compile {body.name!r}: {error}"

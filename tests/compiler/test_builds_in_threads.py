@@ -22,6 +22,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import Closed, LoweringError, Rebuilt
 from speccompile.graph.keys import Kind
+from speccompile.lowering import inductor
 from speccompile.runtime.engine import Engine
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 from speccompile.utils.build_lock import one_build
@@ -32,6 +33,8 @@ from support.tiny import greedy, random_prompt, tiny_llama
 PROMPT = random_prompt(9, seed=1)
 IDS = torch.tensor([PROMPT])
 NEW = 12
+# Between two texts of a thread: otherwise they take most of the time of a build.
+PAUSE = 0.05
 
 
 @pytest.fixture
@@ -50,18 +53,21 @@ def text_of(spec: Speculator, **options: Any) -> list[int]:
 
 
 @pytest.mark.usefixtures("cold")
-def test_eight_threads_wrap_draw_their_first_tokens_and_generate() -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_eight_threads_wrap_draw_their_first_tokens_and_generate(backend: str) -> None:
     models = [tiny_llama(seed=seed) for seed in range(5)]
     # This one's attention is captured by its own masks, which transformers looks up by name for every model.
     models.append(tiny_model(next(family for family in causal_lm_families() if family.name == "gptj")))
     texts = [greedy(model, PROMPT, NEW) for model in models]
+    # By the eager backend, so that the first body that Inductor compiles is compiled while these decode.
     serving = [wrapped(model) for model in models[:2]]
     building = threading.Event()
     building.set()
 
     def wraps(index: int) -> None:
-        with wrapped(models[index]) as spec:
+        with wrapped(models[index], backend=backend) as spec:
             assert text_of(spec) == texts[index]
+            assert len(text_of(spec, do_sample=True, seed=7)) == NEW
 
     def draws(index: int) -> list[int]:
         return text_of(serving[index], do_sample=True, seed=7)
@@ -69,16 +75,18 @@ def test_eight_threads_wrap_draw_their_first_tokens_and_generate() -> None:
     def decodes(index: int) -> None:
         while building.is_set():
             assert text_of(serving[index]) == texts[index]
+            time.sleep(PAUSE)
 
     def generates(index: int) -> None:
         while building.is_set():
             assert greedy(models[index], PROMPT, NEW) == texts[index]
+            time.sleep(PAUSE)
 
     with ThreadPoolExecutor(8) as threads:
         # Among the models that transformers runs is one that is being wrapped.
         going_on = [threads.submit(decodes, 0), threads.submit(generates, 4), threads.submit(generates, 2)]
         draw = [threads.submit(draws, index) for index in range(2)]
-        builds = [threads.submit(wraps, index) for index in (2, 3, 5)]
+        builds = [threads.submit(wraps, index) for index in ((2, 3, 5) if backend == "eager" else (2, 3))]
         try:
             for build in builds:
                 build.result()
@@ -257,6 +265,26 @@ def test_modules_of_another_thread_are_called_past_the_tracer(module: nn.Module)
     ((result, tracing),) = seen
     assert type(result) is torch.Tensor and not tracing
     assert nn.Module.__call__ is calls
+
+
+def test_modules_of_another_thread_are_called_past_what_inductor_traces(
+    module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        seen.append(elsewhere(lambda: module(torch.ones(4))))
+        return x + 1
+
+    def compile_traced(*_: Any, **__: Any) -> None:
+        # As Inductor does at its first compilation.
+        torch.fx.symbolic_trace(traced)
+        raise RuntimeError("traced")
+
+    monkeypatch.setattr(inductor, "standalone_compile", compile_traced)
+    with raises(LoweringError, reason="RuntimeError: traced"):
+        wrapped(tiny_llama(), backend="inductor")
+    assert {type(result) for result in seen} == {torch.Tensor}
 
 
 def test_only_the_thread_that_exports_is_compiling() -> None:
