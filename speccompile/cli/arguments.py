@@ -20,7 +20,7 @@ _NETWORK = ("draft", "draft_max_len", "draft_weights")
 _MODES = {
     "auto": ("head", "draft"),
     "dflash": (*_NETWORK, "fused", "block_size"),
-    "draft_target": (*_NETWORK, "fused"),
+    "draft_target": (*_NETWORK, "fused", "mask_token_id"),
     "eagle3": (*_NETWORK, "fused", "confidence"),
     "eagle3_one_model": (*_NETWORK, "confidence"),
     "early_exit": ("exit_layer",),

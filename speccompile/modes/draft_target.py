@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
+from speccompile.modes.network.draft_at_once import DraftByMasks
 from speccompile.modes.network.draft_model import DraftModel
 from speccompile.modes.network.draft_models import check_same_vocabulary, load_draft
 from speccompile.modes.network.network_mode import SplitMode
@@ -35,9 +36,12 @@ class DraftTarget(SplitMode):
             the draft model was made for (``max_position_embeddings``).
         draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
+        mask_token_id: of a draft model that was trained to draft all tokens in one forward (PARD, whose checkpoints
+            call it ``pard_token``): the token that stands for each draft. None drafts one token after another.
     """
 
     fused: bool = True
+    mask_token_id: int | None = None
 
     name: ClassVar[str] = "draft_target"
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
@@ -55,6 +59,11 @@ class DraftTarget(SplitMode):
         if not isinstance(self.draft, PreTrainedModel | str) or self.draft == "":
             reason = f"give a transformers model, a folder, a hub id or {SELF_INT8!r}"
             raise self.invalid("draft", self.draft, reason)
+
+        mask = self.mask_token_id
+        if not (mask is None or (isinstance(mask, int) and not isinstance(mask, bool) and 0 <= mask < info.vocab_size)):
+            reason = f"it must be a token below {info.vocab_size}, or None"
+            raise self.invalid("mask_token_id", mask, reason)
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftModel:
         if self.draft == SELF_INT8:
@@ -77,10 +86,19 @@ class DraftTarget(SplitMode):
         return min(known)
 
     def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftByNetwork(draft_len)]
+        return [self._drafting(draft_len)]
 
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [DraftByNetwork(draft_len, draws=True, probabilities=probabilities)]
+        return [self._drafting(draft_len, draws=True, probabilities=probabilities)]
+
+    @property
+    def one_forward(self) -> bool:  # type: ignore[override]
+        return self.mask_token_id is not None
+
+    def _drafting(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> Pass:
+        if self.mask_token_id is None:
+            return DraftByNetwork(draft_len, draws, probabilities)
+        return DraftByMasks(draft_len, draws, probabilities, mask_token_id=self.mask_token_id)
 
     def commit_passes(self) -> list[Pass]:
         return [ReadAlong()] if self.fused else []
@@ -88,7 +106,7 @@ class DraftTarget(SplitMode):
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
         drafts: list[Pass] = [NoDrafts()]
         if draft_len:
-            drafts = [DraftByNetwork(draft_len, draws, probabilities), StoreDrafts(probabilities)]
+            drafts = [self._drafting(draft_len, draws=draws, probabilities=probabilities), StoreDrafts(probabilities)]
         return [*drafts, ReadNewest(draft_len)]
 
     def drafter_chunk_passes(self, width: int) -> list[Pass]:

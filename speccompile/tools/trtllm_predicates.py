@@ -50,8 +50,8 @@ def _one_engine(mode: Mode) -> bool:
 
 
 def _proposes(mode: Mode) -> bool:
-    """Drafts wait in the arena for the next step."""
-    return any(spec.name == "draft_tokens" for spec in mode.state())
+    """When a step ends, drafts wait in the arena for the next one; those of a split drafter are made after that."""
+    return not mode.split and any(spec.name == "draft_tokens" for spec in mode.state())
 
 
 #: By TensorRT-LLM's names. Those with arguments are asked of the target of a chain, with an attention backend that is

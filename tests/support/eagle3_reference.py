@@ -114,3 +114,13 @@ class PlainEagle3:
             tokens.append(drafts[-1])
             hidden = torch.cat([hidden, carried[-1:]])
         return drafts, torch.stack(logits)
+
+    def draft_at_once(
+        self, text: Sequence[int], states: Sequence[torch.Tensor], draft_len: int, mask_token: int
+    ) -> tuple[list[int], torch.Tensor]:
+        """The same by P-EAGLE: the rows after the newest one read the mask token and ``mask_hidden``, all at once."""
+        masks = draft_len - 1
+        chunks = self.weights["mask_hidden"].view(3, 1, -1).expand(3, masks, -1)
+        hidden = torch.cat([self.fused(*states), self.fused(*chunks)])
+        logits, _ = self.rows(torch.tensor([*text[1:], *[mask_token] * masks]), hidden)
+        return [self.token(row) for row in logits[-draft_len:]], logits[-draft_len:]

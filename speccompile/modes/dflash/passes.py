@@ -15,10 +15,9 @@ from torch import fx
 
 from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.network.passes import DraftByNetwork, at_most, drafter_of
+from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
+from speccompile.modes.network.passes import at_most, drafter_of
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.step.draft_chain import Forward, join, newest
-from speccompile.passes.step.drafts import set_drafts
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def write_context(slots: torch.Tensor, positions: torch.Tensor, *tensors: torch.
 
 
 @dataclass(frozen=True)
-class DraftBlock(DraftByNetwork):
+class DraftBlock(DraftAtOnce):
     """One forward of the newest token and all mask tokens of the head's block; the first ``draft_len`` of them become
     drafts. A block of another size would be other drafts."""
 
@@ -68,30 +67,7 @@ class DraftBlock(DraftByNetwork):
     name: ClassVar[str] = "draft_block"
     looks_for: ClassVar[str] = "the mode's head"
 
-    def run(self, graph: StepGraph) -> Changes:
-        if self.draws:
-            return super().run(graph)
-        slots, start = graph.values["slots"], graph.anchors.start
-        state = [graph.state(name) for name in ("tokens", "length", "limit")]
-        sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
-        token, position, lens = graph.insert(newest, *state, slots, before=start, **sizes)
-        chosen = graph.insert(torch.ops.speccompile.choose, self._logits(graph, token, position), before=start)
-        set_drafts(graph, graph.insert(chosen_drafts, lens, chosen, before=start), lens)
-        return Changes(1, self.what(graph))
-
-    def forward(self, graph: StepGraph) -> Forward:
-        of_block: list[fx.Node] = []
-
-        def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
-            if place == 0:
-                of_block.append(self._logits(graph, token, position))
-            logits: fx.Node = graph.insert(at_place, of_block[0], before=graph.anchors.start, place=place)
-            return logits
-
-        return forward
-
-    def _logits(self, graph: StepGraph, token: fx.Node, position: fx.Node) -> fx.Node:
-        """``[B, K, V]``, of the newest token ``[B, 1]`` and its position ``[B, 1]``."""
+    def logits(self, graph: StepGraph, token: fx.Node, position: fx.Node) -> fx.Node:
         head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
         sizes = {"block_size": self.block_size, "mask_token_id": self.mask_token_id}
         most = head.layout.cache_len - 1
@@ -116,21 +92,10 @@ def masked_block(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``token`` ``[B, 1]`` and mask tokens, ``[B, block_size]``, and their positions from ``position`` ``[B, 1]`` on.
     Those of a sequence that the head does not draft for are at most ``most``."""
-    masks = token.new_full((token.shape[0], block_size - 1), mask_token_id)
-    positions = position + torch.arange(block_size, device=position.device)
-    return torch.cat([token, masks], dim=1), positions.clamp(max=most)
+    block, positions = with_masks(token, position, count=block_size - 1, mask_token_id=mask_token_id)
+    return block, positions.clamp(max=most)
 
 
 def mask_places(normed: torch.Tensor, *, draft_len: int) -> torch.Tensor:
     """``[B, block_size, M]`` to the first mask tokens, ``[B, K, M]``."""
     return normed[:, 1 : draft_len + 1].contiguous()
-
-
-def at_place(logits: torch.Tensor, *, place: int) -> torch.Tensor:
-    """One place of ``[B, K, V]``, ``[B, 1, V]``."""
-    return logits[:, place : place + 1]
-
-
-def chosen_drafts(lens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """``chosen`` ``[B, K]`` as drafts ``[B, K]``, -1 after a row's own draft length."""
-    return join(lens, chosen.clamp(min=0))

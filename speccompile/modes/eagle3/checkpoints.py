@@ -58,6 +58,9 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     head = Eagle3Head(config)
     target_weights = _target_weights(config, target, tensors)
     t2d = tensors.pop("t2d", None)
+    if "mask_hidden" in tensors:
+        # speculators has one more dimension.
+        tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, -1)
     _check_keys(head, tensors, target_weights, name)
     # A head of the whole vocabulary may list it all the same.
     d2t = tensors.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))

@@ -29,6 +29,8 @@ class Eagle3Config:
         qk_norm: queries and keys have an RMSNorm over each head, as in Qwen3's layers.
         windows: by layer, the number of rows that a query attends to, its own included; None is all of them. Empty for
             all of them in every layer.
+        mask_token_id: of a head that drafts all tokens at once (P-EAGLE): the token that stands for each draft after
+            the first one.
     """
 
     hidden_size: int
@@ -55,6 +57,7 @@ class Eagle3Config:
     tie_word_embeddings: bool = False
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()
+    mask_token_id: int | None = None
 
     @property
     def tapped(self) -> int:
@@ -99,6 +102,8 @@ def check_config(config: Eagle3Config) -> None:
         refuse(f"its layers {list(config.taps)} are not ascending")
     if config.hidden_act not in ACT2FN:
         refuse(f"transformers knows no activation {config.hidden_act!r}")
+    if not (config.mask_token_id is None or 0 <= config.mask_token_id < config.vocab_size):
+        refuse(f"its mask token is {config.mask_token_id}, and its vocabulary has {config.vocab_size} tokens")
     if config.num_hidden_layers < 1:
         refuse("it has no layer")
     if config.windows and len(config.windows) != config.num_hidden_layers:

@@ -20,11 +20,12 @@ from speccompile.passes.step.tap_hidden import default_taps
 REFUSED = {
     "eh_proj_before_attn": "a projection in front of the attention",
     "next_layer_regular": "layers of another kind behind the first",
-    "parallel_drafting": "drafting of all tokens at once",
     "kv_lora_rank": "latent attention",
 }
 #: Keys that hold the target's layers that a head reads, and the kinds of the head's own layers.
 LAYER_IDS, LAYER_TYPES = "eagle_aux_hidden_state_layer_ids", "layer_types"
+#: speculators' name of a head that drafts all tokens at once, and where vLLM looks for the mask token of one.
+PARALLEL, MASK_TOKENS = "peagle", ("mask_token_id", "pard_token", "ptd_token_id")
 #: ``model_type`` of the decoder layers that speculators builds a head of. Qwen3's have norms of queries and keys.
 LAYER_KINDS = ("llama", "qwen3")
 
@@ -43,8 +44,8 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     """
     given = read_keys(folder / "config.json", name)
     kind = given.get("speculators_model_type")
-    if kind not in (None, "eagle3"):
-        raise InvalidHead(source=name, reason=f"it is a head of type {kind!r}, not 'eagle3'")
+    if kind not in (None, "eagle3", PARALLEL):
+        raise InvalidHead(source=name, reason=f"it is a head of type {kind!r}, not 'eagle3' or {PARALLEL!r}")
     parts = {part: ConfigKeys(given, name).part(part) for part in ("transformer_layer_config", "eagle_config")}
     keys: dict[str, Any] = {**parts["transformer_layer_config"], **parts["eagle_config"], **given}
     speculators = kind is not None
@@ -95,6 +96,7 @@ def _config(keys: ConfigKeys, tensors: Mapping[str, torch.Tensor]) -> Eagle3Conf
         norm_before_fc=flag("norm_before_fc") or "input_norm.weight" in tensors,
         norm_before_residual=flag("norm_before_residual"),
         norm_output=flag("norm_output") or flag("return_hidden_post_norm"),
+        mask_token_id=_mask_token(keys),
         tie_word_embeddings=flag("tie_word_embeddings"),
     )
 
@@ -126,6 +128,13 @@ def _windows(keys: ConfigKeys, layers: int) -> tuple[int | None, ...]:
         return ()
     window = keys.size("sliding_window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _mask_token(keys: ConfigKeys) -> int | None:
+    """Of a head that drafts all tokens at once; None of others."""
+    if not keys.flag("parallel_drafting") and keys.get("speculators_model_type") != PARALLEL:
+        return None
+    return keys.size(next((key for key in MASK_TOKENS if keys.get(key) is not None), MASK_TOKENS[0]), least=0)
 
 
 def _layers(keys: Mapping[str, Any]) -> Any:

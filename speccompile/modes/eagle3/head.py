@@ -113,6 +113,9 @@ class Eagle3Head(DraftHead):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(config, "EAGLE-3")
+        if config.mask_token_id is not None:
+            # Stands for the target's hidden states where there are none yet.
+            self.mask_hidden = nn.Parameter(torch.zeros(1, read))
         mapped = config.draft_vocab_size < config.vocab_size
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64) if mapped else None)
 
@@ -183,7 +186,7 @@ class Eagle3Head(DraftHead):
             the row in front ``carried``; ``hidden`` ``[B, T, H]``, what the layers leave; ``carried`` ``[B, T, H]``;
             ``logits`` ``[B, T, Vd]`` of the token behind ``input_ids``, and as ``target_logits`` ``[B, T, V]`` the same
             over the target's vocabulary, -inf where the draft vocabulary has no token; ``target_ids`` ``[Vd]``, the
-            target's ids of all draft tokens.
+            target's ids of all draft tokens; ``mask_fused`` ``[1, 1, H]``, ``fused`` of mask tokens.
         """
         fused = self.fuse(hidden_states)
         hidden = self.read(input_ids, position_ids, fused, cache)
@@ -196,6 +199,8 @@ class Eagle3Head(DraftHead):
             named["target_logits"] = whole.index_copy(-1, named["target_ids"], logits)
         if self.config.norm_output:
             named["carried"] = normed
+        if self.config.mask_token_id is not None:
+            named["mask_fused"] = self.fuse(self.mask_hidden[None])
         return named
 
     # --- its parts, of which training composes unrolled steps ------------------------------------

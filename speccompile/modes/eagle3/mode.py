@@ -18,7 +18,9 @@ from speccompile.modes.eagle3.config import EMBEDDING
 from speccompile.modes.eagle3.config_files import check_target
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.eagle3.network import Eagle3Network
+from speccompile.modes.eagle3.parallel import DraftByMaskedHead
 from speccompile.modes.network.head_mode import RecurrentHead, SplitHead
+from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap, default_taps
 
 
@@ -65,6 +67,16 @@ class Eagle3OneModel(RecurrentHead):
         return Eagle3Network(self.draft.for_texts(longest), info, longest, self.draft_weights)
 
     @property
+    def one_forward(self) -> bool:  # type: ignore[override]
+        return isinstance(self.draft, Eagle3Head) and self.draft.config.mask_token_id is not None
+
+    def drafting(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> Pass:
+        mask = self.draft.config.mask_token_id
+        if mask is None:
+            return super().drafting(draft_len, draws=draws, probabilities=probabilities)
+        return DraftByMaskedHead(draft_len, draws, probabilities, mask_token_id=mask)
+
+    @property
     def taps(self) -> tuple[Tap, ...]:
         return tuple(Tap(0, before=True) if tap == EMBEDDING else Tap(tap) for tap in self.draft.config.taps)
 
@@ -79,7 +91,8 @@ class Eagle3OneModel(RecurrentHead):
         )
         layers = ", ".join(str(tap) for tap in config.taps if tap != EMBEDDING)
         reads = f"the embedding and the outputs of layers {layers}" if EMBEDDING in config.taps else ""
-        return f"an EAGLE-3 head over {reads or f'the outputs of layers {layers}'} drafts{part}"
+        at_once = " all tokens at once" if self.one_forward else ""
+        return f"an EAGLE-3 head over {reads or f'the outputs of layers {layers}'} drafts{at_once}{part}"
 
 
 @dataclass(frozen=True)

@@ -131,23 +131,29 @@ class DraftByHead(DraftByNetwork):
         return graph.insert(of_rows_as_column, state, graph.values["slots"], before=graph.anchors.start)
 
     def token_ids(self, graph: StepGraph) -> fx.Node | None:
-        head = drafter_of(graph)
-        if not self._chooses_in_part(head):
-            return None
-        (ids,) = splice_graph(graph, head, {}, [head.values["target_ids"]], graph.anchors.start)
-        return ids
-
-    def _chooses_in_part(self, head: StepGraph) -> bool:
-        """Whether the argmax is over the head's own vocabulary. Noise needs that of the target."""
-        return not self.draws and "target_ids" in head.values
+        return target_ids_of(graph, draws=self.draws)
 
     def _outputs(self, head: StepGraph) -> Sequence[str]:
         """Names of the logits and of the hidden state for the next forward."""
-        whole = "target_logits" in head.values and not self._chooses_in_part(head)
+        whole = "target_logits" in head.values and not chooses_in_part(head, draws=self.draws)
         return "target_logits" if whole else "logits", "carried" if "carried" in head.values else "hidden"
 
     def what(self, graph: StepGraph) -> str:
         return f"{self.draft_len - 1} forwards of {len(drafter_of(graph).anchors.layers)} layers"
+
+
+def chooses_in_part(head: StepGraph, *, draws: bool) -> bool:
+    """Whether the argmax is over the head's own vocabulary. Noise needs that of the target."""
+    return not draws and "target_ids" in head.values
+
+
+def target_ids_of(graph: StepGraph, *, draws: bool) -> fx.Node | None:
+    """The target's ids ``[Vd]`` of the head's own vocabulary; None where all of the target's is chosen from."""
+    head = drafter_of(graph)
+    if not chooses_in_part(head, draws=draws):
+        return None
+    (ids,) = splice_graph(graph, head, {}, [head.values["target_ids"]], graph.anchors.start)
+    return ids
 
 
 def previous_position(position: torch.Tensor) -> torch.Tensor:

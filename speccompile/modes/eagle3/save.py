@@ -54,8 +54,9 @@ def save_eagle3(
     if layout not in LAYOUTS:
         reason = f"choose from {', '.join(LAYOUTS)}"
         raise InvalidOption(where="save_eagle3", name="layout", value=layout, reason=reason)
-    if head.config.windows or head.config.num_hidden_layers > 1:
-        raise InvalidHead(source="that was given", reason="only heads of one layer without a window can be written")
+    if head.config.windows or head.config.num_hidden_layers > 1 or head.config.mask_token_id is not None:
+        reason = "only heads of one layer without a window, which draft one token after another, can be written"
+        raise InvalidHead(source="that was given", reason=reason)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     write_whole(path / "model.safetensors", save(_tensors(head, dtype, layout, embedding), {"format": "pt"}))

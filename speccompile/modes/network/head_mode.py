@@ -45,11 +45,15 @@ class RecurrentHead(HeadMode):
     def taps(self) -> tuple[Tap, ...]:
         """Where the target's hidden states are read."""
 
+    def drafting(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> Pass:
+        """The pass that drafts."""
+        return DraftByHead(draft_len, draws, probabilities, first_stored=self.confidence)
+
     def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftByHead(draft_len, first_stored=self.confidence)]
+        return [self.drafting(draft_len)]
 
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [DraftByHead(draft_len, draws=True, probabilities=probabilities)]
+        return [self.drafting(draft_len, draws=True, probabilities=probabilities)]
 
     def mark_passes(self) -> list[Pass]:
         return [MarkTaps(self.taps)]
@@ -69,5 +73,5 @@ class SplitHead(RecurrentHead, SplitMode):
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
         if not draft_len:
             return []
-        drafts = DraftByHead(draft_len, draws, probabilities, first_stored=self.confidence)
+        drafts = self.drafting(draft_len, draws=draws, probabilities=probabilities)
         return [drafts, StoreDrafts(probabilities)]

@@ -1,0 +1,96 @@
+"""Drafting of all tokens in one forward: mask tokens stand for the drafts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
+from speccompile.passes.base import Changes
+from speccompile.passes.step.draft_chain import Forward, join, newest, to_target_ids
+from speccompile.passes.step.drafts import set_drafts
+
+
+@dataclass(frozen=True)
+class DraftAtOnce(DraftByNetwork):
+    """Logits of all drafts from one forward. A greedy step chooses all tokens at once; a step that draws chooses one
+    after another, since the request's pipeline looks at the tokens before."""
+
+    @abstractmethod
+    def logits(self, graph: StepGraph, token: fx.Node, position: fx.Node) -> fx.Node:
+        """Insert the forward before ``graph.anchors.start``; returns logits ``[B, K, V]``, or of the part of the
+        vocabulary that :meth:`token_ids` returns.
+
+        Args:
+            token, position: ``[B, 1]``, the newest token and its position.
+        """
+
+    def run(self, graph: StepGraph) -> Changes:
+        if self.draws:
+            return super().run(graph)
+        slots, start = graph.values["slots"], graph.anchors.start
+        state = [graph.state(name) for name in ("tokens", "length", "limit")]
+        sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
+        token, position, lens = graph.insert(newest, *state, slots, before=start, **sizes)
+        ids = self.token_ids(graph)
+        chosen = graph.insert(torch.ops.speccompile.choose, self.logits(graph, token, position), before=start)
+        chosen = chosen if ids is None else graph.insert(to_target_ids, chosen, ids, before=start)
+        set_drafts(graph, graph.insert(chosen_drafts, lens, chosen, before=start), lens)
+        return Changes(1, self.what(graph))
+
+    def forward(self, graph: StepGraph) -> Forward:
+        of_all: list[fx.Node] = []
+
+        def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
+            if place == 0:
+                of_all.append(self.logits(graph, token, position))
+            logits: fx.Node = graph.insert(at_place, of_all[0], before=graph.anchors.start, place=place)
+            return logits
+
+        return forward
+
+
+@dataclass(frozen=True)
+class DraftByMasks(DraftAtOnce):
+    """One causal forward of a language model over the newest token and mask tokens.
+
+    After An et al., "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation" (2025): every mask
+    token is the same one, and what follows a mask token is predicted at it.
+    """
+
+    mask_token_id: int = field(kw_only=True)
+
+    name: ClassVar[str] = "draft_by_masks"
+    looks_for: ClassVar[str] = "the mode's network"
+
+    def logits(self, graph: StepGraph, token: fx.Node, position: fx.Node) -> fx.Node:
+        start, sizes = graph.anchors.start, {"count": self.draft_len - 1, "mask_token_id": self.mask_token_id}
+        tokens, positions = graph.insert(with_masks, token, position, before=start, **sizes)
+        (logits,) = forward_drafter(graph, tokens, positions, graph.values["slots"], before=start)
+        return logits
+
+    def what(self, graph: StepGraph) -> str:
+        return f"one forward of {len(drafter_of(graph).anchors.layers)} layers over {self.draft_len - 1} mask tokens"
+
+
+def with_masks(
+    token: torch.Tensor, position: torch.Tensor, *, count: int, mask_token_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``token`` ``[B, 1]`` and mask tokens, ``[B, 1 + count]``, and their positions from ``position`` ``[B, 1]`` on."""
+    masks = token.new_full((token.shape[0], count), mask_token_id)
+    return torch.cat([token, masks], dim=1), position + torch.arange(count + 1, device=position.device)
+
+
+def at_place(logits: torch.Tensor, *, place: int) -> torch.Tensor:
+    """One place of ``[B, K, V]``, ``[B, 1, V]``."""
+    return logits[:, place : place + 1]
+
+
+def chosen_drafts(lens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """``chosen`` ``[B, K]`` as drafts ``[B, K]``, -1 after a row's own draft length."""
+    return join(lens, chosen.clamp(min=0))
