@@ -38,7 +38,7 @@ def measure(model: str, arguments: list[str], max_len: int, rounds: int) -> dict
 
 
 def _round(model: str, arguments: list[str], max_len: int) -> dict[str, dict[str, Any]]:
-    """Each in a process of its own; ``cold`` ones start from empty folders, one right behind the other."""
+    """Each in a process of its own; ``cold`` ones start from empty folders, one right after the other."""
     measured: dict[str, dict[str, Any]] = {}
     compiled_options = ["--max-len", str(max_len)]
     with tempfile.TemporaryDirectory(prefix="speccompile-build-") as folder:

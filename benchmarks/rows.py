@@ -43,7 +43,7 @@ def rehearse(spec: Speculator, draft_len: int) -> float:
     """Seconds of the executable of most rows over the rows that are live now; everything is then as it was."""
     arena = spec.arena
     tier = spec.engine.tiers[draft_len, arena.layout.max_batch, "greedy"]
-    # It may write KV behind the text, which is dead there.
+    # It may write KV after the text, which is dead there.
     saved = {name: arena[name].clone() for name, tensor in arena.layout.tensors.items() if not tensor.follows_text}
     seconds = _seconds(tier.run)
     for name, tensor in saved.items():

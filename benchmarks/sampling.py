@@ -29,7 +29,7 @@ from speccompile.utils.progress import task
 
 PIPED_WIDTH = 120
 GREEDY = "greedy"
-# As many new tokens as stand in front of the step that is timed.
+# As many new tokens as stand before the step that is timed.
 BEFORE = 8
 ASKED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
 

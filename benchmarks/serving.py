@@ -39,7 +39,7 @@ class Served:
 
     @property
     def token_gaps(self) -> list[float]:
-        """Seconds a token behind the first: of tokens that came together, each took its share of the wait."""
+        """Seconds a token after the first: of tokens that came together, each took its share of the wait."""
         pairs = pairwise(self.moments)
         return [(now - before) / count for (before, _), (now, count) in pairs for _ in range(count)]
 

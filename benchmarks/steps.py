@@ -54,7 +54,7 @@ def place(spec: Speculator, context: int) -> None:
 
 
 def step(spec: Speculator, draft_len: int, context: int) -> Work:
-    """A step of that tier over one row, its place restored in front of it. As the weights, the faster of two: a step
+    """A step of that tier over one row, its place restored before it. As the weights, the faster of two: a step
     usually follows a step, and not a pass over something else.
     """
     tier = spec.engine.tiers[draft_len, 1, "greedy"]

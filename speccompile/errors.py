@@ -63,7 +63,7 @@ class SpecCompileError(Exception):
 
 
 def error_line(error: Exception) -> str:
-    """Kind and first two lines of somebody else's error (torch may add a whole graph), to be part of a sentence."""
+    """Kind and first two lines of another library's error (torch may add a whole graph), to be part of a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])}".rstrip(".!: ")
 

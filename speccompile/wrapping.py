@@ -230,7 +230,7 @@ def _built(
     Raises:
         ChoiceFailed: what ``auto`` chose cannot be built.
     """
-    # Before the build: what is wrong with the folder is told at once.
+    # Before the build, so that a fault of the folder is reported at once.
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
     try:
         CacheFolder().drop_unread()

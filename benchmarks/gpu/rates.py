@@ -19,7 +19,7 @@ RATE = "forced_rate"
 
 @dataclass(frozen=True)
 class AtRate(Rule):
-    """Each draft behind an accepted one is accepted with the probability that stands in the state ``forced_rate``. The
+    """Each draft after an accepted one is accepted with the probability that stands in the state ``forced_rate``. The
     text is garbage, as with ``Forced``; missing drafts are filled."""
 
     name: ClassVar[str] = "forced_at_rate"

@@ -107,7 +107,7 @@ def measure_shares(
     spec: Speculator, figures: Figures, *, row_counts: tuple[int, ...], draft_lens: tuple[int, ...], context: int,
     rounds: int,
 ) -> None:  # fmt: skip
-    """A tier next to its target alone: the same graph cut off behind the logits, run in the same way."""
+    """A tier next to its target alone: the same graph cut off after the logits, run in the same way."""
     figures["cases"] = cases = []
     fill(spec)
     for rows in row_counts:

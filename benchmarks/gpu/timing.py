@@ -17,7 +17,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds_of(work: Work, device: torch.device) -> float:
-    """From the beginning of the work to its end, events of its own around it; the device is idle in front of it."""
+    """From the beginning of the work to its end, events of its own around it; the device is idle before it."""
     synchronize(device)
     if device.type != "cuda":
         started = time.perf_counter()
@@ -36,7 +36,7 @@ def interleaved(
 ) -> dict[str, float]:
     """Median seconds of each. They take turns, who begins rotates, and the first round is not counted.
 
-    ``prepare``: what runs in front of each, untimed.
+    ``prepare``: what runs before each, untimed.
     """
     taken: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)

@@ -18,7 +18,7 @@ from speccompile.acceptance.coins import CoinRule, offered_mass
 class Block(CoinRule):
     """Keeps the longest prefix of drafts that a coin of its own lets pass.
 
-    Accepts at least as many as ``rejection`` on average. Whether a draft stays may depend on those behind it. It is
+    Accepts at least as many as ``rejection`` on average. Whether a draft stays may depend on those after it. It is
     refused for a drafter without probabilities, where it would be ``rejection``. Greedy requests are decided as by
     ``exact``.
     """

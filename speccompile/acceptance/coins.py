@@ -105,7 +105,7 @@ def decide(
     """Tokens ``[B, K+1]``, -1 where none can be chosen, and accepted draft tokens ``[B]``.
 
     Args:
-        scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``, -1 behind a row's own; draft_lens, slots: ``[B]``.
+        scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``, -1 after a row's own; draft_lens, slots: ``[B]``.
         length, temperature, seed: ``[N]``.
         draft_probs: q, ``[B, K, V]``; None is 1 at the draft.
     """
@@ -127,7 +127,7 @@ def offered_mass(
     probs: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, draft_probs: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Which drafts are drafts ``[B, K]``, their ids to gather by ``[B, K, 1]``, and q ``[B, K, V]``, 0 where nothing
-    was offered. What is not a number in q counts as 0; and of q = 0 nobody drew a draft: it stands where the drafter
+    was offered. What is not a number in q counts as 0; and of q = 0 no draft was drawn: it stands where the drafter
     could draw none (NaN, or all of its vocabulary forbidden), and to accept it would not be the target's law."""
     count, vocab = drafts.shape[1], probs.shape[-1]
     ids = drafts.clamp(0, vocab - 1)[..., None]

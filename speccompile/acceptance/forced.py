@@ -43,7 +43,7 @@ class Forced(Rule):
         accepted: draft tokens in the mean, at least 0: of 2.6 two, and a third one six times in ten.
         rates: vLLM's per-position rates, not increasing.
         trace: ints of at least 0, at most ``replay.CAPACITY`` (4096) of them. A request's step j is the j-th that had
-            drafts to judge, so one without (K = 0, or room for one token only) takes no entry. Behind the last entry
+            drafts to judge, so one without (K = 0, or room for one token only) takes no entry. After the last entry
             the trace starts again. An entry above what is drafted is cut to that.
         seed: of the coins; a trace has none.
     """

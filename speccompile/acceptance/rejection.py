@@ -37,7 +37,7 @@ class Rejection(CoinRule):
         # Strictly: of probability 0 nothing is accepted, whatever the coin.
         passes = coins * mass.gather(-1, ids)[..., 0] < probs[:, : drafts.shape[1]].gather(-1, ids)[..., 0]
         accepted = (passes & offered).long().cumprod(1).sum(1)
-        # Behind a row's last draft nothing was offered, and nothing is taken away.
+        # After a row's last draft nothing was offered, and nothing is taken away.
         left = (probs - F.pad(mass, (0, 0, 0, 1))).clamp(min=0)
         # Nothing is left where p and q are equal but for rounding: then p itself is as good.
         return accepted, torch.where(left.sum(-1, keepdim=True) > 0, left, probs)

@@ -26,7 +26,7 @@ from speccompile.modes.auto import first_that_works
 @dataclass(frozen=True)
 class View:
     """What there is to look at. ``tiers`` are by draft length and row count, and so are the ``drafters`` that a split
-    mode runs in front of them; ``backend`` is None where nothing was lowered, and then there is no ``code`` of compiled
+    mode runs before them; ``backend`` is None where nothing was lowered, and then there is no ``code`` of compiled
     bodies either."""
 
     tiers: Mapping[tuple[int, int], Stages]

@@ -22,7 +22,7 @@ _WARM_UP_TOKENS = 8
 
 
 class Clock:
-    """A streamer that notes when the first token came, and how many came in how many target passes behind it."""
+    """A streamer that notes when the first token came, and how many came in how many target passes after it."""
 
     def __init__(self) -> None:
         self.first_seconds = 0.0
@@ -156,7 +156,7 @@ def measure(
         after_run()
     runs: dict[str, list[Run]] = {variant.name: [] for variant in variants}
     for number, ids in enumerate(prompts):
-        # Whoever runs first finds other caches than the rest do, so that place goes round.
+        # The first to run finds other caches than the rest do, so that place goes round.
         first = number % len(variants)
         for variant in [*variants[first:], *variants[:first]]:
             runs[variant.name].append(_timed(variant, ids, new_tokens))

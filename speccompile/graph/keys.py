@@ -7,9 +7,9 @@ from typing import Literal
 
 #: ``greedy``; ``sampled``, with the whole pipeline; ``scored``, which also records what tokens were chosen from.
 Kind = Literal["greedy", "sampled", "scored"]
-#: Each one serves what those in front of it serve.
+#: Each one serves what those before it serve.
 KINDS: tuple[Kind, ...] = ("greedy", "sampled", "scored")
-#: A prompt's last chunk chooses a token, as a step of that kind does; those in front of it are ``inner`` ones.
+#: A prompt's last chunk chooses a token, as a step of that kind does; those before it are ``inner`` ones.
 #: ``prompt_scored`` ones, whichever they are, are ``scored`` and record the prompt's own log-probabilities besides.
 ChunkKind = Kind | Literal["inner", "prompt_scored"]
 #: Of a tier: draft length, rows, kind. Of a prefill chunk: width, kind.

@@ -57,7 +57,7 @@ def splice_graph(
 
 
 def prefix_names(graph: StepGraph, prefix: str, layout: Layout) -> None:
-    """Put ``prefix`` in front of the names of all weights and state tensors, which ``layout`` has by these names."""
+    """Put ``prefix`` before the names of all weights and state tensors, which ``layout`` has by these names."""
     ports = {}
     for node in graph.placeholders:
         port = graph.ports[node.name]
@@ -71,7 +71,7 @@ def prefix_names(graph: StepGraph, prefix: str, layout: Layout) -> None:
 
 
 def prefix_bodies(graph: StepGraph, prefix: str) -> None:
-    """Put ``prefix`` in front of the names of all bodies."""
+    """Put ``prefix`` before the names of all bodies."""
     graph.bodies = {f"{prefix}{name}": replace(body, name=f"{prefix}{name}") for name, body in graph.bodies.items()}
     for node in graph.graph.nodes:
         if node.op == "call_module":

@@ -56,7 +56,7 @@ class Stages(Mapping[str, Stage]):
     """The stages of one tier, in the order they ran, by name of the pass.
 
     Args:
-        stages: them, or what makes them when somebody first looks.
+        stages: them, or what builds them at the first use.
     """
 
     def __init__(self, stages: Iterable[Stage] | Callable[[], Stages]) -> None:
@@ -82,7 +82,7 @@ class Stages(Mapping[str, Stage]):
         return len(self._stages)
 
     def followed_by(self, later: Stages) -> Stages:
-        """These stages and, behind them, those of ``later`` that are not among them."""
+        """These stages and, after them, those of ``later`` that are not among them."""
         return Stages([*self._stages.values(), *(later[name] for name in later if name not in self)])
 
     @property

@@ -35,7 +35,7 @@ class StateSpec:
             the tokens up to it alone, and is dead beyond ``length``. Another slot that begins with the same text may
             have a copy of it.
         distinct: no value occurs twice (the slots of a step's rows).
-        looks_ahead: of a tensor that follows the text: on how many tokens behind a position depends what it holds of
+        looks_ahead: of a tensor that follows the text: on how many tokens after a position depends what it holds of
             it, or is computed from; another text with the same beginning has so many places less in common.
         initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
     """
@@ -124,7 +124,7 @@ class Layout:
 
 
 def cache_len(max_len: int, max_width: int) -> int:
-    """S: ``max_len`` and room for one step's drafts behind it, so that every write is in bounds."""
+    """S: ``max_len`` and room for one step's drafts after it, so that every write is in bounds."""
     return max_len + max_width
 
 

@@ -25,7 +25,7 @@ def inner_model(model: Any) -> Any:
         ModelInTraining: call ``eval()`` first.
         UnsupportedModel: it computes something else than what is inside.
     """
-    # Such a model exists only where somebody has imported peft.
+    # Such a model exists only where peft was imported.
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel | peft.PeftMixedModel):
         return model

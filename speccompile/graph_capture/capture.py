@@ -78,7 +78,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     Returns:
         A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), the output
         ``logits``, and the facts ``captured`` and ``logits``. Its B and T are two primes found nowhere else in the
-        model, so a size that varies can be told from one that does not. N and S are those of the layout.
+        model, so a size that varies differs from one that does not. N and S are those of the layout.
 
     Raises:
         UnsupportedModel: export failed; says where.

@@ -22,7 +22,7 @@ def exported(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any)
 
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Each node's takes a tenth of an export's time, and nobody reads them: captures tell places by module."""
+    """Each node's takes a tenth of an export's time, and they are not read: captures name places by module."""
     # torch 2.11 neither has the flag nor reads it.
     before = getattr(config, "do_not_emit_stack_traces", False)
     config.do_not_emit_stack_traces = True

@@ -35,7 +35,7 @@ class Observation:
         kv: shapes of what each layer puts into the cache, by layer; a layer that shares another's KV has none.
         masks: what the model asks for in one forward, in order.
         reach: the longest window or chunk; the capture check takes a text longer than that.
-        counts: whether logits depend on the length that the cache tells, beside positions. One graph cannot have each
+        counts: whether logits depend on the length that the cache reports, beside positions. One graph cannot have each
             row's, so the capture check takes a text as long as there will ever be.
     """
 

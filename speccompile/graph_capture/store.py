@@ -37,7 +37,7 @@ ROOMS = ("graph", "graph_capture", "ops", "utils")
 class StoredCapture:
     """A capture as it was stored: what was observed, and the graph for a layout.
 
-    ``fits`` tells whether a layout keeps clear of the graph's example sizes B and T, which passes go by.
+    ``fits`` returns whether a layout keeps clear of the graph's example sizes B and T, which passes go by.
     """
 
     observed: Observation

@@ -10,11 +10,11 @@ from speccompile.errors import InvalidGuide
 from speccompile.guides.guide import Guide
 from speccompile.guides.token_bytes import token_bytes
 
-# Comes behind every text. outlines-core looks for the first match, as a search does, so that of `a|ab` it would know
+# Comes after every text. outlines-core looks for the first match, as a search does, so that of `a|ab` it would know
 # `a` alone; with an end to reach it has to follow both.
 END = "\U0010ffff"
-# Comes in front of every text. outlines-core would follow matches from each place that looks like the beginning: as
-# many sets of them as a long text with quotes in it may have beginnings. Behind a mark there is one.
+# Comes before every text. outlines-core would follow matches from each place that looks like the beginning: as
+# many sets of them as a long text with quotes in it may have beginnings. After a mark there is one.
 START = "\U0010fffe"
 
 

@@ -71,9 +71,9 @@ class SaveHiddenStates:
 
 @dataclass(frozen=True)
 class SavedRows:
-    """What a step keeps of each position: the outputs of ``layers``, and behind them the final norm's, in one row of
+    """What a step keeps of each position: the outputs of ``layers``, and after them the final norm's, in one row of
     the state tensor :attr:`STATE`. It follows the text as KV does: a row is written where its token is read, so rows of
-    rejected drafts lie behind ``length`` until what is read there next overwrites them.
+    rejected drafts lie after ``length`` until what is read there next overwrites them.
 
     Args:
         layers: as :meth:`SaveHiddenStates.layers` has them.

@@ -231,7 +231,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
 
 @contextlib.contextmanager
 def _without_hints() -> Iterator[None]:
-    """Inductor tells which of torch's ops have no C function: nothing that a user could change."""
+    """Inductor logs which of torch's ops have no C function: nothing that a user could change."""
 
     def is_none(record: logging.LogRecord) -> bool:
         return "is missing a c-shim" not in record.getMessage()
@@ -245,7 +245,7 @@ def _without_hints() -> Iterator[None]:
 
 
 def _example_sizes(body: Body) -> dict[str, int]:
-    """Primes for B, T, N and S that divide no fixed size of the body, so that duck shaping tells all sizes apart."""
+    """Primes for B, T, N and S that divide no fixed size of the body, so that duck shaping distinguishes all sizes."""
     fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
     return dict(zip(("B", "T", "N", "S"), primes_clear_of(fixed), strict=False))
 

@@ -190,7 +190,7 @@ def _in_line(error: Exception) -> str:
 
 def _head_kind(source: str | Path) -> str | None:
     """``EAGLE-3``, ``DFlash`` or None, by the config.json of a folder or hub repository; one that cannot be read
-    is told by who loads it."""
+    is reported by its loader."""
     if str(source) == SMOLLM2 or str(source).startswith("self:"):
         return None
     try:

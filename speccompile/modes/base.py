@@ -56,7 +56,7 @@ class Mode(ABC):
 
     @property
     def host_draft(self) -> HostDraft | None:
-        """A drafter on the host, which proposes for each row in front of a step; such a mode has
+        """A drafter on the host, which proposes for each row before a step; such a mode has
         :func:`proposal_state`. None for one that is part of the step."""
         return None
 
@@ -135,7 +135,7 @@ class Mode(ABC):
 
     @property
     def split(self) -> bool:
-        """The drafter runs in executables of its own, in front of the target's, and drafts pass through the arena:
+        """The drafter runs in executables of its own, before the target's, and drafts pass through the arena:
         :meth:`drafter_passes`. Otherwise it is part of the step."""
         return False
 
@@ -144,13 +144,13 @@ class Mode(ABC):
         return [ReadStoredDrafts(draft_len, probabilities)]
 
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
-        """Of a split drafter: what runs in front of a tier, K = 0 included. The passes insert before
+        """Of a split drafter: what runs before a tier, K = 0 included. The passes insert before
         ``graph.anchors.start``, provide ``drafter_read``, unless the step itself does (``goals``), and, where there are
         drafts, ``drafts_stored`` (with ``probabilities``, those too). Empty if nothing has to run."""
         return []
 
     def drafter_chunk_passes(self, width: int) -> list[Pass]:
-        """Of a split drafter: the same in front of a prompt's chunk, which drafts nothing."""
+        """Of a split drafter: the same before a prompt's chunk, which drafts nothing."""
         return []
 
     @abstractmethod
@@ -191,7 +191,7 @@ class ReadyMode(Mode):
 
         Returns:
             Draft tokens, int64 ``[B, Kmax]``, and how many of them count, int64 ``[B]`` (0: no proposal). Where
-            ``scored``, also float32 ``[B, Kmax]``: for each draft the probability that it and all in front of it are
+            ``scored``, also float32 ``[B, Kmax]``: for each draft the probability that it and all before it are
             right, which policies look at.
         """
 

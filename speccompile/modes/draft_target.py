@@ -35,7 +35,7 @@ class DraftTarget(SplitMode):
         draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
             the draft model was made for (``max_position_embeddings``).
         draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
-        fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
+        fused: draft inside of the step. False runs executables of the drafter's own before the target's.
         mask_token_id: of a draft model that was trained to draft all tokens in one forward (PARD, whose checkpoints
             call it ``pard_token``): the token that stands for each draft. None drafts one token after another.
     """

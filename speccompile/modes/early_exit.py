@@ -59,7 +59,7 @@ class DraftEarlyExit(DraftChain):
 
     def forward(self, graph: StepGraph) -> Forward:
         anchors, slots, start = graph.anchors, graph.values["slots"], graph.anchors.start
-        # The target of a mixed step has rows that nobody drafts for.
+        # The target of a mixed step has rows without a drafter.
         target_slots = graph.values.get("target_slots", slots)
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:

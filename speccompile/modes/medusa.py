@@ -27,7 +27,7 @@ from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden
 from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 
-#: Names in both layouts. In FasterDecoding's the linear behind the blocks has the number after the last block's.
+#: Names in both layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
 _BLOCK = re.compile(
     r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"
     r"|(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"
@@ -63,7 +63,7 @@ class MedusaHeads(nn.ModuleList):
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, heads, V]`` of hidden states ``[B, M]`` behind the target's final norm. Head k (from 0) says
+        """Logits ``[B, heads, V]`` of hidden states ``[B, M]`` after the target's final norm. Head k (from 0) says
         what comes k + 2 places after what was read: the place after it is the target's own to say."""
         return torch.stack([head(hidden) for head in self], 1)
 
@@ -188,7 +188,7 @@ class Medusa(Mode):
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draft tokens ``[B, Kmax]``, how many count ``[B]``, and the probability that a draft and all in front of it
+        """Draft tokens ``[B, Kmax]``, how many count ``[B]``, and the probability that a draft and all before it
         are right, float32 ``[B, Kmax]``. ``weights`` stand for those of the heads."""
         own = dict(zip((name for name, _ in self.draft.named_parameters()), weights, strict=True))
         logits: torch.Tensor = torch.func.functional_call(self.draft, own, (hidden,))

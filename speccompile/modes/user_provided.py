@@ -25,7 +25,7 @@ class UserProvided(Mode):
 
     Args:
         draft: called as ``draft(tokens, length, draft_len)``, with int64 tensors ``[B, S]`` (each row's text; what lies
-            behind ``length`` does not count) and ``[B]`` and the number of drafts wanted; returns int64 draft tokens
+            after ``length`` does not count) and ``[B]`` and the number of drafts wanted; returns int64 draft tokens
             ``[B, draft_len]`` and how many of them count, int64 ``[B]``, 0 for a row that abstains; what is no token of
             the target ends a row's drafts. A function or an ``nn.Module`` in eval mode, of plain PyTorch without
             decisions on values: it becomes part of the step.
@@ -35,7 +35,7 @@ class UserProvided(Mode):
         reads_hidden: places in the target whose hidden states ``draft`` receives: decoder layers, by index (negative
             ones count from the end) or module path, whose output is meant, or the path of the final norm. It is called
             as ``draft(tokens, length, hidden, draft_len)`` then. ``hidden`` ``[B, places * M]``, in the target's dtype,
-            is of the last token that the target has read, the one in front of the newest.
+            is of the last token that the target has read, the one before the newest.
     """
 
     draft: Any = None
@@ -122,7 +122,7 @@ class UserProvided(Mode):
             return proposal
         stands = {id(tensor): weight for (_, tensor), weight in zip(self._weights(), weights, strict=True)}
         own = {name: stands[id(tensor)] for name, tensor in self._places()}
-        # Told to tie them itself, it would not put back what a module with two names had.
+        # If it tied them itself, it would not put back what a module with two names had.
         proposal = torch.func.functional_call(self.draft, own, (*text, draft_len), tie_weights=False)
         return proposal
 

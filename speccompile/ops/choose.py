@@ -59,7 +59,7 @@ def native_choose(
     start: torch.Tensor | None = None,
     forbids: bool = False,
 ) -> torch.Tensor:
-    """The same by the C++ op, whose logarithms may differ from torch's in their last bits: it also tells where the two
+    """The same by the C++ op, whose logarithms may differ from torch's in their last bits: it also reports where two
     best scores are so near to each other that this could matter, and such a place is looked at again."""
     tokens: torch.Tensor
     tokens, close = torch.ops.speccompile.choose_nearly(scores, temperature, seed, positions, stream, start, forbids)

@@ -62,7 +62,7 @@ def commit(
     first_eos = torch.where(is_eos, offsets, width).amin(1)
     count = torch.minimum(count, first_eos + 1)
     first_undecided = torch.where(target_tokens < 0, offsets, width).amin(1)
-    # A draft that is not a number spoils the places in front of it too: without drafts they may be sound.
+    # A draft that is not a number spoils the places before it too: without drafts they may be sound.
     undecided = (first_undecided < count) & (row_draft_lens == 0)
     count = torch.where(acts, torch.minimum(count, first_undecided), 0)
 
@@ -85,7 +85,7 @@ def reference(*arguments: torch.Tensor | None, **options: torch.Tensor | None) -
 
     Args:
         arguments: as :func:`commit` has them.
-        row_accepted: int64 ``[B]``; None: as many as agree with the target in front of the first that does not.
+        row_accepted: int64 ``[B]``; None: as many as agree with the target before the first that does not.
         drafts: int64 ``[B, K]``, looked at for that alone.
     """
     call = named(*arguments, **options)

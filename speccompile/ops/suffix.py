@@ -3,7 +3,7 @@
 Each op reads what is new of its rows' texts and proposes. These are the definitions, in Python; ``native_`` ops of the
 same names are the C++ form (``ops/cpu/csrc/kernels/suffix.cpp``), over the same tables.
 
-Shapes: ``B`` rows, ``N`` slots (the last one is the dummy's, whose text nobody learns from), ``D`` depth. Tables are
+Shapes: ``B`` rows, ``N`` slots (the last one is the dummy's, whose text is never learned from), ``D`` depth. Tables are
 int32. ``tokens [B, S]`` and ``length [B]`` are the rows' texts, ``slots [B]`` theirs. All return drafts, int64
 ``[B, longest]``, how many there are, int64 ``[B]``, and their cumulative probabilities, float32 ``[B, longest]``.
 """
@@ -16,7 +16,7 @@ from speccompile.ops.suffix_trie import SEPARATOR, Proposal, Speculation, Trie, 
 
 _ROWS = "Tensor slots, Tensor tokens, Tensor length, int longest, float factor, float offset, float least"
 _OUT = " -> (Tensor, Tensor, Tensor)"
-#: Of each op the schema, and how many arguments stand in front of ``slots``.
+#: Of each op the schema, and how many arguments stand before ``slots``.
 SCHEMAS = {
     "suffix_draft_": ("(Tensor(a!) used, Tensor(b!) active, Tensor(c!) nodes, Tensor(d!) index, ", 4),
     "suffix_given_": (

@@ -14,7 +14,7 @@ import torch
 
 #: What is kept of a node.
 PARENT, TOKEN, COUNT, BEST = range(4)
-#: Between two texts that lie one behind the other.
+#: Between two texts that lie one after the other.
 SEPARATOR = -1
 
 #: A text's suffixes as nodes of a trie, by length, ``[depth + 1]``: 0 where there is none, and for the empty one.
@@ -26,9 +26,9 @@ class Speculation:
     """How far to follow a trie.
 
     Args:
-        depth: of the trie: longest match and the drafts behind it, together.
+        depth: of the trie: longest match and the drafts after it, together.
         factor, offset: of a match of m tokens follow at most ``factor * m + offset`` drafts.
-        least: drafts end in front of one whose cumulative probability is below this.
+        least: drafts end before one whose cumulative probability is below this.
     """
 
     depth: int
@@ -37,7 +37,7 @@ class Speculation:
     least: float
 
     def most(self, matched: int, longest: int) -> int:
-        """Drafts behind a match of ``matched`` tokens."""
+        """Drafts after a match of ``matched`` tokens."""
         return min(longest, int(matched * self.factor + self.offset + 1e-6), self.depth - matched)
 
 
@@ -121,7 +121,7 @@ class Trie:
 
     def propose(self, active: Active, longest: int, speculation: Speculation) -> Proposal:
         """At most ``longest`` drafts, and the cumulative probability of each; of all matches' the ones that expect most
-        right drafts, of equals those behind the longer match."""
+        right drafts, of equals those after the longer match."""
         drafts: list[int] = []
         scores: list[float] = []
         score = 0.0
@@ -149,7 +149,7 @@ class Trie:
 
 
 def search(learned: Sequence[Sequence[int]], known: Sequence[int], longest: int, speculation: Speculation) -> Proposal:
-    """What :meth:`Trie.propose` proposes behind the text ``known``, by looking through all texts that it ``learned``
+    """What :meth:`Trie.propose` proposes after the text ``known``, by looking through all texts that it ``learned``
     again and again. They were learned one after another."""
     drafts: list[int] = []
     scores: list[float] = []

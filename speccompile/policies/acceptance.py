@@ -12,7 +12,7 @@ from speccompile.policies.base import Done, Row
 SLOW, FAST = 0.97, 0.8
 #: So many standard deviations of the fast mean are a change, not chance.
 CHANGE = 3.0
-#: Of drafts at a position that nobody has seen yet: what is believed, and for how many observations that counts.
+#: Of drafts at a position that was not seen yet: what is believed, and for how many observations that counts.
 FIRST_GUESS, GUESS_WEIGHT = 0.7, 2.0
 #: For how many observations of its own the others' count with a request.
 REQUEST_WEIGHT = 4.0
@@ -49,12 +49,12 @@ class Positions:
         self.rates = [Rate() for _ in range(count)]
 
     def note(self, accepted: int, proposed: int) -> None:
-        # Those behind the first wrong one say nothing: they continue another text.
+        # Those after the first wrong one say nothing: they continue another text.
         for position in range(min(accepted + 1, proposed)):
             self.rates[position].note(position < accepted)
 
     def means(self) -> list[float]:
-        """A position that was not seen is thought to be like the one in front of it."""
+        """A position that was not seen is thought to be like the one before it."""
         means, guess = [], FIRST_GUESS
         for rate in self.rates:
             guess = rate.mean(guess, GUESS_WEIGHT)

@@ -1,7 +1,7 @@
 """What a policy is: which draft length the next step uses.
 
 A policy is a description: ``wrap`` and the simulator start a :class:`Chooser` from it, which has the memory. Nothing in
-this folder needs torch, and what is chosen follows from what a chooser was told alone.
+this folder needs torch, and what is chosen follows from what a chooser received alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Row:
 
     Args:
         request: a number that is its request's alone.
-        context: tokens in front of the step.
+        context: tokens before the step.
         draft_len: most draft tokens that the step can judge for it; of a drafter that has proposed, so many as that is.
         scores: of a drafter that tells, for the first of them the probability that all drafts up to it are right.
         found: its drafts are there already, so that a network which drafts for other rows has nothing to do for it.
@@ -106,7 +106,7 @@ class Done:
 
 class Chooser(Protocol):
     """A policy at work. Both methods are called in the order of the steps; a step may be chosen before those in front
-    of it have been told."""
+    of it have been reported."""
 
     def choose(self, upcoming: Upcoming) -> int:
         """The draft length of the next step."""

@@ -1,4 +1,4 @@
-"""What is taken where nobody says which policy."""
+"""The policy of a wrap that names none."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _read(policy: str, name: str, text: str) -> Any:
 
 
 def _as_tuple(policy: str, text: str) -> tuple[Any, ...]:
-    # One "/" at the end tells a list of one from a number.
+    # One "/" at the end distinguishes a list of one from a number.
     text = text.strip().removesuffix("/")
     return tuple(_number(policy, item) for item in text.split("/")) if text else ()
 

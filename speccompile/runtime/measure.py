@@ -15,7 +15,7 @@ from speccompile.policies.costs import CostTable, TierCost
 from speccompile.utils.devices import traits_of
 from speccompile.utils.progress import task
 
-#: Timed runs of a tier, behind one that is not timed.
+#: Timed runs of a tier, after one that is not timed.
 REPEATS = 2
 #: Seconds after which nothing is run again: of steps that take so long one run says enough.
 ENOUGH = 2.0

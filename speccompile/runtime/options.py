@@ -11,7 +11,7 @@ class EngineOptions:
 
     Args:
         max_waiting: most requests that wait for a slot.
-        prefill_budget: prompt tokens between two decode steps while somebody watches; None measures what they cost.
+        prefill_budget: prompt tokens between two decode steps while tokens are watched; None measures what they cost.
         prefix_reuse: whether the KV of a known beginning of a prompt is used again.
     """
 

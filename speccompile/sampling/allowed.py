@@ -23,7 +23,7 @@ def _problem(value: Any, vocab: int) -> str | None:
 
 class AllowedTokens(Processor):
     """transformers' ``PrefixConstrainedLogitsProcessor``. The engine asks before every step, and the row goes without
-    drafts: behind a draft nobody has been asked. A guide does the same without leaving the step."""
+    drafts: after a draft the function was not asked. A guide does the same without leaving the step."""
 
     name = "allowed_tokens"
     options: ClassVar = (Option("prefix_allowed_tokens_fn", _problem),)
@@ -41,7 +41,7 @@ class AllowedTokens(Processor):
 
 
 def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) -> torch.Tensor:
-    """What ``function`` allows behind ``text``, as bool ``[V]``.
+    """What ``function`` allows after ``text``, as bool ``[V]``.
 
     Raises:
         InvalidInput: it returned what are no token ids, or none at all.

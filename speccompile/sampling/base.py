@@ -76,7 +76,7 @@ class Processor(ABC):
     state: ClassVar[tuple[StateSpec, ...]]
     #: Core state (of :func:`speccompile.graph.state.core_state`) that it reads besides.
     reads: ClassVar[tuple[str, ...]] = ()
-    #: Its state is too large to be gathered in every step: it comes whole, behind the rows' slots ``[B]``.
+    #: Its state is too large to be gathered in every step: it comes whole, after the rows' slots ``[B]``.
     whole: ClassVar[bool] = False
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Processor(ABC):
         """Change ``scores`` in place.
 
         Args:
-            scores: float32 ``[B, T, V]``; those of place i choose the token behind ``context[:, : length + i]``.
+            scores: float32 ``[B, T, V]``; those of place i choose the token after ``context[:, : length + i]``.
             context: int64 ``[B, S]``: each row's sequence, then its drafts, -1 where the row has fewer drafts than the
                 tier.
             length: int64 ``[B]``, committed tokens.
@@ -131,7 +131,7 @@ class Processor(ABC):
 
 
 def context_lengths(scores: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Tokens in front of each place, ``[B, T]``."""
+    """Tokens before each place, ``[B, T]``."""
     return length[:, None] + torch.arange(scores.shape[1], device=length.device)
 
 

@@ -26,9 +26,9 @@ def _problem(value: Any, vocab: int) -> str | None:
 
 
 class FollowGuide(Processor):
-    """Tokens that lead nowhere in the slot's automaton get -inf, at every place, behind the drafts in front of it.
+    """Tokens that lead nowhere in the slot's automaton get -inf, at every place, after the drafts before it.
 
-    ``guide_state`` is where the committed text has led; ``advance_guide`` moves it on. Behind a draft that is not
+    ``guide_state`` is where the committed text has led; ``advance_guide`` moves it on. After a draft that is not
     allowed, and never accepted, nothing is forbidden.
     """
 

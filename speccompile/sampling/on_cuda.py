@@ -1,4 +1,4 @@
-"""Top-k and top-p on CUDA, where nobody may wait for the host: ``speccompile.sampling`` defines the ops."""
+"""Top-k and top-p on CUDA, where no step may wait for the host: ``speccompile.sampling`` defines the ops."""
 
 from __future__ import annotations
 

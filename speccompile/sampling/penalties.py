@@ -74,7 +74,7 @@ class FrequencyPenalty(Processor):
 def _occurring(
     scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, start: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids ``[B, T, S]`` in front of each place from ``start`` ``[B]`` on, and which of them count. Those that do not
+    """Ids ``[B, T, S]`` before each place from ``start`` ``[B]`` on, and which of them count. Those that do not
     are the id at ``start``, so that writing there twice the same does no harm."""
     places = torch.arange(context.shape[1], device=context.device)
     counts = (places >= start[:, None, None]) & (places < context_lengths(scores, length)[..., None])

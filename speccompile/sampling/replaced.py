@@ -34,16 +34,16 @@ _BUILT_IN: dict[type, str] = {
 def replace_built_in(where: str, values: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
     """Options in force, without those that one of ``logits_processor`` replaces.
 
-    The first processor of a built-in one's type takes its place in transformers. Here all of them are called behind the
+    The first processor of a built-in one's type takes its place in transformers. Here all of them are called after the
     options, so those that replace go first, and what would come between them and the options that stay is refused.
 
     Args:
         where: what was called, for messages.
         values: options in force by name, with ``logits_processor`` as a tuple.
-        order: names of the options in the order in which they are applied, those in front of ``logits_processor``.
+        order: names of the options in the order in which they are applied, those before ``logits_processor``.
 
     Raises:
-        InvalidOption: an option that stays comes behind one that is replaced.
+        InvalidOption: an option that stays comes after one that is replaced.
     """
     processors = values["logits_processor"]
     least = [name for name in ("min_length", "min_new_tokens") if name in values]

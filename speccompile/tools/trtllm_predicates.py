@@ -71,7 +71,7 @@ PREDICATES: Mapping[str, Predicate] = {
     "use_one_engine": _one_engine,
     # Sampling and acceptance are part of every step.
     "without_logits": _always,
-    # A step that accepts less leaves a smaller ``length``, and what lies behind it is dead.
+    # A step that accepts less leaves a smaller ``length``, and what lies after it is dead.
     "needs_kv_cache_rewind": _never,
     # Which tier comes next depends on what was proposed.
     "support_overlap_scheduler": lambda mode: not _proposes(mode),
@@ -111,7 +111,7 @@ DIFFERENCES = (
     Difference(
         "needs_kv_cache_rewind",
         _ONE_MODEL | {"ngram"},
-        "nobody rewinds: a step leaves a smaller `length`, and KV behind that is dead",
+        "no rewind is needed: a step leaves a smaller `length`, and KV after that is dead",
     ),
     Difference(
         "support_overlap_scheduler",
@@ -137,7 +137,7 @@ DIFFERENCES = (
     Difference(
         "extend_ctx",
         _ONE_MODEL,
-        "one attention op reads steps and prompts of any width, whoever drafts",
+        "one attention op reads steps and prompts of any width, whichever mode drafts",
     ),
     Difference(
         "extend_ctx",

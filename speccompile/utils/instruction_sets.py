@@ -22,7 +22,7 @@ def instruction_sets() -> Thread:
     granted = inductor_config.patch("cpp.vec_isa_ok", True) if asked is None else contextlib.nullcontext()
 
     def find() -> None:
-        # Whoever needs the answer asks again, and is told what is wrong.
+        # A caller that needs the answer asks again, and receives the error.
         with contextlib.suppress(Exception):
             with granted:
                 picked = pick_vec_isa()

@@ -12,7 +12,7 @@ from typing import Any
 @contextlib.contextmanager
 def deferred_interrupts() -> Iterator[None]:
     """Python raises a ``KeyboardInterrupt`` between any two instructions of the main thread, also between taking a lock
-    and the ``try`` that gives it back. It comes behind this ``with`` instead.
+    and the ``try`` that gives it back. It comes after this ``with`` instead.
 
     Other threads get none; a program that handles the signal itself is left to do so.
     """

@@ -24,7 +24,7 @@ Weights = Callable[[], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that a tier took when those in front of it were there: of the pool, and of the device in all, which is the
+    """Bytes that a tier took when those before it were there: of the pool, and of the device in all, which is the
     pool's and what CUDA keeps of the graph itself."""
 
     pool: int
@@ -69,7 +69,7 @@ class Captures:
         self._check = os.environ.get(CHECK) == "1" if check is None else check
         #: By tier and chunk, in the order of capture.
         self.footprints: dict[str, Footprint] = {}
-        #: Of the pool, behind the newest capture.
+        #: Of the pool, after the newest capture.
         self.pool_bytes = 0
 
     def of(self, executables: Executables) -> Executables:

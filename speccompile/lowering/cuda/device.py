@@ -57,7 +57,7 @@ class CudaDevice:
         self._stream, self._workspaces = _stream_and_workspaces(device)
 
     def warm_up(self, run: Callable[[], Any]) -> None:
-        # Outside of the pool first: what compiles and tunes kernels allocates buffers that nobody needs again.
+        # Outside of the pool first: what compiles and tunes kernels allocates buffers that are not needed again.
         run()
         with self._inside(self._workspaces):
             # torch keeps cuBLAS's workspace of a thread and stream, which graphs hold the address of, until any graph

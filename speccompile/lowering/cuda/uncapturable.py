@@ -69,7 +69,7 @@ def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
         **dict(zip(names, tier.arguments, strict=True)),
     }
     # Dropped, a graph takes the pool along from under the next one: the allocator of pinned memory keeps the name of a
-    # pool that nobody uses, and refuses it (torch 2.11).
+    # pool that is not used, and refuses it (torch 2.11).
     graphs = []
     for item in step.body:
         if not isinstance(item, ast.Assign | ast.Expr):
@@ -83,7 +83,7 @@ def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
                 warnings.simplefilter("ignore")
                 graphs.append(device.capture(run))
         except Exception:
-            # Its message is that of the whole capture, which the caller tells; here it is only asked which line it is.
+            # Its message is that of the whole capture, which the caller reports; here only its line matters.
             return _statement(source, item.lineno)
     return None
 

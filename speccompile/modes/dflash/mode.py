@@ -32,7 +32,7 @@ class DFlash(HeadMode, SplitMode):
         draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
             the head was made for (``max_position_embeddings``).
         draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
-        fused: draft inside of the step. False runs executables of the drafter's own in front of the target's.
+        fused: draft inside of the step. False runs executables of the drafter's own before the target's.
         block_size: tokens of a block, at most those of the head; None is the head's own. Every tier runs the whole
             block, so that a draft does not depend on the tier.
     """

@@ -23,9 +23,9 @@ class Eagle3Config:
         taps: the target's decoder layers whose outputs it reads, ascending; :data:`EMBEDDING` is what the first layer
             reads. Empty for the default three.
         rope: transformers' ``rope_parameters``; the head's own, not the target's.
-        fc_norm: an RMSNorm for each tapped state, in front of ``fc`` (EAGLE-3.1). ``norm_before_fc``: one over all.
-        norm_before_residual: the residual is the hidden state behind ``hidden_norm``, not in front of it.
-        norm_output: the next draft step reads the hidden state behind the last norm, not in front of it.
+        fc_norm: an RMSNorm for each tapped state, before ``fc`` (EAGLE-3.1). ``norm_before_fc``: one over all.
+        norm_before_residual: the residual is the hidden state after ``hidden_norm``, not before it.
+        norm_output: the next draft step reads the hidden state after the last norm, not before it.
         qk_norm: queries and keys have an RMSNorm over each head, as in Qwen3's layers.
         windows: by layer, the number of rows that a query attends to, its own included; None is all of them. Empty for
             all of them in every layer.

@@ -36,7 +36,7 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     Of the flat layout (SafeAILab, SpecForge, TensorRT-LLM) all keys are at the top, or in ``eagle_config``; of
     speculators', sizes are in ``transformer_layer_config``. Variants that the config leaves out are seen from the
     ``tensors``: biases, ``fc_norm``, and norms of queries and keys. A key that is absent or null means EAGLE-3's own
-    behaviour: the hidden state is carried on in front of the last norm. ``norm_output`` means what it means to
+    behaviour: the hidden state is carried on before the last norm. ``norm_output`` means what it means to
     speculators, SGLang and TensorRT-LLM.
 
     Raises:

@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer. The first one attends over [embedding, hidden state], each behind a norm of its own."""
+    """A decoder layer. The first one attends over [embedding, hidden state], each after a norm of its own."""
 
     def __init__(self, config: Eagle3Config, layer: int) -> None:
         super().__init__()
@@ -178,13 +178,13 @@ class Eagle3Head(DraftHead):
         """Rows of the head.
 
         Args:
-            input_ids: int64 ``[B, T]``, the token behind each row's; position_ids: ``[B, T]``, the rows' own.
+            input_ids: int64 ``[B, T]``, the token after each row's; position_ids: ``[B, T]``, the rows' own.
             hidden_states: ``[B, T, 3 * Ht]``, tapped at the rows' own positions.
 
         Returns:
             ``fused`` ``[B, T, H]``, what stands for the hidden states, and of draft tokens is replaced by what
             the row in front ``carried``; ``hidden`` ``[B, T, H]``, what the layers leave; ``carried`` ``[B, T, H]``;
-            ``logits`` ``[B, T, Vd]`` of the token behind ``input_ids``, and as ``target_logits`` ``[B, T, V]`` the same
+            ``logits`` ``[B, T, Vd]`` of the token after ``input_ids``, and as ``target_logits`` ``[B, T, V]`` the same
             over the target's vocabulary, -inf where the draft vocabulary has no token; ``target_ids`` ``[Vd]``, the
             target's ids of all draft tokens; ``mask_fused`` ``[1, 1, H]``, ``fused`` of mask tokens.
         """

@@ -97,6 +97,6 @@ class Eagle3OneModel(RecurrentHead):
 
 @dataclass(frozen=True)
 class Eagle3(SplitHead, Eagle3OneModel):
-    """The same in front of the step."""
+    """The same before the step."""
 
     name: ClassVar[str] = "eagle3"

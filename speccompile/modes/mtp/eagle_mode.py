@@ -39,6 +39,6 @@ class MtpEagleOneModel(MtpMode, RecurrentHead):
 
 @dataclass(frozen=True)
 class MtpEagle(SplitHead, MtpEagleOneModel):
-    """The same in front of the step."""
+    """The same before the step."""
 
     name: ClassVar[str] = "mtp_eagle"

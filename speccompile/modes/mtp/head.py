@@ -218,7 +218,7 @@ class MtpHead(DraftHead):
                 mask: Mask | torch.Tensor = self.masks[index]
                 if route == "eager":
                     mask = causal_mask(position_ids, places, carried.dtype, self.masks[index])
-                # Tokens stand so far behind their rows; none but the distances counts, and transformers tells these.
+                # Tokens stand so far after their rows; none but the distances counts, and transformers computes these.
                 positions = position_ids + (index + 1)
                 hidden = module(
                     embedded,
@@ -276,7 +276,7 @@ def norm_of(target: PreTrainedModel, config: PreTrainedConfig) -> nn.Module:
 
 def module_config(text: PreTrainedConfig, modules: int, variant: MtpVariant) -> PreTrainedConfig:
     """The config that decoder layers of ``modules`` are made from, by their index: as ``get_mtp_config`` of
-    transformers where a family tells it, else the target's with full attention in all layers."""
+    transformers where a family has it, else the target's with full attention in all layers."""
     config = copy.deepcopy(text)
     if getattr(config, "num_mtp_layers", None) is not None:
         config.num_mtp_layers = modules

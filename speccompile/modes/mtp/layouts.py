@@ -24,7 +24,7 @@ class KeyLayout:
         variant: of families that :data:`~speccompile.modes.mtp.variants.VARIANTS` does not list.
         behind_target: modules are counted on from the target's layers.
         mark: a part of the keys of modules alone; nothing is claimed without. A target that was cut short has layers of
-            its checkpoint behind it, too.
+            its checkpoint after it, too.
     """
 
     name: str

@@ -19,7 +19,7 @@ from speccompile.ops.cpu.packing import WeightForm
 #: those of the module in front.
 Chain = Literal["module", "target"]
 
-#: The first position that was read for a text: rows in front of it were known.
+#: The first position that was read for a text: rows before it were known.
 READ_FROM = "read_from"
 
 

@@ -10,13 +10,13 @@ from typing import Any
 @dataclass(frozen=True)
 class MtpVariant:
     """How a family's modules are put together. A wrong entry costs accepted drafts and nothing else: texts are the
-    target's in any case, so none but a measurement tells.
+    target's in any case, so only a measurement can decide.
 
     Args:
         hidden_first: the projection reads [hidden state, embedding], not [embedding, hidden state].
-        normed_target: the first module reads the target's hidden states behind its final norm.
-        normed_carry: what is carried on to the next module, or step, is the output behind the module's last norm.
-        last_norm: a module has a norm behind its layer; without one the lm_head reads the layer's output.
+        normed_target: the first module reads the target's hidden states after its final norm.
+        normed_carry: what is carried on to the next module, or step, is the output after the module's last norm.
+        last_norm: a module has a norm after its layer; without one the lm_head reads the layer's output.
         config: fields of the target's config that are others in a module's layer.
     """
 
@@ -37,7 +37,7 @@ MIMO = MtpVariant(hidden_first=True)
 #: Baidu's Ernie 4.5, as vLLM runs it (``ernie_mtp.py``): a dense layer beside a target of experts, and no norm behind.
 ERNIE = MtpVariant(last_norm=False, config={"moe_layer_start_index": 2**30})
 
-#: By ``model_type``; where a type is not listed, its checkpoint's layout tells (:data:`LAYOUTS` of mtp_layouts.py).
+#: By ``model_type``; where a type is not listed, its checkpoint's layout decides (:data:`LAYOUTS` of mtp_layouts.py).
 VARIANTS: dict[str, MtpVariant] = {
     "deepseek_v3": DEEPSEEK,
     "glm4_moe": DEEPSEEK,

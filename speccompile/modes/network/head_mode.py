@@ -67,7 +67,7 @@ class RecurrentHead(HeadMode):
 
 @dataclass(frozen=True)
 class SplitHead(RecurrentHead, SplitMode):
-    """The same, drafting in front of the step. Keeping the head warm stays part of the target's executables, where the
+    """The same, drafting before the step. Keeping the head warm stays part of the target's executables, where the
     hidden states are."""
 
     def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:

@@ -38,7 +38,7 @@ class NetworkMode(Mode):
 
 @dataclass(frozen=True)
 class SplitMode(NetworkMode):
-    """The same where drafting may be in executables of its own, which run in front of the step.
+    """The same where drafting may be in executables of its own, which run before the step.
 
     Args:
         fused: True drafts inside of the step.

@@ -37,7 +37,7 @@ def forward_drafter(
     """Copy a forward of the drafter into the step. It writes its KV, and reads what earlier ones wrote.
 
     Args:
-        tokens, positions: int64 ``[B, T]``; slots: ``[B]``. Behind the drafter's own ``max_len`` all positions are one
+        tokens, positions: int64 ``[B, T]``; slots: ``[B]``. After the drafter's own ``max_len`` all positions are one
             place that no text owns.
         outputs: names of what the network computes, or ``"kv"``: nothing but its KV, without the lm_head.
         given: what stands for another input of the network (``hidden_states``), or for anything that it would compute

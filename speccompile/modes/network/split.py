@@ -1,4 +1,4 @@
-"""The split form: a drafter's executables run in front of the target's, and drafts pass through the arena."""
+"""The split form: a drafter's executables run before the target's, and drafts pass through the arena."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class ReadChunk(Pass):
 
 @dataclass(frozen=True)
 class DropTarget(Pass):
-    """What is left is what was put in front of the target."""
+    """What is left is what was put before the target."""
 
     name: ClassVar[str] = "drop_target"
     looks_for: ClassVar[str] = "the target's ops"

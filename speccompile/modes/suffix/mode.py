@@ -78,8 +78,8 @@ class Suffix(ReadyMode):
     of the corpus, and of ``remember``.
 
     Args:
-        max_depth: longest match and the drafts behind it, together.
-        factor, offset: behind a match of m tokens at most ``factor * m + offset`` drafts. Arctic has 1 and 0; where
+        max_depth: longest match and the drafts after it, together.
+        factor, offset: after a match of m tokens at most ``factor * m + offset`` drafts. Arctic has 1 and 0; where
             wide steps cost little, as on a CPU, more is better. With ``remember`` a small one prefers longer matches.
         min_probability: drafts end where the probability that all of them are right falls below.
         corpus: texts that answers may quote: lists of token ids, or texts, which need ``tokenizer``. All of it stays.

@@ -21,7 +21,7 @@ WeightForm = Literal["same", "int8"]
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """``[N, K]`` to ``[ceil(N / 32), K, 32]``, a copy; columns behind N are zeros."""
+    """``[N, K]`` to ``[ceil(N / 32), K, 32]``, a copy; columns after N are zeros."""
     features, depth = weight.shape
     missing = -features % COLUMNS
     padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight

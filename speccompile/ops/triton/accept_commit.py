@@ -53,7 +53,7 @@ def accept_commit_rows(  # type: ignore[no-untyped-def]
     else:
         draft = tl.load(drafts + row * drafted + place, mask=place < drafted, other=0)
         agrees = (draft == target) & (place < drafted) & (place < offered)
-        # The first place that does not agree is how many in front of it do; behind the drafts none does.
+        # The first place that does not agree is how many before it do; after the drafts none does.
         right = tl.min(tl.where(agrees, PADDED_WIDTH, place)).to(tl.int64)
 
     count = tl.minimum(right + 1, row_limit - row_length)

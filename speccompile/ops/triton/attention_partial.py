@@ -73,7 +73,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
     visible = (key[None, :] >= first[:, None]) & (key[None, :] <= own[:, None])
     if parents is not None:
-        # Behind the committed tokens stand the step's own, each at its place, which is not its position.
+        # After the committed tokens stand the step's own, each at its place, which is not its position.
         visible = visible & (key < root)[None, :]
         visible = visible | seen_nodes(key - root, place, first, positions, parents, width)
     scores = tl.where(visible & live[None, :], scores, float("-inf"))

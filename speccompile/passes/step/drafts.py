@@ -73,14 +73,14 @@ class LimitDrafts(Pass):
 def limited_drafts(
     drafts: torch.Tensor, lens: torch.Tensor, draft_limit: torch.Tensor, slots: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts ``[B, K]``, -1 behind a request's own limit (``[N]``), and lengths ``[B]``."""
+    """Drafts ``[B, K]``, -1 after a request's own limit (``[N]``), and lengths ``[B]``."""
     lens = torch.minimum(lens, draft_limit[slots])
     offsets = torch.arange(drafts.shape[1], device=drafts.device)
     return torch.where(offsets < lens[:, None], drafts, -1), lens
 
 
 def set_drafts(graph: StepGraph, drafts: fx.Node, draft_lens: fx.Node) -> None:
-    """Make known a step's draft tokens ``[B, K]``, -1 behind a row's own, and how many each row has, ``[B]``."""
+    """Make known a step's draft tokens ``[B, K]``, -1 after a row's own, and how many each row has, ``[B]``."""
     graph.name_value("drafts", drafts)
     graph.name_value("row_draft_lens", draft_lens)
 
@@ -104,7 +104,7 @@ def proposed_drafts(
     *,
     draft_len: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts ``[B, K]``, -1 behind a row's own draft length, and those lengths ``[B]``."""
+    """Drafts ``[B, K]``, -1 after a row's own draft length, and those lengths ``[B]``."""
     lens = useful_lens(draft_lens[slots].clamp(max=draft_len), length[slots], limit[slots])
     drafts = draft_tokens[slots][:, :draft_len]
     offsets = torch.arange(draft_len, device=drafts.device)

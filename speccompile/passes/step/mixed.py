@@ -1,7 +1,7 @@
 """Mixed steps: a prompt is read along with the rows of a decode step, so that both need one reading of the weights.
 
-The prompt's tokens are further rows of the target, all of one slot, each one going on where the row in front of it
-ends. A layer writes the KV of all rows before any of them attends, and a token sees no place behind its own, so they
+The prompt's tokens are further rows of the target, all of one slot, each one going on where the row before it
+ends. A layer writes the KV of all rows before any of them attends, and a token sees no place after its own, so they
 compute what a prompt chunk computes. After Agrawal et al., "Sarathi-Serve" (2024), section 4.2, stall-free batching.
 """
 
@@ -21,7 +21,7 @@ from speccompile.passes.step.verify_inputs import feed_target, newest_and_drafts
 
 @dataclass(frozen=True)
 class BindMixedRows(Pass):
-    """Row i of the first ``rows`` works on slot ``slots[i]``; behind these, the target alone has ``prompt_rows`` rows
+    """Row i of the first ``rows`` works on slot ``slots[i]``; after these, the target alone has ``prompt_rows`` rows
     of ``width`` tokens each, on ``prefill_slot``.
 
     Leaves ``slots`` ``[B]``, ``target_slots`` ``[B + prompt_rows]``, and ``prompt_starts`` ``[prompt_rows]``.
@@ -62,7 +62,7 @@ class BindMixedRows(Pass):
 class MixedInputs(Pass):
     """The target reads what a verify step reads, and the prompt's rows; logits are those of the verify step's rows.
 
-    The prompt's last token is left to its first decode step, which chooses the token behind it.
+    The prompt's last token is left to its first decode step, which chooses the token after it.
     """
 
     draft_len: int
@@ -112,7 +112,7 @@ def mixed_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Slots ``[rows]`` of the decode rows, slots of all rows, and where each prompt row starts, ``[prompt_rows]``.
 
-    Prompt rows that would start at the prompt's last token or behind it are padding, on the dummy slot.
+    Prompt rows that would start at the prompt's last token or after it are padding, on the dummy slot.
 
     Args:
         slots: ``[max_batch]``; length: ``[N]``; prefill_slot, prefill_start: ``[1]``.
@@ -135,9 +135,9 @@ def with_prompt(
     target_slots: torch.Tensor,
     starts: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``read`` and ``positions`` ``[B, T]`` with the prompt's rows behind them, ``[B + prompt_rows, T]``.
+    """``read`` and ``positions`` ``[B, T]`` with the prompt's rows after them, ``[B + prompt_rows, T]``.
 
-    A row may reach behind the prompt, and behind the cache; what it writes there is dead, as of a prompt chunk.
+    A row may reach past the prompt, and past the cache; what it writes there is dead, as of a prompt chunk.
     """
     slots = target_slots[read.shape[0] :]
     prompt_positions = starts[:, None] + torch.arange(read.shape[1], device=tokens.device)

@@ -15,7 +15,7 @@ from speccompile.passes.step.propose import Propose
 
 @dataclass(frozen=True)
 class ProposeFromHidden(Propose):
-    """As :class:`Propose`, of a function that takes the rows' hidden states behind ``tokens`` and ``length``: what was
+    """As :class:`Propose`, of a function that takes the rows' hidden states after ``tokens`` and ``length``: what was
     tapped at the last token that the target has read, ``[B, taps * M]``. The newest token, which follows it, has not
     been read yet."""
 
@@ -31,7 +31,7 @@ class ProposeFromHidden(Propose):
 def last_hidden(
     length: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, tapped: torch.Tensor
 ) -> torch.Tensor:
-    """The hidden state ``[B, taps * M]`` in front of each row's newest token.
+    """The hidden state ``[B, taps * M]`` before each row's newest token.
 
     Args:
         length: int64 ``[N]``; slots: int64 ``[B]``.

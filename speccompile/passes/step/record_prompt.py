@@ -14,8 +14,8 @@ from speccompile.passes.step.record_scores import logprobs_of
 
 @dataclass(frozen=True)
 class RecordPrompt(Pass):
-    """Writes ``chunk_logprobs`` ``[W]``: of each place of a prompt's chunk the log-probability of the token behind it.
-    What lies behind the prompt's last token means nothing.
+    """Writes ``chunk_logprobs`` ``[W]``: of each place of a prompt's chunk the log-probability of the token after it.
+    What lies after the prompt's last token means nothing.
 
     A second lm_head reads the whole chunk. The one that chooses the first new token still reads one position, so
     that what is chosen does not depend on whether this is wanted.
@@ -41,7 +41,7 @@ def record_prompt(
     positions: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """What ``logits`` ``[1, T, V]`` give to the tokens behind ``positions`` ``[1, T]`` in ``tokens`` ``[N, S]``, into
+    """What ``logits`` ``[1, T, V]`` give to the tokens after ``positions`` ``[1, T]`` in ``tokens`` ``[N, S]``, into
     the state ``[W]``, T <= W."""
     following = tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
     chunk_logprobs[: logits.shape[1]] = logprobs_of(logits, following)[0]

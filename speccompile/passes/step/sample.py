@@ -19,7 +19,7 @@ from speccompile.sampling.user import apply_processors
 
 @dataclass(frozen=True)
 class ProcessLogits(Pass):
-    """Every place's logits go through all processors, with the parameters of its slot and the drafts in front of it as
+    """Every place's logits go through all processors, with the parameters of its slot and the drafts before it as
     its text. Leaves ``scores``, float32 ``[B, K+1, V]``."""
 
     name: ClassVar[str] = "process_logits"
@@ -153,7 +153,7 @@ def draw(
     seed: torch.Tensor,
     start: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Tokens ``[B, T]``, -1 where none can be chosen, of ``scores`` ``[B, T, V]`` and the noise of the places behind
+    """Tokens ``[B, T]``, -1 where none can be chosen, of ``scores`` ``[B, T, V]`` and the noise of the places after
     ``row_length`` ``[B]`` tokens: that of the target, or, with the step's ``start`` ``[B]``, a drafter's own.
 
     Args:

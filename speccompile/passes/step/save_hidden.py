@@ -15,7 +15,7 @@ from speccompile.passes.step.tap_hidden import MarkTaps, take_marks
 
 @dataclass(frozen=True)
 class MarkSaved(MarkTaps):
-    """The same for what is saved, beside what a drafter may have tapped. In front of all that takes rows away from the
+    """The same for what is saved, beside what a drafter may have tapped. Before all that takes rows away from the
     lm_head, or the lm_head from the step."""
 
     name: ClassVar[str] = "mark_saved"

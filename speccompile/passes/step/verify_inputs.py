@@ -17,7 +17,7 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 class VerifyInputs(Pass):
     """The target reads the newest committed token and the drafts, at positions ``length-1 .. length-1+K``.
 
-    ``width``, at least K+1, is what the target computes; places behind the drafts hold padding, and the logits are cut
+    ``width``, at least K+1, is what the target computes; places after the drafts hold padding, and the logits are cut
     to ``[B, K+1, V]``.
     """
 
@@ -108,7 +108,7 @@ def newest_and_drafts(
     newest_at = (length[slots] - 1).clamp(min=0)
     newest = tokens[slots, newest_at]
     # What is no token (-1, padding, or a drafter's mistake) is read as the newest one: of that the logits are wanted
-    # anyway, while a NaN of another one would spoil the places in front of it. Acceptance looks at the drafts.
+    # anyway, while a NaN of another one would spoil the places before it. Acceptance looks at the drafts.
     drafts = F.pad(drafts, (0, width - 1 - drafts.shape[1]), value=-1)
     drafts = torch.where((drafts < 0) | (drafts >= vocab_size), newest[:, None], drafts)
     read = torch.cat([newest[:, None], drafts], dim=1)
@@ -125,10 +125,10 @@ def prompt_chunk(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens and positions ``[1, T]`` of a prefill chunk, ``last_index`` ``[1]`` and ``ready`` ``[1]``.
 
-    The chunk may reach behind the cache; those places share the last one, which no sequence ever owns.
+    The chunk may reach past the cache; those places share the last one, which no sequence ever owns.
     """
     positions = (start[:, None] + torch.arange(width, device=tokens.device)).clamp(max=tokens.shape[1] - 1)
-    # Behind the prompt its last token is read, as in a verify step.
+    # After the prompt its last token is read, as in a verify step.
     read = tokens[slots[:, None], torch.minimum(positions, (length[slots] - 1)[:, None])]
     last = length[slots] - 1 - start
     return read, positions, last.clamp(0, width - 1), last < width

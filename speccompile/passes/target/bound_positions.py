@@ -1,4 +1,4 @@
-"""Keeps look-ups by position inside their tables: padding and drafts may stand behind the last position there is."""
+"""Keeps look-ups by position inside their tables: padding and drafts may stand after the last position there is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BoundPositions(Pass):
     """Clamps what indexes a table (learned positions, stored sines) and is computed from positions alone.
 
     Raises:
-        InvalidOption: a text of ``max_len`` tokens would look behind the table's end.
+        InvalidOption: a text of ``max_len`` tokens would look past the table's end.
     """
 
     name: ClassVar[str] = "bound_positions"

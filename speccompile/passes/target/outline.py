@@ -194,7 +194,7 @@ def _dims(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...
     weights = {node for node in inputs if node.op == "placeholder" and graph.ports[node.name].role == "weight"}
     fixed = {size for node in weights for size in node.meta["val"].shape}
     places = graph.layout.cache_len
-    # S is told from other sizes by its value, so where a weight has that size as well it stays a number.
+    # S is distinguished from other sizes by its value, so where a weight has that size as well it stays a number.
     own: int | str = places if places in fixed and graph.route == "eager" else "S"
 
     def name(size: int) -> int | str:

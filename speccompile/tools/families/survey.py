@@ -30,7 +30,7 @@ ROWS = 4
 # Prompts and new tokens are each longer than the windows of tiny models, all of them together.
 NEW_TOKENS = 48
 PROMPT_LENGTHS = (40, 33, 3, 28)
-# Tokens in the pattern of a periodic prompt. The next is tried where hardly a draft was accepted behind the one before.
+# Tokens in the pattern of a periodic prompt. The next is tried where hardly a draft was accepted after the one before.
 PERIODS = (6, 5, 7, 6, 5, 7)
 ACCEPTED = 1.1
 
@@ -61,7 +61,7 @@ class Row:
         family, model_class: names.
         verdict: what became of it.
         route: how its attention was captured; None if it was not.
-        acceptance_length: with the largest tier behind a periodic prompt, for an exact one.
+        acceptance_length: with the largest tier after a periodic prompt, for an exact one.
         reason: why not exact, or why not by the attention op.
         error: class of the error behind the reason.
         seconds: what it took.
@@ -151,7 +151,7 @@ class _GenerateFails(Exception):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings, logged, raised or printed: of tiny models they would be about sizes that nobody chose."""
+    """No warnings, logged, raised or printed: of tiny models they would be about sizes that no user chose."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -83,7 +83,7 @@ def simulate(
 
     Args:
         ladder: its own costs are what the policy believes.
-        late: the policy is told of a step when the next one has been chosen.
+        late: the policy receives a step's results when the next one has been chosen.
         ready: the smallest tier runs that has room for what the drafter has; else the one that was chosen.
     """
     return run(start(policy, ladder), str(policy), texts, ladder, costs, max_rows=max_rows, late=late, ready=ready)

@@ -54,7 +54,7 @@ int64_t part_floats(const Attention& problem, int64_t queries) {
   return queries * (padded(problem.value_depth) + 2);
 }
 
-// Writes keys[padded(depth), kBlock]; behind the last place up to a multiple of kColumns stand zeros. In front of some
+// Writes keys[padded(depth), kBlock]; after the last place up to a multiple of kColumns stand zeros. Before some
 // places' keys it calls each(first place, how many).
 template <typename T, typename Each>
 void transpose(const T* from, int64_t stride, int64_t places, int64_t depth, float* keys, Each each) {
@@ -160,7 +160,7 @@ void block_part(const Attention& p, const Queries& piece, const float* gathered,
 
   float* transposed = at_least(scratch().keys, padded(p.depth) * kBlock);
   float* scores = at_least(scratch().scores, queries * kBlock);
-  // Values are wanted behind the softmax: they are fetched from memory while keys are turned over.
+  // Values are wanted after the softmax: they are fetched from memory while keys are turned over.
   transpose<T>(keys, p.k_place, places, p.depth, transposed, [&](int64_t from, int64_t live) {
     for (int64_t place = from; place < from + live; ++place) {
       const char* value = reinterpret_cast<const char*>(values + place * p.v_place);
@@ -197,7 +197,7 @@ void block_part(const Attention& p, const Queries& piece, const float* gathered,
     rows = copied;
     stride = part.columns;
   }
-  // In front of what the first query sees, values may be no numbers, which a weight of 0 would not hide.
+  // Before what the first query sees, values may be no numbers, which a weight of 0 would not hide.
   const int64_t first = std::max<int64_t>(0, first_seen(p, nearest) - start);
   for (int64_t column = 0; column < part.columns; column += kColumns) {
     product<float>(

@@ -23,7 +23,7 @@ struct Best {
 // Of the scores of ids [first, last); with a key, of the scores and the noise that follows from it.
 Best best_of(Type type, const void* scores, int64_t first, int64_t last, std::optional<uint64_t> key);
 
-// `later` is of ids behind those of `best`.
+// `later` is of ids after those of `best`.
 Best join(const Best& best, const Best& later);
 
 // Whether another logarithm, of the same accuracy, could make the second one of two noised scores the first.

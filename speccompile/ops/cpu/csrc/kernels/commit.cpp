@@ -24,7 +24,7 @@ void commit_row(const RowState& state, int64_t limit, const int64_t* eos, int64_
   }
   count = std::min(count, first_end + 1);
   const int64_t first_undecided = std::find_if(target, target + width, [](int64_t token) { return token < 0; }) - target;
-  // A draft that is not a number spoils the places in front of it too: without drafts they may be sound.
+  // A draft that is not a number spoils the places before it too: without drafts they may be sound.
   const bool undecided = first_undecided < count && outcome.offered == 0;
   count = outcome.acts ? std::min(count, first_undecided) : 0;
 

@@ -21,7 +21,7 @@ struct RowOutcome {
   bool acts;
 };
 
-// How many `drafts`, of `offered` ones, are the target's tokens in front of the first that is not.
+// How many `drafts`, of `offered` ones, are the target's tokens before the first that is not.
 int64_t count_agreeing(const int64_t* drafts, const int64_t* target, int64_t drafted, int64_t offered);
 
 void commit_row(const RowState& state, int64_t limit, const int64_t* eos, int64_t ends, const RowOutcome& outcome);

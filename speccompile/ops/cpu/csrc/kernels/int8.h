@@ -11,7 +11,7 @@ constexpr int64_t kGroup = 64;
 // What a row of quantised inputs takes, in bytes, aligned as new aligns: they lie as this CPU's tile reads them.
 int64_t input_bytes(int64_t groups);
 
-// Row of x[depth] to inputs[input_bytes(groups)], zeros behind depth, and scales[groups]: x is about input * scale.
+// Row of x[depth] to inputs[input_bytes(groups)], zeros after depth, and scales[groups]: x is about input * scale.
 void quantise(const float* x, int64_t depth, int64_t groups, uint8_t* inputs, float* scales);
 
 // Output blocks [first, last) of y[rows, features] = x * w^T + bias.

@@ -11,7 +11,7 @@ int64_t match_ngram(
   const int64_t newest = length - 1;
   int64_t best = shortest - 1, found = -1;
   for (int64_t place = newest - 1; place >= 0 && best < longest; --place) {
-    // A match that ends at `place` begins at 0 or behind it.
+    // A match that ends at `place` begins at 0 or after it.
     const int64_t most = std::min(longest, place + 1);
     int64_t matched = 0;
     while (matched < most && tokens[place - matched] == tokens[newest - matched]) {

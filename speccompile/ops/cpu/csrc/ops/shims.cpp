@@ -47,7 +47,7 @@ Handle handed_over(const Tensor& tensor) {
   return own;
 }
 
-// Somebody wants to see every op: the check of a captured graph, which rounds no inputs.
+// Every op has to be seen: the check of a captured graph, which rounds no inputs.
 bool are_watched() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
@@ -59,7 +59,7 @@ Result dispatched(const char* name, const Arguments&... arguments) {
   return torch::stable::detail::to<Result>(stack[0]);
 }
 
-// Behind the arguments of ops with as many results as there are weights stands where each one goes.
+// After the arguments of ops with as many results as there are weights stands where each one goes.
 void hand_over(const std::vector<Tensor>& made, va_list out) {
   for (const Tensor& tensor : made) {
     *va_arg(out, Handle*) = handed_over(tensor);
