@@ -168,6 +168,16 @@ def test_fused_and_split_draft_the_same(spec: Speculator, model: LlamaForCausalL
     assert seen[0] == seen[1]
 
 
+def test_a_lookup_drafts_first(model: LlamaForCausalLM, head: DFlashHead) -> None:
+    options: dict[str, Any] = SMALL | {"max_len": 95, "policy": f"fixed:{KMAX}", "backend": "eager"}
+    with wrap(model, ["ngram", "dflash"], draft=head, **options) as one:
+        for prompt in (random_prompt(8) * 5, random_prompt(40)):
+            assert one.generate(torch.tensor([prompt]), max_new_tokens=40)[0, len(prompt) :].tolist() == greedy(
+                model, prompt, 40
+            )
+        assert one.stats.draft_tokens > 40
+
+
 def test_own_longest_text(model: LlamaForCausalLM) -> None:
     """Behind it rows are decoded plainly, one by one, beside others that draft."""
     own = head_of(model, max_position_embeddings=32)

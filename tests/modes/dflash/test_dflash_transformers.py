@@ -14,6 +14,7 @@ from speccompile.acceptance import Forced
 from speccompile.heads import DFlashHead
 from support.dflash_reference import Oracle, assistant_of, recorded
 from support.eagle3_specs import drafted
+from support.families import model_of
 from support.tiny import admitted, random_prompt, tiny_llama
 
 MASK = 3
@@ -59,6 +60,18 @@ def test_step_by_step_with_rejections_after_a_prompt_in_chunks(
                 steps += 1
             accepted, judged = spec.stats.accepted_tokens, spec.stats.draft_tokens
             assert 0 < accepted < judged or tiers == (1,)
+
+
+def test_a_target_whose_embedding_is_scaled(tmp_path: Path) -> None:
+    target = model_of("gemma3", num_layers=3)
+    head = DFlashHead.random(target, MASK, block_size=4, taps=(0, 2))
+    assert head.config.embedding_scale > 1
+    with dflash(target, head, acceptance=Forced(1.4)) as spec:
+        oracle = Oracle(target, assistant_of(head, tmp_path))
+        request = admitted(spec.engine, random_prompt(20, vocab=100), max_new_tokens=30)
+        for _ in range(4):
+            assert drafted(spec, request.slot, 3)[0] == oracle.drafts(request.prompt + request.new_tokens)
+            spec.engine.step()
 
 
 def test_the_same_steps_as_assisted_generation(tmp_path: Path) -> None:
