@@ -17,6 +17,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from tokenizers import pre_tokenizers
 from typer.testing import CliRunner
 
@@ -95,7 +96,8 @@ def test_generate_reads_a_gguf_file_and_says_what_it_does(gguf_file: tuple[Path,
 
 
 def test_a_path_that_does_not_exist_is_no_hub_id(tmp_path: Path) -> None:
-    for name in ("./nowhere", "/no/where", "../nowhere", "~/nowhere", "no/such/folder"):
+    not_of_the_hub = ("a--b", "a/b..c", "nobody/nothing.git", "-a", "a/b-", "x" * 97)
+    for name in ("./nowhere", "/no/where", "../nowhere", "~/nowhere", "no/such/folder", *not_of_the_hub):
         with raises(PretrainedError, source=name, reason="no such folder"):
             check_model_name(name)
     with raises(PretrainedError, source="nowhere.gguf", reason="no such file"):
@@ -105,6 +107,12 @@ def test_a_path_that_does_not_exist_is_no_hub_id(tmp_path: Path) -> None:
     with raises(PretrainedError, source=str(file), reason="it is a file"):
         check_model_name(str(file))
     for name in ("gpt2", "HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", "tiny", str(tmp_path)):
+        check_model_name(name)
+    for name in not_of_the_hub:
+        with pytest.raises(HFValidationError):
+            validate_repo_id(name)
+    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "a.b/c_d", "x" * 96):
+        validate_repo_id(name)
         check_model_name(name)
     assert is_hub_id("gpt2") and not is_hub_id(str(tmp_path)) and not is_hub_id("smollm2")
 

@@ -20,8 +20,8 @@ _AUTO = "models/auto"
 
 MODEL_HELP = f"{SMOLLM2}, {TINY} (random weights), a local folder, a GGUF file or a hub id."
 
-# "name" or "organisation/name".
-_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+# "name" or "organisation/name", as huggingface_hub accepts them.
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b(?<!\.git)")
 
 
 def is_gguf(name: str) -> bool:
