@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import platform
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from speccompile.utils.memory import release_file_pages
+from speccompile import wrap
+from speccompile.utils.memory import release_file_pages, trim_heap
+from support.tiny import tiny_llama
 
 PAGES = 64
 
@@ -63,3 +66,28 @@ def test_memory_of_no_file_stays() -> None:
     for tensor in (whole, alone):
         release_file_pages(tensor)
         assert bool((tensor == 7).all())
+
+
+def process_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@linux
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc")
+def test_freed_memory_before_an_allocation_in_use_is_given_back() -> None:
+    blocks = [torch.zeros(16_000) for _ in range(1000)]
+    last = blocks.pop()
+    used = process_bytes()
+    blocks.clear()
+    trim_heap()
+    assert process_bytes() < used - 48 * 2**20
+    assert not last.any()
+
+
+def test_close_gives_freed_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[bool] = []
+    monkeypatch.setattr("speccompile.speculator.base.trim_heap", lambda: trims.append(spec.closed))
+    spec = wrap(tiny_llama(), tiers=(0,), max_len=32, backend="eager")
+    assert trims == []
+    spec.close()
+    assert trims == [True]
