@@ -24,6 +24,7 @@ from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.consume import consuming
 from speccompile.ops.cpu.packing import WeightForm
 from speccompile.passes.base import Pass
+from speccompile.runtime.learning import Learning
 from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.sampling.user import Processor
 from speccompile.speculator.speculator import Speculator
@@ -54,6 +55,7 @@ def wrap(
     consume: bool = False,
     save_hidden_states: SaveHiddenStates | str | Path | None = None,
     passes: Sequence[Pass] = (),
+    learn: Learning | None = None,
     progress: Progress | None = None,
     **mode_options: Any,
 ) -> Speculator:
@@ -119,6 +121,9 @@ def wrap(
             rejected draft. ``mode="save_hidden_states"`` is the plain decoder with that.
         passes: Your own passes. Objects of classes derived from :class:`speccompile.passes.Pass`; each is put into
             every pipeline that has its anchor (``after`` or ``before``), verified, printed and stored as ours are.
+        learn: How the draft head learns from what is served: an `OnlineTraining`. Of
+            :mod:`speccompile.training`; for the modes ``eagle3`` and ``eagle3_one_model``, also beside a lookup. The
+            text stays what it is, and no buffer moves. Hidden states are kept for all slots until their texts end.
         progress: called with ``(description, begins)`` when a part of the build begins (True) and when it has ended
             (False), also for executables that a request builds later. The logger ``speccompile`` reports the same
             with seconds, at level INFO. The callback must not wait for another thread that builds: one thread of a
@@ -150,6 +155,7 @@ def wrap(
         consume=consume,
         save_hidden_states=save_hidden_states,
         passes=passes,
+        learn=learn,
         mode_options=mode_options,
     )
     with listening(progress), one_build():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from speccompile.errors import InvalidTiers, shown
+from speccompile.errors import InvalidOption, InvalidTiers, shown
 from speccompile.policies import parse_policy
 from speccompile.runtime.options import EngineOptions
 from speccompile.utils.numbers import python_numbers
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from speccompile.ops.cpu.packing import WeightForm
     from speccompile.passes.base import Pass
     from speccompile.policies import AnyPolicy
+    from speccompile.runtime.learning import Learning
     from speccompile.sampling.user import Processor
 
 DEFAULT_MODE = "ngram"
@@ -52,6 +53,16 @@ def read_tiers(tiers: Any) -> tuple[int, ...]:
 
 def _tiers_or_none(where: str, name: str, tiers: Any) -> tuple[int, ...] | None:
     return None if tiers is None else read_tiers(tiers)
+
+
+def _learning(where: str, name: str, value: Any) -> Learning | None:
+    if value is None:
+        return None
+    from speccompile.runtime.learning import Learning
+
+    if not isinstance(value, Learning) or isinstance(value, type):
+        raise InvalidOption(where=where, name=name, value=value, reason="give an OnlineTraining(...), or None")
+    return value
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,9 @@ class WrapOptions(Options):
         default=None, metadata=option("The folder for the target's hidden states of every sequence.")
     )
     passes: Sequence[Pass] = field(default=(), metadata=option("Your own passes."))
+    learn: Learning | None = field(
+        default=None, metadata=option("How the draft head learns from what is served: an `OnlineTraining`.", _learning)
+    )
     #: Options of the mode, by name. :func:`speccompile.modes.create` checks them.
     mode_options: Mapping[str, Any] = field(default_factory=dict)
 

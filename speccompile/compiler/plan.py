@@ -18,7 +18,7 @@ from speccompile.compiler.pipelines import check_anchors
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
-from speccompile.hidden_states.options import SaveHiddenStates, saved_rows
+from speccompile.hidden_states.options import SavedRows, SaveHiddenStates, saved_rows
 from speccompile.lowering.backends import choose_backend
 from speccompile.lowering.kernels import Kernels
 from speccompile.modes.auto import Auto, Choice, Failed, replacing
@@ -121,6 +121,8 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
         if network is not None:
             _check_network(network, config, model, options.consume)
     saved = None if saves is None else saved_rows(model, saves)
+    if options.learn is not None:
+        saved = _learnt_rows(model, config, mode, options)
     config = replace(config, mode=mode, logits_processors=processors, network=network, saved=saved)
     check_anchors(config, info.vocab_size)
     return Plan(info, config, policy, options, saves)
@@ -178,6 +180,30 @@ def _choose_saves(given: Any, mode: Mode) -> SaveHiddenStates | None:
         reason = "give a folder, a SaveHiddenStates, or None"
         raise InvalidOption(where="wrap", name="save_hidden_states", value=given, reason=reason)
     return SaveHiddenStates(given)
+
+
+def _learnt_rows(model: PreTrainedModel, config: BuildConfig, mode: Mode, options: WrapOptions) -> SavedRows:
+    """What is kept of each position for the head to learn from.
+
+    Raises:
+        InvalidOption: nothing can be learnt here.
+    """
+    reason, layers = "", mode.learns_from
+    if layers is None:
+        reason = f"mode {mode.name!r} has no head that can be trained; eagle3 and eagle3_one_model have"
+    elif config.max_draft_len == 0:
+        reason = "there is no tier with drafts"
+    elif not config.rule.text_invariant:
+        reason = f"with the acceptance rule {config.rule.name!r} the text depends on the drafts"
+    elif options.consume:
+        reason = "the head learns from the model's own weights, which consume=True gives up"
+    elif config.weights != "same":
+        reason = f"the head learns from the model's own weights, and the text is of weights={config.weights!r}"
+    elif options.save_hidden_states is not None:
+        reason = "hidden states are kept for save_hidden_states"
+    if reason or layers is None:
+        raise InvalidOption(where="wrap", name="learn", value=options.learn, reason=reason)
+    return SavedRows(layers, model.config.get_text_config(decoder=True).hidden_size, model.dtype)
 
 
 def _check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: ModelInfo) -> None:

@@ -134,6 +134,12 @@ class Mode(ABC):
         return []
 
     @property
+    def learns_from(self) -> tuple[int, ...] | None:
+        """The decoder layers whose outputs its head reads, once :meth:`loaded`, if that can be trained while it
+        drafts."""
+        return None
+
+    @property
     def split(self) -> bool:
         """The drafter runs in executables of its own, before the target's, and drafts pass through the arena:
         :meth:`drafter_passes`. Otherwise it is part of the step."""

@@ -137,6 +137,10 @@ class LookupFirst(Mode):
     def most_drafts(self) -> int | None:
         return self.network_mode.most_drafts
 
+    @property
+    def learns_from(self) -> tuple[int, ...] | None:
+        return self.network_mode.learns_from
+
     def check(self, info: ModelInfo) -> None:
         self.lookups.check(info)
         self.network_mode.check(info)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.request import Request, as_exception
-from speccompile.runtime.saver import Saver
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
+
+
+class Keeper(Protocol):
+    """Keeps something of sequences that have ended."""
+
+    def end(self, request: Request) -> None:
+        """Called once for ``request``, which still has its slot."""
 
 
 class Departures:
     """Ends requests. An error of one request ends that request alone.
 
-    Args:
-        saver: saves hidden states of sequences; None if they are not saved.
+    Attributes:
+        keeper: of hidden states of sequences; None if they are not kept.
     """
 
-    def __init__(self, batch: Batch, slots: Slots, stats: Stats, saver: Saver | None) -> None:
+    def __init__(self, batch: Batch, slots: Slots, stats: Stats, keeper: Keeper | None) -> None:
         self._batch = batch
         self._slots = slots
         self._stats = stats
-        self._saver = saver
+        self.keeper = keeper
         self._interrupt: BaseException | None = None
 
     def take_interrupt(self) -> BaseException | None:
@@ -46,10 +54,10 @@ class Departures:
         ended = [request for request in requests if request.finished and not request.closed]
         for request in ended:
             self._batch.remove(request)
-            if self._saver is not None:
+            if self.keeper is not None:
                 # Its slot is released also when the error is an interrupt.
                 try:
-                    self._saver.end(request)
+                    self.keeper.end(request)
                 except BaseException as error:
                     self.fail_one(request, error)
             if request in self._slots.owned:

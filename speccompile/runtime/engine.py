@@ -9,18 +9,22 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from speccompile.errors import CannotCopy, Closed
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind, Kind, TierName
+from speccompile.hidden_states.options import SavedRows
 from speccompile.hidden_states.records import RecordSpec
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.policies.base import AnyPolicy
 from speccompile.runtime import open_engines
 from speccompile.runtime.async_driver import AsyncDriver
 from speccompile.runtime.engine_parts import connect_parts
+from speccompile.runtime.learning import Adoption, Collector, Learner, Learning, Pupil
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.options import EngineOptions, StepTraits
 from speccompile.runtime.outcomes import Outcomes
@@ -126,8 +130,10 @@ class Engine:
         self.choice = parts.choice
         self.scheduler = parts.scheduler
         self.turns = parts.turns
+        self._departures = parts.departures
         self._driver = AsyncDriver(self.turns)
         self._factory = RequestFactory(target, arena, saver)
+        self.learner: Learner | None = None
         open_engines.add(self)
         if saver is not None:
             # An engine that is dropped without close() writes its pending records. At exit open_engines closes it.
@@ -373,6 +379,18 @@ class Engine:
     async def wait_async(self, request: Request, seen: int) -> None:
         await self._driver.wait(request, seen)
 
+    # --- learning ------------------------------------------------------------------------------------
+
+    def learn(self, learning: Learning, head: nn.Module, packs: WeightPacks, rows: SavedRows, target: Target) -> None:
+        """Let ``learning`` train ``head``, whose executables read ``packs``, from the texts of requests to come.
+
+        Args:
+            rows: what steps keep of each position.
+        """
+        adopt, turns = Adoption(head, packs, target, self.turns), self.turns
+        self.learner = learning.start(Pupil(head, target.model, adopt, lambda: turns.idle))
+        self._departures.keeper = Collector(self.learner, rows, self.arena)
+
     # --- the end -------------------------------------------------------------------------------------
 
     @property
@@ -392,6 +410,8 @@ class Engine:
         """
         self.turns.close()
         # In a callback the current step may still end a request: then records are written when the interpreter ends.
+        if self.learner is not None:
+            self.learner.close()
         if self.saver is not None and not self.turns.forked and not self.turns.in_turn:
             self._dropped.detach()
             self.saver.writer.close()

@@ -49,6 +49,7 @@ class EngineParts:
     scheduler: Scheduler
     turns: Turns
     stats: Stats
+    departures: Departures
     prefix_reuse: bool
 
 
@@ -117,4 +118,6 @@ def connect_parts(
         clears_rejected=traits.reads_dead_places,
     )
     turns = Turns(scheduler, waiting, slots, departures, arena.device, saves=saver is not None)
-    return EngineParts(table, batch, waiting, slots, policies, prompts, choice, scheduler, turns, stats, prefix_reuse)
+    return EngineParts(
+        table, batch, waiting, slots, policies, prompts, choice, scheduler, turns, stats, departures, prefix_reuse
+    )

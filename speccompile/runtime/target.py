@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ SAMPLES = 4
 #: Fields of a config that name a token whose embedding is replaced.
 PLACEHOLDER = re.compile("(image|img|video|audio|speech|vision)(_context)?_token_(id|index)")
 
+State = tuple[object, ...]
 EosTokens = int | Sequence[int] | torch.Tensor | None
 
 
@@ -73,10 +74,10 @@ class Target:
         places = tensor_places(model)
         self._weights = [(path, *places[path], weight, weight.data_ptr()) for path, weight in weights.items()]
         self._held = HeldTensors(model, [*weights.values(), *constants], self._guard.hooks())
-        self._watched = [*weights.values(), *constants, *drafter]
-        samples = [_sample(weight.detach()) for weight in self._watched if _has_dense_storage(weight.detach())]
+        self._watched, self._drafter = WatchedTensors([*weights.values(), *constants]), WatchedTensors(drafter)
         self.packs = packs
-        self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
+        # The drafter's state after a change that leaves all KV in use, and what it stands for.
+        self._changed_drafter: tuple[State, State] | None = None
         self._packed_state = self._read_state()
 
     @property
@@ -119,9 +120,18 @@ class Target:
             self._packed_state = state
         return state
 
-    def _read_state(self) -> tuple[object, ...]:
-        marks = sum(0 if weight.is_inference() else weight._version for weight in self._watched)
-        return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
+    def change_drafter(self, change: Callable[[], None]) -> None:
+        """Call ``change``, which changes weights of the drafter and their packs, between two steps. Unlike after other
+        changes, KV stays in use: the target's is not concerned, and a drafter's makes no difference to the text."""
+        before = self._read_state()[1]
+        change()
+        self._changed_drafter = self._drafter.state(), before
+
+    def _read_state(self) -> tuple[State, State]:
+        drafter = self._drafter.state()
+        if self._changed_drafter is not None and drafter == self._changed_drafter[0]:
+            drafter = self._changed_drafter[1]
+        return self._watched.state(), drafter
 
     def eos(self, given: EosTokens, settings: Settings | None = None) -> list[int]:
         """The given EOS ids; for None, those of the generation_config, except ids outside of the vocabulary.
@@ -226,6 +236,20 @@ def placeholder_tokens(config: PreTrainedConfig) -> dict[int, str]:
         for name, value in vars(config).items()
         if PLACEHOLDER.fullmatch(name) and isinstance(value, int)
     }
+
+
+class WatchedTensors:
+    """Tensors in which a change of values is looked for."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        samples = [_sample(tensor.detach()) for tensor in self._tensors if _has_dense_storage(tensor.detach())]
+        self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
+
+    def state(self) -> State:
+        """Torch's own marks of a change, and some values of each."""
+        marks = sum(0 if tensor.is_inference() else tensor._version for tensor in self._tensors)
+        return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:

@@ -80,6 +80,9 @@ class SpeculatorBase:
             host_draft=config.mode.host_draft if config.max_draft_len else None,
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
         )
+        if options.learn is not None:
+            assert build.drafter is not None and config.saved is not None
+            engine.learn(options.learn, build.drafter.network.module, build.drafter.packs, config.saved, target)
         if options.sampling:
             # No other thread has the engine yet, so no step runs meanwhile.
             engine.prepare("sampled")

@@ -17,6 +17,7 @@ from speccompile.lowering.kernel_list import KernelCall, kernels_called
 from speccompile.lowering.tier import Tier
 from speccompile.modes.base import Mode
 from speccompile.passes.pipeline import Pipeline
+from speccompile.runtime.learning import Learner
 from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.policy_controller import AnyPolicy, check_tier
 from speccompile.runtime.stats import Stats
@@ -82,6 +83,18 @@ class Inspection(SpeculatorBase):
             reason = "give a folder, or a SaveHiddenStates"
             raise InvalidOption(where="wrap", name="save_hidden_states", value=None, reason=reason)
         return saver.writer
+
+    @property
+    def learner(self) -> Learner:
+        """What trains the draft head. Its ``history`` says what came of each judgement.
+
+        Raises:
+            InvalidOption: this wrap trains no head.
+        """
+        learner = self.engine.learner
+        if learner is None:
+            raise InvalidOption(where="wrap", name="learn", value=None, reason="give an OnlineTraining(...)")
+        return learner
 
     @property
     def stats(self) -> Stats:

@@ -215,6 +215,32 @@ class Speculator(ModelInterface):
         token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
         return check_texts(engine, target, token_ids, max_new_tokens, eos, reference)
 
+    def learn(self, steps: int) -> Any:
+        """Train the draft head on the texts that were served, now, and use the new weights if they draft better on the
+        newest of these. Other threads may decode meanwhile.
+
+        Args:
+            steps: training steps.
+
+        Returns:
+            A :class:`~speccompile.training.online_learner.Learnt`: the steps that were made, whether the new weights
+            are in use, and the acceptance before and after.
+
+        Raises:
+            InvalidOption: it was wrapped without ``learn=``.
+            TrainingDiverged: the loss is not finite. The head stays as it was.
+        """
+        return self.learner.learn(read_count("learn", "steps", steps))
+
+    def save_head(self, folder: str | os.PathLike[str]) -> None:
+        """Write the draft head as it drafts now, with what it has learnt, as a checkpoint that ``draft=`` loads.
+
+        Raises:
+            InvalidOption: it was wrapped without ``learn=``.
+            OSError: the folder cannot be written.
+        """
+        self.learner.save(Path(folder))
+
     def save_hidden_states(
         self,
         texts: Sequence[Sequence[int] | torch.Tensor],

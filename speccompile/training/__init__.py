@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from speccompile.training.acceptance import Acceptance
     from speccompile.training.make import make_texts, most_tokens
+    from speccompile.training.online import OnlineTraining
     from speccompile.training.text_files import SavedTexts, Source, TrainingText, read_texts
     from speccompile.training.text_options import TextOptions
     from speccompile.training.train import TrainedHead, train_head
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Acceptance",
+    "OnlineTraining",
     "SavedTexts",
     "Source",
     "TextOptions",
@@ -30,6 +32,7 @@ __all__ = [
 # Imported at first use, since the command line reads the options without torch.
 _MODULES = {
     "Acceptance": "acceptance",
+    "OnlineTraining": "online",
     "SavedTexts": "text_files",
     "Source": "text_files",
     "TextOptions": "text_options",

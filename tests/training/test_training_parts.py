@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from speccompile.errors import InvalidOption
-from speccompile.training import Acceptance, TrainOptions, train_head
+from speccompile.training import Acceptance, OnlineTraining, TrainOptions, train_head
 from speccompile.training.acceptance import DraftCounts
 from speccompile.training.batches import plan_batches
 from speccompile.training.draft_vocab import default_size, most_frequent
@@ -94,6 +94,17 @@ def test_the_guide_has_the_table_of_the_training_options() -> None:
     inside = GUIDE.read_text().split("<!-- train options -->")[1].split("<!-- end of train options -->")[0]
     wanted = "put what python -m speccompile.training.train_options prints into it"
     assert inside.strip() == TrainOptions.table(), wanted
+
+
+def test_the_guide_has_the_table_of_the_online_options() -> None:
+    inside = GUIDE.read_text().split("<!-- online options -->")[1].split("<!-- end of online options -->")[0]
+    assert inside.strip() == OnlineTraining.table(), "put what python -m speccompile.training.online prints into it"
+
+
+@pytest.mark.parametrize(("name", "value"), [("share", 1.5), ("batch_tokens", 4), ("unroll", 0), ("learning_rate", -1)])
+def test_wrong_options_of_online_training_are_named(name: str, value: Any) -> None:
+    with raises(InvalidOption, where="OnlineTraining", name=name):
+        OnlineTraining(**{name: value})
 
 
 def test_the_docstring_of_train_head_has_all_parameters() -> None:

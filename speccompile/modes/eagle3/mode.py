@@ -80,6 +80,12 @@ class Eagle3OneModel(RecurrentHead):
     def taps(self) -> tuple[Tap, ...]:
         return tuple(Tap(0, before=True) if tap == EMBEDDING else Tap(tap) for tap in self.draft.config.taps)
 
+    @property
+    def learns_from(self) -> tuple[int, ...] | None:
+        config = self.draft.config if isinstance(self.draft, Eagle3Head) else None
+        trained = config is not None and config.num_hidden_layers == 1 and EMBEDDING not in config.taps
+        return config.taps if config is not None and trained and not config.windows else None
+
     def explain(self) -> str:
         if not isinstance(self.draft, Eagle3Head):
             return f"the EAGLE-3 head {self.draft} drafts"

@@ -97,6 +97,16 @@ class WeightPacks:
         for follower in self.followers:
             follower.refresh()
 
+    def repacked(self, weight: torch.Tensor, value: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The packs of ``weight``, each with what it has to become where the weight becomes ``value``, of the same
+        shape and strides."""
+        return [
+            pair
+            for own, packed in self._packs.values()
+            if own is not None and _same_tensor(own, weight)
+            for pair in zip(packed, self._make(value), strict=True)
+        ]
+
     def _make(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return pack_int8(weight) if self.form == "int8" else (pack(weight),)
 

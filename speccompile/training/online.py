@@ -1,0 +1,62 @@
+"""``wrap(learn=OnlineTraining(...))``: the draft head learns from the texts that are served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from speccompile.training.text_options import Number
+from speccompile.utils.options import Options, WholeNumber, option
+
+if TYPE_CHECKING:
+    from speccompile.runtime.learning import Pupil
+    from speccompile.training.online_learner import OnlineLearner
+
+
+@dataclass(frozen=True)
+class OnlineTraining(Options):
+    """How a head is trained while requests are served.
+
+    Raises:
+        InvalidOption: a value is not valid.
+    """
+
+    where: ClassVar[str] = "OnlineTraining"
+
+    share: float = field(
+        default=0.1,
+        metadata=option(
+            "Part of the time that one thread of low priority trains while requests run; without any it trains all the "
+            "time. With 0 only `spec.learn(steps)` trains.",
+            Number(0, 1),
+        ),
+    )
+    learning_rate: float = field(default=3e-4, metadata=option("AdamW's.", Number(0)))
+    batch_tokens: int = field(default=512, metadata=option("Most tokens of a training step.", WholeNumber(8)))
+    unroll: int = field(default=3, metadata=option("Draft steps that are trained in a row.", WholeNumber(1)))
+    decay: float = field(
+        default=0.8, metadata=option("Weight of a draft step's loss relative to the one before.", Number(0, 1))
+    )
+    ring_tokens: int = field(
+        default=16384, metadata=option("Tokens of the newest texts that are kept to train on.", WholeNumber(16))
+    )
+    judge_tokens: int = field(
+        default=1024,
+        metadata=option(
+            "Tokens of the very newest texts, which are judged on before they are trained on.", WholeNumber(8)
+        ),
+    )
+    judge_every: int = field(
+        default=10, metadata=option("Training steps after which new weights are judged.", WholeNumber(1))
+    )
+    seed: int = field(default=0, metadata=option("Of the choice of texts.", WholeNumber(0)))
+
+    def start(self, pupil: Pupil) -> OnlineLearner:
+        """Begin to train ``pupil``, in a thread of its own unless ``share`` is 0."""
+        from speccompile.training.online_learner import OnlineLearner
+
+        return OnlineLearner(pupil, self)
+
+
+if __name__ == "__main__":
+    print(OnlineTraining.table())

@@ -1,0 +1,217 @@
+"""Trains a copy of the head that drafts, and brings it into use where it drafts better."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from speccompile.errors import TrainingDiverged
+from speccompile.heads import Eagle3Head, save_eagle3
+from speccompile.runtime.learning import Pupil, ServedText
+from speccompile.sampling.draft_vocab import target_ids
+from speccompile.training.acceptance import JUDGED, Acceptance
+from speccompile.training.online import OnlineTraining
+from speccompile.training.teacher import Teacher
+from speccompile.training.text_ring import TextRing, as_batch
+from speccompile.training.unrolled import UnrolledTraining
+from speccompile.utils.low_priority import start_low_priority
+
+#: Of the gradient.
+MAX_NORM = 0.5
+#: Seconds after which a thread that waits looks whether requests still run.
+LOOK_AGAIN = 0.05
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What came of training.
+
+    Args:
+        steps: that were made; fewer than asked for if there are no texts to train on yet.
+        taken: whether new weights came into use.
+        before, after: acceptance on the newest texts of the weights that drafted and of the new ones; None where
+            nothing was judged.
+    """
+
+    steps: int
+    taken: bool = False
+    before: Acceptance | None = None
+    after: Acceptance | None = None
+
+
+class OnlineLearner:
+    """See :class:`~speccompile.training.OnlineTraining`.
+
+    Attributes:
+        history: what came of each judgement, oldest first.
+        error: what ended the training, if anything did. Requests go on with the head as it is.
+    """
+
+    def __init__(self, pupil: Pupil, options: OnlineTraining) -> None:
+        self._pupil, self._options = pupil, options
+        head = pupil.head
+        assert isinstance(head, Eagle3Head)
+        self._live, self._copy = _trainable(head), _trainable(head)
+        self._teacher = teacher = Teacher(pupil.target, head.config.taps)
+        ids = torch.arange(teacher.weight.shape[0]) if head.d2t is None else target_ids(head.d2t)
+        self._judged, self._trained = (
+            UnrolledTraining(own, teacher, ids, unroll=options.unroll, decay=options.decay)
+            for own in (self._live, self._copy)
+        )
+        trained = [parameter for parameter in self._copy.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))
+        self._parameters = trained
+        self._ring = TextRing(options.ring_tokens, options.judge_tokens)
+        # Not in the ring yet; another thread appends to it.
+        self._arrived: deque[ServedText] = deque()
+        self._draws = random.Random(options.seed)
+        self._steps = 0
+        # One thread trains at a time.
+        self._lock = threading.Lock()
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self.history: list[Learnt] = []
+        self.error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        if options.share:
+            work = _Background(weakref.ref(self), self._wake, self._stop, pupil.idle, options.share)
+            self._thread = start_low_priority(work.run, "speccompile-learn")
+
+    def collect(self, text: ServedText) -> None:
+        self._arrived.append(text)
+        self._wake.set()
+
+    def learn(self, steps: int) -> Learnt:
+        """Train so many steps, judge, and use the new weights if they draft better.
+
+        Raises:
+            TrainingDiverged: the loss is not finite. The head stays as it was.
+        """
+        with self._lock:
+            made = 0
+            while made < steps and self._step():
+                made += 1
+            return self._judge(made) if made else Learnt(0)
+
+    def work(self) -> bool:
+        """One step, and a judgement when it is time. Returns False if there is nothing to train on."""
+        with self._lock:
+            if not self._step():
+                return False
+            if self._steps % self._options.judge_every == 0:
+                self._judge(self._options.judge_every)
+            return True
+
+    def save(self, folder: str | Path) -> None:
+        """Write the head that drafts now, as ``train-head`` does.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        with self._lock:
+            save_eagle3(self._live, folder, target=type(self._pupil.target).__name__)
+
+    def close(self) -> None:
+        """Train no more. Waits for the step that is running."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _step(self) -> bool:
+        while self._arrived:
+            text = self._arrived.popleft()
+            self._ring.add(replace(text, choices=self._teacher.choices(text.final)))
+        texts = self._ring.sample(self._options.batch_tokens, self._draws)
+        if not texts:
+            return False
+        self._trained.train()
+        with torch.enable_grad():
+            loss = self._trained(**as_batch(texts))["loss"]
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise TrainingDiverged(loss=value, step=self._steps + 1, rate=f"{self._options.learning_rate:.2g}")
+            self._optimizer.zero_grad()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters, MAX_NORM)
+        self._optimizer.step()
+        self._steps += 1
+        return True
+
+    @torch.no_grad()
+    def _judge(self, steps: int) -> Learnt:
+        newest = as_batch(self._ring.newest())
+        before, after = (
+            Acceptance.of(module.eval()(**newest)["counts"][0]) for module in (self._judged, self._trained)
+        )
+        taken = after.length(JUDGED) > before.length(JUDGED)
+        if taken:
+            values = {name: value.detach() for name, value in self._copy.named_parameters() if value.requires_grad}
+            self._pupil.adopt(values)
+            live = dict(self._live.named_parameters())
+            for name, value in values.items():
+                live[name].copy_(value)
+        self.history.append(Learnt(steps, taken, before, after))
+        return self.history[-1]
+
+
+class _Background:
+    """What the thread does. It does not keep the learner: one that is dropped ends it."""
+
+    def __init__(
+        self,
+        learner: weakref.ref[OnlineLearner],
+        wake: threading.Event,
+        stop: threading.Event,
+        idle: Callable[[], bool],
+        share: float,
+    ) -> None:
+        self._learner, self._wake, self._stop, self._idle, self._share = learner, wake, stop, idle, share
+
+    def run(self) -> None:
+        while not self._stop.is_set():
+            started = time.monotonic()
+            self._wake.clear()
+            learner = self._learner()
+            if learner is None:
+                return
+            try:
+                trained = learner.work()
+            except Exception as error:
+                learner.error = error
+                warnings.warn(f"the draft head learns no more: {error}", RuntimeWarning, stacklevel=1)
+                return
+            del learner
+            if trained:
+                self._rest(time.monotonic() - started)
+            else:
+                # A learner that was dropped wakes nobody.
+                self._wake.wait(1.0)
+
+    def _rest(self, took: float) -> None:
+        """Wait until training has had its share of the time, or no request runs."""
+        until = time.monotonic() + took * (1 / self._share - 1)
+        while not self._idle() and (left := until - time.monotonic()) > 0:
+            if self._stop.wait(min(left, LOOK_AGAIN)):
+                return
+
+
+def _trainable(head: Eagle3Head) -> Eagle3Head:
+    """A float32 copy, whose embedding stays the head's own if that is the target's."""
+    shared = head.embed_tokens.weight
+    known = {id(shared): nn.Parameter(shared.detach().float(), requires_grad=False)} if head.shares_embedding else {}
+    own = copy.deepcopy(head, known).float()
+    for name, parameter in own.named_parameters():
+        parameter.requires_grad_(not name.startswith("embed_tokens."))
+    return own

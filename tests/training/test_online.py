@@ -1,0 +1,217 @@
+"""A head learns from what is served: it drafts better, the text stays what it is, and nothing moves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, wrap
+from speccompile.errors import InvalidOption, TrainingDiverged
+from speccompile.heads import Eagle3Head
+from speccompile.hidden_states import SaveHiddenStates
+from speccompile.ops.cpu.packing import WeightForm, WeightPacks
+from speccompile.runtime.learning import Adoption
+from speccompile.training import OnlineTraining
+from speccompile.training.online_learner import OnlineLearner
+from support.errors import raises
+from support.tiny import greedy
+from support.training_data import TAPS, VOCAB, learnable
+
+K, NEW = 3, 29
+SIZES: dict[str, Any] = {"tiers": (0, K), "max_len": 64, "max_batch": 2, "backend": "eager", "policy": f"fixed:{K}"}
+#: A head that learns in seconds, in the calls alone.
+LEARN: dict[str, Any] = {"share": 0.0, "learning_rate": 5e-3, "ring_tokens": 4096, "judge_tokens": 128, "unroll": K}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return learnable()
+
+
+def random_head(model: LlamaForCausalLM) -> Eagle3Head:
+    return Eagle3Head.random(model, taps=TAPS, draft_vocab_size=VOCAB)
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB, (count, 3), generator=generator).tolist()
+
+
+def serve(spec: Speculator, model: LlamaForCausalLM, texts: list[list[int]]) -> float:
+    """Acceptance length over these, whose text is checked."""
+    requests = [spec.engine.submit(prompt, max_new_tokens=NEW) for prompt in texts]
+    spec.engine.run()
+    assert [request.new_tokens for request in requests] == [greedy(model, prompt, NEW) for prompt in texts]
+    emitted, steps = (sum(getattr(r.stats, name) for r in requests) for name in ("emitted_tokens", "row_steps"))
+    return float(emitted / steps)
+
+
+@pytest.fixture(scope="module", params=["eagle3_one_model", "eagle3"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def spec(mode: str, model: LlamaForCausalLM) -> Speculator:
+    return wrap(model, mode, draft=random_head(model), learn=OnlineTraining(**LEARN), **SIZES)
+
+
+def test_it_drafts_better_and_nothing_else_changes(
+    spec: Speculator, mode: str, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    first = serve(spec, model, prompts(30, 1))
+    fingerprint = spec.arena.fingerprint()
+    learnt = spec.learn(60)
+    assert learnt.steps == 60 and learnt.taken and learnt.after.length(K) > learnt.before.length(K) + 0.5
+    later = serve(spec, model, prompts(10, 2))
+    assert first < 1.5 and later > 2.0
+    assert spec.arena.fingerprint() == fingerprint
+    # What was learnt is a checkpoint like any other.
+    spec.save_head(tmp_path)
+    with wrap(model, mode, draft=str(tmp_path), **SIZES) as loaded:
+        assert serve(loaded, model, prompts(10, 2)) == pytest.approx(later, abs=0.1)
+
+
+def test_kv_from_before_stays_in_use(spec: Speculator, model: LlamaForCausalLM) -> None:
+    # In the middle of a text, and of a prompt that another request begins with.
+    begun = spec.engine.submit(prompts(1, 3)[0], max_new_tokens=NEW)
+    while len(begun.new_tokens) < 9:
+        spec.engine.step()
+    spec.learner.history.clear()  # type: ignore[attr-defined]
+    reused = spec.stats.reused_tokens
+    adopt(spec)
+    spec.engine.run()
+    assert begun.new_tokens == greedy(model, prompts(1, 3)[0], NEW)
+    longer = prompts(1, 3)[0] + begun.new_tokens[:12]
+    assert serve(spec, model, [longer]) > 1 and spec.stats.reused_tokens > reused
+
+
+def adopt(spec: Speculator) -> None:
+    """Other weights, whatever they are worth."""
+    learner = spec.learner
+    assert isinstance(learner, OnlineLearner)
+    head = learner._pupil.head
+    learner._pupil.adopt({name: value + 0.01 for name, value in head.named_parameters() if value.requires_grad})
+
+
+def test_worse_weights_are_not_taken(spec: Speculator, model: LlamaForCausalLM) -> None:
+    learner = spec.learner
+    assert isinstance(learner, OnlineLearner)
+    serve(spec, model, prompts(4, 5))
+    before = [value.clone() for value in learner._pupil.head.parameters()]
+    with torch.no_grad():
+        learner._copy.lm_head.weight.copy_(learner._copy.lm_head.weight.flip(0))
+    learnt = spec.learn(1)
+    assert not learnt.taken and learnt.after is not None and learnt.before is not None
+    assert learnt.after.length(K) < learnt.before.length(K)
+    assert all(map(torch.equal, before, learner._pupil.head.parameters()))
+
+
+def test_without_texts_there_is_nothing_to_learn(model: LlamaForCausalLM) -> None:
+    with wrap(model, "eagle3_one_model", draft=random_head(model), learn=OnlineTraining(**LEARN), **SIZES) as spec:
+        assert spec.learn(3).steps == 0
+        serve(spec, model, prompts(1, 1))
+        # The only text is one to be judged on.
+        assert spec.learn(3).steps == 0
+
+
+def test_a_loss_that_is_not_finite_leaves_the_head(model: LlamaForCausalLM) -> None:
+    with wrap(model, "eagle3_one_model", draft=random_head(model), learn=OnlineTraining(**LEARN), **SIZES) as spec:
+        length = serve(spec, model, prompts(12, 1))
+        learner = spec.learner
+        assert isinstance(learner, OnlineLearner)
+        with torch.no_grad():
+            learner._copy.fc.weight.fill_(float("nan"))
+        with raises(TrainingDiverged, step=1):
+            spec.learn(3)
+        assert serve(spec, model, prompts(12, 1)) == length
+
+
+# --- in a thread of its own ------------------------------------------------------------------------
+
+
+def test_a_thread_learns_while_requests_run_and_ends_with_the_speculator(model: LlamaForCausalLM) -> None:
+    learn = OnlineTraining(**LEARN | {"share": 0.5, "judge_every": 2})
+    with wrap(model, "eagle3_one_model", draft=random_head(model), learn=learn, **SIZES) as spec:
+        learner = spec.learner
+        assert isinstance(learner, OnlineLearner)
+        first = serve(spec, model, prompts(8, 1))
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not sum(learnt.taken for learnt in learner.history) > 1:
+            serve(spec, model, prompts(2, len(learner.history)))
+        assert serve(spec, model, prompts(10, 2)) > first
+        assert learner.error is None
+    assert not any(thread.name == "speccompile-learn" for thread in threading.enumerate())
+
+
+def test_a_dropped_speculator_ends_its_thread(model: LlamaForCausalLM) -> None:
+    spec = wrap(model, "eagle3_one_model", draft=random_head(model), learn=OnlineTraining(), **SIZES)
+    del spec
+    until = time.monotonic() + 10
+    while time.monotonic() < until and any(t.name == "speccompile-learn" for t in threading.enumerate()):
+        time.sleep(0.05)
+    assert not any(thread.name == "speccompile-learn" for thread in threading.enumerate())
+
+
+def test_other_threads_keep_their_number_of_threads(model: LlamaForCausalLM) -> None:
+    before = torch.get_num_threads()
+    with wrap(model, "eagle3_one_model", draft=random_head(model), learn=OnlineTraining(), **SIZES):
+        assert torch.get_num_threads() == before
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert found == [before]
+
+
+# --- copies of weights that executables read ------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["same", "int8"])
+def test_packed_weights_follow_what_is_adopted(model: LlamaForCausalLM, form: WeightForm) -> None:
+    packs, linear, other = WeightPacks(form), torch.nn.Linear(64, 40, bias=False), torch.nn.Linear(64, 40, bias=False)
+    packed = [packs.of(name, module.weight.detach()) for name, module in (("a", linear), ("b", other))]
+    kept = [tensor.clone() for tensor in packed[1]]
+    with wrap(model, "none", max_len=16, backend="eager") as spec:
+        adoption = Adoption(linear, packs, spec._open()[1], spec.engine.turns)
+        value = torch.randn(40, 64)
+        adoption({"weight": value})
+    expected = WeightPacks(form).of("a", value)
+    assert torch.equal(linear.weight, value) and all(map(torch.equal, packed[0], expected))
+    assert all(map(torch.equal, packed[1], kept))
+
+
+# --- what cannot learn -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("ngram", {}),
+        ("eagle3_one_model", {"tiers": (0,)}),
+        ("eagle3_one_model", {"acceptance": "typical"}),
+        ("eagle3_one_model", {"save_hidden_states": SaveHiddenStates("x", eagle3_layers_to_capture=(0,))}),
+        ("eagle3_one_model", {"learn": "yes"}),
+        ("eagle3_one_model", {"learn": OnlineTraining}),
+    ],
+)
+def test_refused(model: LlamaForCausalLM, mode: str, options: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {"learn": OnlineTraining(), **SIZES, **options}
+    if mode != "ngram":
+        given["draft"] = random_head(model)
+    if options.get("tiers") == (0,):
+        given["policy"] = "fixed:0"
+    with raises(InvalidOption, name="learn"):
+        wrap(model, mode, **given)
+
+
+def test_without_it_there_is_none(model: LlamaForCausalLM) -> None:
+    with wrap(model, "none", max_len=16, backend="eager") as spec, raises(InvalidOption, name="learn"):
+        spec.learn(1)
