@@ -17,7 +17,7 @@ from speccompile.ops.triton.attention import attention, attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_plan import AttentionPlan, plan_attention, workspace_size
 from speccompile.ops.triton.launch import run_all
-from support import loop_bounds  # noqa: F401
+from support import triton_interpreter  # noqa: F401
 
 # As for the other kernels of the op; scores are of unit size.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -13,7 +13,7 @@ from speccompile.ops import noise
 from speccompile.ops.choose import reference
 from speccompile.ops.triton import choose as module
 from speccompile.ops.triton.choose import BLOCK, SPAN, bits_of, choose, gumbel_of, key_of
-from support import loop_bounds  # noqa: F401
+from support import triton_interpreter  # noqa: F401
 
 
 @triton.jit

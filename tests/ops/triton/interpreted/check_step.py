@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 
 from speccompile.ops.commit import _on_cuda
 from speccompile.ops.triton import ngram
-from support import loop_bounds  # noqa: F401
+from support import triton_interpreter  # noqa: F401
 from support.step_cases import Match, Outcome, matches, outcomes
 
 generated = settings(deadline=None, max_examples=80, phases=[Phase.explicit, Phase.generate])

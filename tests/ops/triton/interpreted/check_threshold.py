@@ -13,7 +13,7 @@ from speccompile.ops.triton import threshold as module
 from speccompile.sampling.on_cuda import _on_cuda
 from speccompile.sampling.top_k import TopK
 from speccompile.sampling.top_p import TopP
-from support import loop_bounds  # noqa: F401
+from support import triton_interpreter  # noqa: F401
 from support.nuclei import DYADIC, TRANSFORMERS, Nucleus, borders
 
 generated = settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.generate])

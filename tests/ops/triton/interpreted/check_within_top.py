@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from speccompile.ops.triton import within_top as module
 from speccompile.ops.within_top import _on_cuda, reference
-from support import loop_bounds  # noqa: F401
+from support import triton_interpreter  # noqa: F401
 
 generated = settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
 

@@ -1,0 +1,42 @@
+"""Triton's interpreter as the tests need it. Imported for what it changes.
+
+- Triton 3.6 takes the bounds of a loop from arrays of one element, which numpy 2.4 makes no numbers of. Triton 3.7 does
+  what is done here.
+- A call of one jitted function by another replaces the functions of ``triton.language`` again, though the launch has
+  done so: two fifths of an interpreted kernel's time. Here a launch does it once for each module with such functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.runtime import interpreter
+
+_patch_tensor = interpreter._patch_lang_tensor
+_patch_lang = interpreter._patch_lang
+_launch = interpreter.GridExecutor.__call__
+
+# The modules that the present launch has called functions of, by their namespaces.
+_patched: set[int] = set()
+
+
+def _patch_and_squeeze(tensor: Any, scope: Any) -> None:
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+
+def _patch_once(function: Any) -> Any:
+    if id(function.__globals__) in _patched:
+        return interpreter._LangPatchScope()
+    _patched.add(id(function.__globals__))
+    return _patch_lang(function)
+
+
+def _launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+    _patched.clear()
+    _launch(self, *args, **kwargs)
+
+
+interpreter._patch_lang_tensor = _patch_and_squeeze
+interpreter._patch_lang = _patch_once
+interpreter.GridExecutor.__call__ = _launch_anew  # type: ignore[method-assign]
