@@ -41,8 +41,8 @@ def pytest_collection_finish() -> None:
     # What torch and transformers brought along stays; looking through it again and again takes a tenth of the time.
     gc.collect()
     gc.freeze()
-    # Traces make many objects that stay: by default they are looked through every 700, a twentieth of the time.
-    gc.set_threshold(5_000, 10, 10)
+    # Traces make many objects that stay: at every 5,000 it still takes a twentieth of the time to look through them.
+    gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

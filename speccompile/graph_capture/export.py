@@ -11,12 +11,13 @@ from torch import nn
 from torch.fx import config
 
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.torch_private import without_fake_cache
 from speccompile.utils.tracer_isolation import exported_alone
 
 
 def exported(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
     """``module`` traced in this interpreter, without autograd. Raises whatever export does."""
-    with one_build(), exported_alone(), torch.no_grad(), _without_stack_traces():
+    with one_build(), exported_alone(), torch.no_grad(), _without_stack_traces(), without_fake_cache():
         return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=False)
 
 

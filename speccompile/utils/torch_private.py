@@ -6,9 +6,10 @@ torch.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -16,6 +17,9 @@ import torch
 
 # Shape functions in Python: those in C++ fail for some composite ops when sizes are symbolic.
 from torch._dispatch.python import enable_python_dispatcher
+
+# Whether modes of fakes remember results.
+from torch._dynamo import config as dynamo_config
 
 # Held by torch.compile while it sets flags for the whole process. An export sets the same flags.
 from torch._dynamo.convert_frame import compile_lock
@@ -91,6 +95,7 @@ __all__ = [
     "pytree",
     "standalone_compile",
     "symbolic_trace",
+    "without_fake_cache",
 ]
 
 # A module has the same name, which type checkers take it for.
@@ -145,6 +150,18 @@ def compiled_function(artifact: CompiledArtifact) -> tuple[Callable[[list[torch.
             seen.add(id(value))
             found += _held(value)
     raise RuntimeError(f"torch {torch.__version__} keeps compiled code where this version does not look for it")
+
+
+@contextlib.contextmanager
+def without_fake_cache() -> Iterator[None]:
+    """Modes of fakes that are created here remember no results. An export's never serve another one, since sizes of
+    different exports are different symbols, and to store them takes a fifth of the export of a small model."""
+    before = dynamo_config.fake_tensor_cache_enabled
+    dynamo_config.fake_tensor_cache_enabled = False
+    try:
+        yield
+    finally:
+        dynamo_config.fake_tensor_cache_enabled = before
 
 
 def _held(value: Any) -> list[Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from speccompile import acceptance, wrap
+from speccompile import Speculator, acceptance, wrap
 from speccompile.errors import InvalidOption
 from support.errors import raises
 from support.rule_laws import chi_square
@@ -34,6 +37,13 @@ def make(model: LlamaForCausalLM, rule: Any, mode: str = "early_exit", **options
     return wrap(model, mode, acceptance=rule, **sizes | options)
 
 
+@pytest.fixture(scope="module")
+def spec_of(model: LlamaForCausalLM) -> Iterator[Callable[[str, str], Speculator]]:
+    """By rule and mode, each wrapped once."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda rule, mode: stack.enter_context(make(model, rule, mode)))
+
+
 #: With every mode that they take.
 LOSSLESS = [
     (name, mode)
@@ -44,29 +54,36 @@ LOSSLESS = [
 
 
 @pytest.mark.parametrize(("rule", "mode"), LOSSLESS)
-def test_greedy_requests_of_lossless_rules_have_the_greedy_text(model: LlamaForCausalLM, rule: str, mode: str) -> None:
-    with make(model, rule, mode) as spec:
-        assert rule in spec.explain()
-        assert spec.engine.submit(PROMPT, max_new_tokens=40).result().token_ids == greedy(model, 40)
-        # At temperature 0, beside one that draws, the same by the other executables.
-        drawn = spec.engine.submit(PROMPT, max_new_tokens=40, do_sample=True, seed=3)
-        assert spec.engine.submit(PROMPT, max_new_tokens=40).result().token_ids == greedy(model, 40)
-        again = spec.engine.submit(PROMPT, max_new_tokens=40, do_sample=True, seed=3)
-        if rule == "exact":
-            assert drawn.result().token_ids == again.result().token_ids
+def test_greedy_requests_of_lossless_rules_have_the_greedy_text(
+    model: LlamaForCausalLM, spec_of: Callable[[str, str], Speculator], rule: str, mode: str
+) -> None:
+    spec = spec_of(rule, mode)
+    assert rule in spec.explain()
+    expected = greedy(model, 40)
+    assert spec.engine.submit(PROMPT, max_new_tokens=40).result().token_ids == expected
+    # At temperature 0, beside one that draws, the same by the other executables.
+    drawn = spec.engine.submit(PROMPT, max_new_tokens=40, do_sample=True, seed=3)
+    assert spec.engine.submit(PROMPT, max_new_tokens=40).result().token_ids == expected
+    again = spec.engine.submit(PROMPT, max_new_tokens=40, do_sample=True, seed=3)
+    if rule == "exact":
+        assert drawn.result().token_ids == again.result().token_ids
 
 
 @pytest.mark.parametrize(("rule", "mode"), [pair for pair in LOSSLESS if pair[0] != "exact"])
-def test_texts_of_many_seeds_are_distributed_as_the_targets(model: LlamaForCausalLM, rule: str, mode: str) -> None:
+def test_texts_of_many_seeds_are_distributed_as_the_targets(
+    model: LlamaForCausalLM, spec_of: Callable[[str, str], Speculator], rule: str, mode: str
+) -> None:
     """The first two of three new tokens, each one of the likeliest; the second comes out of a step with drafts."""
     count = 600
     # Every token has occurred, so that n-grams always propose.
     prompt = [*range(16), 1, 2, 3]
     options: dict[str, Any] = {"do_sample": True, "top_k": 8, "temperature": 2.0, "max_new_tokens": 3}
-    with make(model, rule, mode) as spec:
-        requests = [spec.engine.submit(prompt, seed=seed * 7919, **options) for seed in range(count)]
-        spec.engine.run()
-        assert 0 < spec.stats.accepted_tokens < spec.stats.draft_tokens
+    spec = spec_of(rule, mode)
+    spec.engine.run()
+    spec.stats.reset()
+    requests = [spec.engine.submit(prompt, seed=seed * 7919, **options) for seed in range(count)]
+    spec.engine.run()
+    assert 0 < spec.stats.accepted_tokens < spec.stats.draft_tokens
     texts = [tuple(request.new_tokens[:2]) for request in requests]
     expected: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(2):

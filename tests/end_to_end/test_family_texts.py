@@ -53,8 +53,10 @@ def batches(seed: int) -> Iterator[list[list[int]]]:
 @pytest.mark.parametrize("name", ROUTES)
 def test_ragged_batches_with_random_swaps_have_the_text_of_transformers(name: str) -> None:
     tiers = (0, 1, 3) if name in DIFFERENT else TIERS
+    # Steps with a row that is not alive differ by what attends; else the third row waits for a slot.
+    sizes = SIZES if name in DIFFERENT or ROUTES[name] == "eager" else SIZES | {"max_batch": 2}
     model, dice = model_of(name), Dice(tiers)
-    with speccompile.wrap(model, "ngram", tiers=tiers, **SIZES, policy=dice) as spec:  # type: ignore[arg-type]
+    with speccompile.wrap(model, "ngram", tiers=tiers, **sizes, policy=dice) as spec:  # type: ignore[arg-type]
         assert spec.route == ROUTES[name]
         assert (spec.route_reason == "") == (spec.route == "attention")
         for prompts in batches(seed=1):

@@ -117,10 +117,13 @@ def plain_loop(prompt: tuple[int, ...], guide: Guide, new: int = NEW) -> list[in
     while len(text) < new and EOS not in text:
         with torch.no_grad():
             logits = model()(torch.tensor([[*prompt, *text]])).logits[0, -1]
-        allowed = [token for token in range(VOCAB) if token != EOS and guide.matches([*text, token], whole=False)]
-        allowed += [EOS] if guide.matches(text) else []
-        text.append(max(allowed, key=lambda token: float(logits[token])))
+        from_the_greatest = logits.argsort(descending=True).tolist()
+        text.append(next(token for token in from_the_greatest if is_allowed(token, text, guide)))
     return text
+
+
+def is_allowed(token: int, text: list[int], guide: Guide) -> bool:
+    return guide.matches(text) if token == EOS else guide.matches([*text, token], whole=False)
 
 
 @pytest.mark.parametrize("mode", MODES)

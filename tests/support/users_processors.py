@@ -17,7 +17,7 @@ VOCAB = 128
 MAX_LEN = 60
 #: One token, a period, and text.
 PROMPTS = ([9], [5, 17, 5, 17, 5, 17, 5], list(range(30, 52)))
-NEW = 30
+NEW = 20
 
 
 @cache

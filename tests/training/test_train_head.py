@@ -200,7 +200,7 @@ import torch
 from support.training_data import learnable, quick
 from speccompile.training import train_head
 torch.set_num_threads(1)
-train_head(learnable(), sys.argv[1], sys.argv[2], quick(epochs=4, eval_every=5), progress=False)
+train_head(learnable(), sys.argv[1], sys.argv[2], quick(epochs=2, eval_every=5), progress=False)
 """
 
 
@@ -218,7 +218,7 @@ def test_a_killed_process_continues_to_the_same_weights(model: LlamaForCausalLM,
         child.wait()
     assert not (folder / "model.safetensors").exists()
     for output in (folder, tmp_path / "whole"):
-        train_head(model, texts, output, quick(epochs=4, eval_every=5), progress=False)
+        train_head(model, texts, output, quick(epochs=2, eval_every=5), progress=False)
     assert same(folder, tmp_path / "whole")
 
 
