@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from speccompile.utils.build_lock import one_build
-from speccompile.utils.torch_private import FakeTensorMode, OpOverload
+from speccompile.utils.torch_private import FakeTensorMode, OpOverload, fast_detach, pytree
 
 # One for all graphs, so that what was traced for one serves the others; a mode is for one thread at a time.
 _MODE = FakeTensorMode()
@@ -75,6 +75,20 @@ def result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 @functools.lru_cache(maxsize=4096)
 def _result(call: _Call) -> Any:
     return call.op(*call.args, **call.kwargs)
+
+
+def new_result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """:func:`result_of` with fakes that no other call returns; for use in :func:`faking`."""
+    if _writes(op):
+        # The result is one of the arguments.
+        return op(*args, **kwargs)
+    result = _result(_Call(op, _input_key([*args, *kwargs.items()]), settings(), args, kwargs))
+    return pytree.tree_map_only(torch.Tensor, lambda item: fast_detach(_MODE, item), result)
+
+
+@functools.cache
+def _writes(op: OpOverload) -> bool:
+    return bool(op._schema.is_mutable)
 
 
 def _input_key(value: Any) -> Hashable:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from speccompile.graph.fakes import new_result_of
 from speccompile.utils.torch_private import (
     OpOverload,
     TorchDispatchMode,
@@ -69,7 +70,7 @@ class _Recorder(TorchDispatchMode):
                 return op.decompose(*args, **kwargs)
         name = str(op)
         arguments, keywords = self.nodes_of(args, name), self.nodes_of(kwargs, name)
-        result = op(*args, **kwargs)
+        result = new_result_of(op, args, kwargs)
         if op is torch.ops.aten.detach.default:
             # torch detaches what arange and the like return. Without gradients that is the tensor itself.
             self._track(result, arguments[0])

@@ -45,6 +45,9 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir as inductor_cache_
 # The types of ``torch.ops.namespace.name`` and of its overloads have no public name.
 from torch._ops import OpOverload, OpOverloadPacket
 
+# Another fake of the same sizes, without a call of the mode.
+from torch._subclasses.fake_impls import fast_detach
+
 # Tensors without values. torch.export creates a mode per export; here one mode serves all graphs of the process.
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -83,6 +86,7 @@ __all__ = [
     "dispatch_table",
     "enable_python_dispatcher",
     "end_pool",
+    "fast_detach",
     "get_cpp_compiler",
     "import_inductor",
     "inductor_cache_dir",
