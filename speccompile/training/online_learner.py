@@ -196,7 +196,7 @@ class _Background:
             if trained:
                 self._rest(time.monotonic() - started)
             else:
-                # A learner that was dropped wakes nobody.
+                # A learner that was dropped does not set the event.
                 self._wake.wait(1.0)
 
     def _rest(self, took: float) -> None:
