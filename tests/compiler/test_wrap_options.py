@@ -20,6 +20,7 @@ from speccompile.compiler.package import read_wrap_options
 from speccompile.errors import InvalidOption, InvalidTiers, UnknownOption, UnknownTier
 from speccompile.modes.ngram import NGram
 from speccompile.ops.cpu.packing import WeightForm
+from speccompile.training import OnlineTraining
 from speccompile.utils.not_given import NOT_GIVEN
 from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
@@ -64,7 +65,7 @@ def test_every_argument_of_wrap_becomes_its_option(model: LlamaForCausalLM, monk
         "mode": "suffix", "tiers": (0, 2), "max_batch": 3, "max_len": 40, "backend": "eager", "policy": "fixed:2",
         "acceptance": "rejection", "deterministic": False, "weights": "int8", "max_waiting": 5, "prefill_budget": 6,
         "prefix_reuse": False, "sampling": True, "logits_processor": len, "scores": True, "consume": True,
-        "save_hidden_states": "folder", "passes": (1,),
+        "save_hidden_states": "folder", "passes": (1,), "learn": OnlineTraining(),
     }  # fmt: skip
     assert given.keys() == set(WrapOptions.names())
     assert all(given[item.name] != item.default for item in fields(WrapOptions) if item.default is not MISSING)
