@@ -409,9 +409,10 @@ class Engine:
             RecordsNotWritten: they cannot be written.
         """
         self.turns.close()
-        # In a callback the current step may still end a request: then records are written when the interpreter ends.
         if self.learner is not None:
-            self.learner.close()
+            # In a callback its thread may wait for the current step.
+            self.learner.close(wait=not self.turns.in_turn)
+        # In a callback the current step may still end a request: then records are written when the interpreter ends.
         if self.saver is not None and not self.turns.forked and not self.turns.in_turn:
             self._dropped.detach()
             self.saver.writer.close()
@@ -420,6 +421,9 @@ class Engine:
         """In a forked child."""
         self.turns.after_fork()
         self._driver.after_fork()
+        if self.learner is not None:
+            # Its thread is the parent's.
+            self.learner = self._departures.keeper = None
         if self.saver is not None:
             # Its files are the parent's.
             self._dropped.detach()

@@ -74,8 +74,8 @@ class Learner(Protocol):
     def save(self, folder: str | Path) -> None:
         """Write the head that drafts now as a checkpoint."""
 
-    def close(self) -> None:
-        """Train no more."""
+    def close(self, *, wait: bool) -> None:
+        """Train no more. With ``wait`` none of its threads runs afterwards."""
 
 
 @runtime_checkable

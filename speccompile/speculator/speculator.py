@@ -228,8 +228,10 @@ class Speculator(ModelInterface):
 
         Raises:
             InvalidOption: it was wrapped without ``learn=``.
+            InsideStep: this is a callback of a step.
             TrainingDiverged: the loss is not finite. The head stays as it was.
         """
+        self.engine.turns.refuse_callback("learn()")
         return self.learner.learn(read_count("learn", "steps", steps))
 
     def save_head(self, folder: str | os.PathLike[str]) -> None:
@@ -237,8 +239,10 @@ class Speculator(ModelInterface):
 
         Raises:
             InvalidOption: it was wrapped without ``learn=``.
+            InsideStep: this is a callback of a step.
             OSError: the folder cannot be written.
         """
+        self.engine.turns.refuse_callback("save_head()")
         self.learner.save(Path(folder))
 
     def save_hidden_states(

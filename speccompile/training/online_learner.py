@@ -30,6 +30,8 @@ from speccompile.utils.low_priority import start_low_priority
 
 #: Of the gradient.
 MAX_NORM = 0.5
+#: Judgements that are remembered.
+HISTORY = 1024
 #: Seconds after which a thread that waits looks whether requests still run.
 LOOK_AGAIN = 0.05
 
@@ -55,7 +57,7 @@ class OnlineLearner:
     """See :class:`~speccompile.training.OnlineTraining`.
 
     Attributes:
-        history: what came of each judgement, oldest first.
+        history: what came of the last judgements, oldest first.
         error: what ended the training, if anything did. Requests go on with the head as it is.
     """
 
@@ -81,7 +83,7 @@ class OnlineLearner:
         # One thread trains at a time.
         self._lock = threading.Lock()
         self._wake, self._stop = threading.Event(), threading.Event()
-        self.history: list[Learnt] = []
+        self.history: deque[Learnt] = deque(maxlen=HISTORY)
         self.error: Exception | None = None
         self._thread: threading.Thread | None = None
         if options.share:
@@ -122,11 +124,10 @@ class OnlineLearner:
         with self._lock:
             save_eagle3(self._live, folder, target=type(self._pupil.target).__name__)
 
-    def close(self) -> None:
-        """Train no more. Waits for the step that is running."""
+    def close(self, *, wait: bool) -> None:
         self._stop.set()
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if wait and self._thread is not None:
             self._thread.join()
 
     def _step(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
-from speccompile.errors import InvalidOption, TrainingDiverged
+from speccompile.errors import InsideStep, InvalidOption, TrainingDiverged
 from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import SaveHiddenStates
 from speccompile.ops.cpu.packing import WeightForm, WeightPacks
@@ -148,6 +148,25 @@ def test_a_thread_learns_while_requests_run_and_ends_with_the_speculator(model: 
         assert serve(spec, model, prompts(10, 2)) > first
         assert learner.error is None
     assert not any(thread.name == "speccompile-learn" for thread in threading.enumerate())
+
+
+def test_a_callback_may_close_and_not_learn(model: LlamaForCausalLM) -> None:
+    learn = OnlineTraining(**LEARN | {"share": 1.0, "judge_every": 1})
+    spec = wrap(model, "eagle3_one_model", draft=random_head(model), learn=learn, **SIZES)
+    serve(spec, model, prompts(8, 1))
+    refused: list[BaseException] = []
+
+    def end(*_: Any) -> bool:
+        try:
+            spec.learn(1)
+        except InsideStep as error:
+            refused.append(error)
+        spec.close()
+        return True
+
+    # Whatever its thread waits for, the step ends.
+    spec.generate(torch.tensor(prompts(1, 1)), max_new_tokens=2, stopping_criteria=[end])
+    assert refused and spec.closed
 
 
 def test_a_dropped_speculator_ends_its_thread(model: LlamaForCausalLM) -> None:

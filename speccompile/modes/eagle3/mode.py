@@ -82,9 +82,11 @@ class Eagle3OneModel(RecurrentHead):
 
     @property
     def learns_from(self) -> tuple[int, ...] | None:
-        config = self.draft.config if isinstance(self.draft, Eagle3Head) else None
-        trained = config is not None and config.num_hidden_layers == 1 and EMBEDDING not in config.taps
-        return config.taps if config is not None and trained and not config.windows else None
+        if not isinstance(self.draft, Eagle3Head):
+            return None
+        config = self.draft.config
+        chain = config.num_hidden_layers == 1 and config.mask_token_id is None and not config.windows
+        return config.taps if chain and EMBEDDING not in config.taps else None
 
     def explain(self) -> str:
         if not isinstance(self.draft, Eagle3Head):
