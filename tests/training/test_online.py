@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -229,6 +230,12 @@ def test_refused(model: LlamaForCausalLM, mode: str, options: dict[str, Any], tm
         given["policy"] = "fixed:0"
     with raises(InvalidOption, name="learn"):
         wrap(model, mode, **given)
+
+
+def test_heads_that_are_no_chain_are_refused(model: LlamaForCausalLM) -> None:
+    head = Eagle3Head.random(model, taps=TAPS, draft_vocab_size=VOCAB, mask_token_id=5)
+    with raises(InvalidOption, name="learn", reason=re.compile("no head that can be trained")):
+        wrap(model, "eagle3_one_model", draft=head, learn=OnlineTraining(), **SIZES)
 
 
 def test_without_it_there_is_none(model: LlamaForCausalLM) -> None:
