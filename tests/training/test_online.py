@@ -63,12 +63,18 @@ def spec(mode: str, model: LlamaForCausalLM) -> Speculator:
     return wrap(model, mode, draft=random_head(model), learn=OnlineTraining(**LEARN), **SIZES)
 
 
-def test_it_drafts_better_and_nothing_else_changes(
-    spec: Speculator, mode: str, model: LlamaForCausalLM, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def trained(spec: Speculator, model: LlamaForCausalLM) -> tuple[float, Any, Any]:
+    """Acceptance length before, what came of the training, and the arena's fingerprint before."""
     first = serve(spec, model, prompts(30, 1))
     fingerprint = spec.arena.fingerprint()
-    learnt = spec.learn(60)
+    return first, spec.learn(60), fingerprint
+
+
+def test_it_drafts_better_and_nothing_else_changes(
+    spec: Speculator, trained: tuple[float, Any, Any], mode: str, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    first, learnt, fingerprint = trained
     assert learnt.steps == 60 and learnt.taken and learnt.after.length(K) > learnt.before.length(K) + 0.5
     later = serve(spec, model, prompts(10, 2))
     assert first < 1.5 and later > 2.0
@@ -79,6 +85,7 @@ def test_it_drafts_better_and_nothing_else_changes(
         assert serve(loaded, model, prompts(10, 2)) == pytest.approx(later, abs=0.1)
 
 
+@pytest.mark.usefixtures("trained")
 def test_kv_from_before_stays_in_use(spec: Speculator, model: LlamaForCausalLM) -> None:
     # In the middle of a text, and of a prompt that another request begins with.
     begun = spec.engine.submit(prompts(1, 3)[0], max_new_tokens=NEW)
@@ -101,6 +108,7 @@ def adopt(spec: Speculator) -> None:
     learner._pupil.adopt({name: value + 0.01 for name, value in head.named_parameters() if value.requires_grad})
 
 
+@pytest.mark.usefixtures("trained")
 def test_worse_weights_are_not_taken(spec: Speculator, model: LlamaForCausalLM) -> None:
     learner = spec.learner
     assert isinstance(learner, OnlineLearner)

@@ -9,23 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
-from speccompile.modes.network.draft_head import HeadCache
+from speccompile.modes.network.draft_head import HeadCache, RowAttention
 
 
-class BlockAttention(Protocol):
+class BlockAttention(RowAttention, Protocol):
     """How the layers of a head attend. Inference is :class:`BlockCache`."""
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-    ) -> torch.Tensor:
-        """Causal: a query attends to places up to its own. ``query`` ``[B, T, H, D]``, ``key`` and ``value`` ``[B, T,
-        G, D]`` of the block, positions already in them; returns ``[B, T, H, D]``."""
 
     def attend_both_ways(
         self,
@@ -36,7 +24,7 @@ class BlockAttention(Protocol):
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """The same where a query attends to all of the block, and to the context."""
+        """As ``attend``, where a query attends to all of the block, and to the context."""
 
 
 @dataclass

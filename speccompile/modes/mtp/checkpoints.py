@@ -23,6 +23,7 @@ from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.layouts import LAYOUTS, SHARED, KeyLayout, layout_of
 from speccompile.modes.mtp.variants import VARIANTS, MtpVariant
+from speccompile.modes.network.checkpoint_files import checkpoint_folder
 
 INDEX = "model.safetensors.index.json"
 #: The suffix of the scales of a weight in 8 bits (DeepSeek-V3), one for each block.
@@ -67,21 +68,13 @@ def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVar
 def _folder(name: str, target_layers: int) -> Path:
     if Path(name).is_dir():
         return Path(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=[INDEX, "config.json"]))
-        patterns = ["*.safetensors"]
-        if (folder / INDEX).exists():
-            where: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-            layout = layout_of(where, target_layers)
-            of_modules = {key for key in where if layout and layout.module_of(key, target_layers) is not None}
-            patterns = sorted({where[key] for key in of_modules})
-        return Path(snapshot_download(name, allow_patterns=[*patterns, "config.json"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = f"it is no folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
-        raise InvalidHead(source=name, reason=reason) from error
+    folder, patterns = checkpoint_folder(name, [INDEX, "config.json"]), ["*.safetensors"]
+    if (folder / INDEX).exists():
+        where: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+        layout = layout_of(where, target_layers)
+        of_modules = {key for key in where if layout and layout.module_of(key, target_layers) is not None}
+        patterns = sorted({where[key] for key in of_modules})
+    return checkpoint_folder(name, [*patterns, "config.json"])
 
 
 def _files(folder: Path, name: str) -> dict[str, Path]:

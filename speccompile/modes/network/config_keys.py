@@ -28,7 +28,7 @@ class ConfigKeys:
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Raises InvalidHead: it is no int of at least ``least``."""
+        """Raises InvalidHead: it is not an int of at least ``least``."""
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.invalid(key, value, "a size" if least else "a token")
