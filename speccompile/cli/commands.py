@@ -68,6 +68,9 @@ def demo(
     mode: Mode = DEFAULT_MODE,
     tiers: Tiers = TIERS,
     backend: Backend = WrapOptions.backend,
+    head: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Also an EAGLE-3 head: a folder.")
+    ] = None,
 ) -> None:
     """Compare speculative decoding at each tier with transformers' generate: speed, and that the text is the same."""
     with one_line_errors():
@@ -76,7 +79,7 @@ def demo(
         check_tokenizer(model)
     from speccompile.cli import demo
 
-    demo.run(model, options, prompts=prompts, new_tokens=new_tokens)
+    demo.run(model, options, head=head, prompts=prompts, new_tokens=new_tokens)
 
 
 @app.command("generate")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from speccompile.cli.measure import (
     TRANSFORMERS,
     Run,
     Summary,
-    Variant,
     differences,
     measure,
     tier_name,
@@ -32,23 +32,33 @@ from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
 
+#: The mode of a head, and the draft length that it is shown at: later drafts of a small head are seldom accepted.
+HEAD_MODE, HEAD_DRAFT_LEN = "eagle3_one_model", 3
 
-def run(model: str, options: WrapOptions, *, prompts: Path | None, new_tokens: int) -> None:
+
+def run(model: str, options: WrapOptions, *, head: Path | None, prompts: Path | None, new_tokens: int) -> None:
     """See ``speccompile demo --help``; ``prompts`` None is the built-in ones."""
-    with session():
+    with session(), ExitStack() as wrapped:
         modes.create(options.mode, {})
         chosen = read_prompts(prompts) if prompts else list(BUILT_IN)
         target, tokenizer = load(model)
         ids = [encode(tokenizer, prompt.text, prompt.chat).to(target.device) for prompt in chosen]
         options = replace(options, max_len=max_len_for(ids, new_tokens))
-        with wrap(target, **options.arguments()) as spec:
-            parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spec.build_seconds.items())
-            typer.echo(f"built in {sum(spec.build_seconds.values()):.1f} s ({parts})\n")
-            typer.echo(f"> {chosen[0].text}\n")
-            streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-            spec.generate(ids[0], torch.ones_like(ids[0]), max_new_tokens=new_tokens, streamer=streamer)
-            runs = _measure(spec, transformers_variant(target), ids, new_tokens)
+        spec = wrapped.enter_context(wrap(target, **options.arguments()))
+        variants = [transformers_variant(target), *(tier_variant(spec, draft_len) for draft_len in spec.tiers)]
+        _show_build(spec)
+        if head is not None:
+            own = replace(options, mode=HEAD_MODE, tiers=(0, HEAD_DRAFT_LEN)).arguments()
+            drafting = wrapped.enter_context(wrap(target, draft=str(head), **own))
+            _show_build(drafting)
+            variants.append(tier_variant(drafting, HEAD_DRAFT_LEN, f"EAGLE-3 head K={HEAD_DRAFT_LEN}"))
+        typer.echo(f"> {chosen[0].text}\n")
+        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        spec.generate(ids[0], torch.ones_like(ids[0]), max_new_tokens=new_tokens, streamer=streamer)
+        with count_runs("Measuring, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
+            runs = measure(variants, ids, new_tokens, after_run)
         _show_table(runs, chosen)
+        _show_categories(runs, chosen)
         largest = tier_name(max(options.draft_lens))
         typer.echo(f"acceptance length {Summary(runs[largest]).acceptance_length:.2f} with {largest}")
         found = [
@@ -63,13 +73,9 @@ def run(model: str, options: WrapOptions, *, prompts: Path | None, new_tokens: i
             raise typer.Exit(1)
 
 
-def _measure(
-    spec: Speculator, reference: Variant, prompts: Sequence[torch.Tensor], new_tokens: int
-) -> dict[str, list[Run]]:
-    variants = [reference, *(tier_variant(spec, draft_len) for draft_len in spec.tiers)]
-    total = len(variants) * (len(prompts) + 1)
-    with count_runs("Measuring, prompt by prompt", total) as after_run:
-        return measure(variants, prompts, new_tokens, after_run)
+def _show_build(spec: Speculator) -> None:
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spec.build_seconds.items())
+    typer.echo(f"built in {sum(spec.build_seconds.values()):.1f} s ({parts})\n")
 
 
 def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
@@ -98,6 +104,23 @@ def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
         )
     Console().print(table)
     typer.echo("kernels: K=0 / transformers; speculation: K / K=0; both: K / transformers")
+
+
+def _show_categories(runs: Mapping[str, Sequence[Run]], prompts: Sequence[Prompt]) -> None:
+    """What drafts are worth depends on what the text is."""
+    categories = list(dict.fromkeys(prompt.category for prompt in prompts))
+    if len(categories) < 2:
+        return
+    table = Table(title="acceptance length", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for category in categories:
+        table.add_column(category, justify="right")
+    for name, own in runs.items():
+        if name not in (TRANSFORMERS, tier_name(0)):
+            pairs = list(zip(own, prompts, strict=True))
+            summaries = [Summary([run for run, prompt in pairs if prompt.category == c]) for c in categories]
+            table.add_row(name, *[f"{summary.acceptance_length:.2f}" for summary in summaries])
+    Console().print(table)
 
 
 def _ratio(summary: Summary, base: Summary) -> str:

@@ -116,8 +116,8 @@ def transformers_variant(model: PreTrainedModel, name: str = TRANSFORMERS, **set
     return Variant(name, generate)
 
 
-def tier_variant(spec: Speculator, draft_len: int) -> Variant:
-    """``spec`` at one tier; a ready drafter may still have a smaller one serve a step.
+def tier_variant(spec: Speculator, draft_len: int, name: str | None = None) -> Variant:
+    """``spec`` at one tier, by its name; a ready drafter may still have a smaller one serve a step.
 
     It has to read every prompt: what another variant has just read must not be lying there.
     """
@@ -131,7 +131,7 @@ def tier_variant(spec: Speculator, draft_len: int) -> Variant:
         clock.passes, clock.emitted = request.row_steps, request.emitted_tokens
         return result
 
-    return Variant(tier_name(draft_len), generate)
+    return Variant(name or tier_name(draft_len), generate)
 
 
 def tier_name(draft_len: int) -> str:

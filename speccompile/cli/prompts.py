@@ -85,5 +85,9 @@ BUILT_IN = (
     Prompt("repeat", "quoting", f"Repeat this text word for word:\n\n{_STORY}"),
     Prompt("extract", "quoting", f"Extract all names and places from this text:\n\n{_JOURNEY}"),
     Prompt("correct", "quoting", f"{_CORRECT}:\n\n{_MUSEUM}"),
-    Prompt("write", "writing", "Write the opening of a story about a clockmaker who finds a letter in an old watch."),
+    Prompt("write", "other", "Write the opening of a story about a clockmaker who finds a letter in an old watch."),
+    Prompt("explain", "other", "Why does the moon have phases, and how long does one cycle take?"),
+    Prompt(
+        "code", "other", "Write a Python function that returns the prime numbers below n, and explain how it works."
+    ),
 )

@@ -21,6 +21,7 @@ from speccompile.cli.progress import show_tasks
 from speccompile.cli.prompts import BUILT_IN
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, SpecCompileError
+from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.utils.progress import listener, task
 
 pytestmark = pytest.mark.usefixtures("all_prompt_widths")
@@ -192,6 +193,22 @@ def test_demo_ends_with_the_verdict(tmp_path: Path) -> None:
     # K=0 has no drafts, so that all of its ratio is the kernels'; that of a tier is a product.
     assert plain == [f"{kernels:.2f}"] * 2
     assert kernels * speculation == pytest.approx(both, rel=0.05)
+
+
+def test_demo_of_a_head(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    prompts = [{"prompt": "abcabcabc"}, {"turns": ["hi"], "category": "qa"}]
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    model = tiny_model()
+    layers = len(model.model.layers)
+    save_eagle3(Eagle3Head.random(model, taps=(0, layers // 2, layers - 1)), tmp_path / "head")
+    files = ["--prompts", str(path), "--head", str(tmp_path / "head")]
+    result = call("demo", "--model", "tiny", *QUICK, "--new-tokens", "6", *files)
+    assert result.exit_code == 0, result.output
+    rows = [line for line in result.stdout.splitlines() if line.startswith("EAGLE-3 head K=3")]
+    # Of all prompts, and by category.
+    assert "2 of 2" in rows[0] and len(rows) == 2
+    assert result.stdout.splitlines()[-1] == "same tokens as transformers generate: yes"
 
 
 def test_the_demos_ratios_are_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:

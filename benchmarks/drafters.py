@@ -1,0 +1,229 @@
+"""Which drafter pays on which texts? Modes side by side over the same prompts, by category.
+
+``python -m benchmarks.drafters --prompts FILE --head FOLDER``; see README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.adaptive import Continued
+from benchmarks.machine import describe
+from benchmarks.serving import fitting_prompts
+from speccompile import Speculator, wrap
+from speccompile.cli.measure import NEAR_TIE, Clock, Run, Summary, Variant, measure
+from speccompile.cli.models import load
+from speccompile.cli.progress import count_runs
+from speccompile.cli.session import parse_options, session
+from speccompile.policies import Cost, Fixed
+from speccompile.policies.base import AnyPolicy
+from speccompile.runtime.check import first_difference
+
+PIPED_WIDTH = 160
+NONE, LOOKUP, HEAD, BOTH = "none", "ngram", "head", "suffix+head"
+#: What the head's and the composition's speeds are divided by.
+BASES = (NONE, LOOKUP)
+#: Categories of Spec-Bench whose answers quote what the prompt has.
+QUOTING = ("translation", "summarization", "rag", "extraction")
+#: Tokens whose generation warms a way up.
+WARM_UP_TOKENS = 8
+
+
+@dataclass
+class Way:
+    """A wrapped model under a policy; ``steps`` counts its steps by draft length."""
+
+    name: str
+    spec: Speculator
+    policy: AnyPolicy
+    steps: Counter[int]
+
+    def variant(self, temperature: float) -> Variant:
+        """Decodes with it. At a temperature, the seed depends on the prompt alone."""
+
+        def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+            self.spec.engine.policy = self.policy
+            self.spec.stats.reset()
+            options: dict[str, Any] = {"do_sample": False}
+            if temperature:
+                options = {"do_sample": True, "temperature": temperature, "top_k": 0, "seed": int(ids.sum())}
+            result = self.spec.generate(
+                ids, torch.ones_like(ids), max_new_tokens=new_tokens, streamer=clock, num_return_sequences=1, **options
+            )
+            request = self.spec.stats.requests[0]
+            clock.passes, clock.emitted = request.row_steps, request.emitted_tokens
+            self.steps.update(self.spec.stats.tier_steps)
+            return result
+
+        return Variant(self.name, generate)
+
+
+def ways(plain: Speculator, lookup: Speculator, head: Speculator, both: Speculator, draft_len: int) -> list[Way]:
+    fixed = Fixed(draft_len)
+    found = [
+        Way(NONE, plain, Fixed(0), Counter()),
+        Way(LOOKUP, lookup, fixed, Counter()),
+        Way(HEAD, head, fixed, Counter()),
+        Way(BOTH, both, fixed, Counter()),
+    ]
+    costs = [(LOOKUP, lookup), (HEAD, head), (BOTH, both)]
+    return found + [Way(f"{name}, cost", spec, Continued(Cost()), Counter()) for name, spec in costs]
+
+
+def warm_up(way: Way, ids: torch.Tensor) -> None:
+    """Its tiers are timed, and each has run; its policy has learned nothing from that."""
+    generate = way.variant(0.0).generate
+    policy = way.policy
+    for draft_len in way.spec.engine.draft_lens:
+        way.policy = Fixed(draft_len)
+        generate(ids, WARM_UP_TOKENS, Clock())
+    way.policy = way.spec.engine.policy = policy
+    way.spec.engine.policies.prepare()
+    way.steps.clear()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts whose figures are summed: a category, or several."""
+
+    name: str
+    indices: tuple[int, ...]
+
+    def summary(self, runs: Sequence[Run]) -> Summary:
+        return Summary([runs[index] for index in self.indices])
+
+
+def groups(categories: Sequence[str]) -> list[Group]:
+    """Each category, those that do not quote, and all."""
+    found = [
+        Group(category, tuple(index for index, other in enumerate(categories) if other == category))
+        for category in dict.fromkeys(categories)
+    ]
+    ordinary = tuple(index for index, category in enumerate(categories) if category not in QUOTING)
+    if 0 < len(ordinary) < len(categories):
+        found.append(Group("those that do not quote", ordinary))
+    return [*found, Group("all", tuple(range(len(categories))))]
+
+
+def report(ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence[str]) -> dict[str, Any]:
+    rows = []
+    for group in groups(categories):
+        summaries = {name: group.summary(own) for name, own in runs.items()}
+        speeds = {name: summary.decode_tokens_per_second for name, summary in summaries.items()}
+        rows.append(
+            {
+                "category": group.name,
+                "prompts": len(group.indices),
+                "acceptance_length": {name: summary.acceptance_length for name, summary in summaries.items()},
+                "decode_tokens_per_second": speeds,
+                "ratios": {base: {name: speeds[name] / speeds[base] for name in speeds} for base in BASES},
+            }
+        )
+    steps = {way.name: {str(k): n / way.steps.total() for k, n in sorted(way.steps.items())} for way in ways}
+    return {"categories": rows, "steps_by_tier": steps}
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    names = list(report["steps_by_tier"])
+    lengths = _table("acceptance length", ["prompts", *names[1:]])
+    speeds = _table("tokens/s after the first token", names)
+    for row in report["categories"]:
+        category = row["category"]
+        lengths.add_row(category, str(row["prompts"]), *[f"{row['acceptance_length'][name]:.2f}" for name in names[1:]])
+        speeds.add_row(category, *[f"{row['decode_tokens_per_second'][name]:.1f}" for name in names])
+    found = [lengths, speeds]
+    for base in BASES:
+        others = [name for name in names if name != base]
+        table = _table(f"speed over {base}", others)
+        for row in report["categories"]:
+            table.add_row(row["category"], *[f"{row['ratios'][base][name]:.2f}x" for name in others])
+        found.append(table)
+    return found
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def main(
+    head: Annotated[Path, typer.Option(help="An EAGLE-3 head: a folder.")],
+    model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
+    prompts: Annotated[Path | None, typer.Option(help="Spec-Bench's or HumanEval's JSON lines, also .gz.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="So many prompts, spread over the categories.")] = None,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 96,
+    draft_len: Annotated[int, typer.Option(min=1, help="K.")] = 3,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    option: Annotated[list[str] | None, typer.Option(help="An option of all, name=value; may repeat.")] = None,
+    backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
+    max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+) -> None:
+    """Compare no drafter, lookup, a head, and lookup with a head elsewhere; K drafts, and under ``cost``."""
+    with session(), ExitStack() as opened:
+        target, tokenizer = load(model)
+        fitting = fitting_prompts(tokenizer, prompts, count, max_len - new_tokens)
+        ids = [torch.tensor([own], device=target.device) for _, own in fitting]
+        shared: dict[str, Any] = {"max_len": max_len, "backend": backend, "prefix_reuse": False}
+        shared |= parse_options(option or [])
+        tiers = (0, draft_len)
+        made = [
+            opened.enter_context(wrap(target, mode, **own, **shared))
+            for mode, own in (
+                ("none", {}),
+                ("ngram", {"tiers": tiers}),
+                ("eagle3_one_model", {"tiers": tiers, "draft": str(head)}),
+                (["suffix", "eagle3_one_model"], {"tiers": tiers, "draft": str(head)}),
+            )
+        ]
+        contenders = ways(*made, draft_len)
+        for way in contenders:
+            warm_up(way, ids[0])
+        variants = [way.variant(temperature) for way in contenders]
+        with count_runs("Decoding, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
+            runs = measure(variants, ids, new_tokens, after_run)
+        result = report(contenders, runs, [prompt.category for prompt, _ in fitting])
+        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+        for table in tables(result):
+            console.print(table)
+        different = _different(target, ids, runs)
+        for line in different:
+            console.print(line)
+        console.print(f"the same texts as without drafts: {'no' if different else 'yes'}")
+        if json_file is not None:
+            settings = {"model": model, "head": str(head), "prompts": str(prompts or "built in"), "count": len(ids)}
+            settings |= {"new_tokens": new_tokens, "draft_len": draft_len, "temperature": temperature}
+            settings |= {"options": option or [], "max_len": max_len}
+            whole = {"machine": describe(), "settings": settings, "different_texts": different, **result}
+            json_file.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def _different(target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
+    """Where a text differs from the one without drafts, and by how much the logits that decide it do."""
+    found = []
+    for name, own in runs.items():
+        for index, (prompt, expected, got) in enumerate(zip(ids, runs[NONE], own, strict=True)):
+            difference = first_difference(target, index, prompt[0].tolist(), expected.tokens, got.tokens)
+            if difference is not None:
+                near = " (a near-tie of floating point)" if difference.logit_change < NEAR_TIE else ""
+                found.append(f"{name}, {difference}{near}")
+    return found
+
+
+if __name__ == "__main__":
+    typer.run(main)

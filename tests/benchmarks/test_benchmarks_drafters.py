@@ -1,0 +1,50 @@
+"""The benchmark of drafters by category, on a model that takes no time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import drafters
+from benchmarks.heads import random_head
+from speccompile.cli.models import tiny_model
+from speccompile.heads import save_eagle3
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    save_eagle3(random_head(tiny_model(), None), folder)
+    return folder
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_all_ways_have_the_same_texts(
+    head: Path, temperature: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.json"
+    sizes = {"count": 3, "new_tokens": 12, "draft_len": 2, "max_len": 256}
+    drafters.main(head=head, model="tiny", temperature=temperature, backend="eager", json_file=file, **sizes)
+    shown = capsys.readouterr().out
+    assert "the same texts as without drafts: yes" in shown and "speed over ngram" in shown
+    written = json.loads(file.read_text())
+    rows = {row["category"]: row for row in written["categories"]}
+    assert rows["all"]["prompts"] == 3 and rows["all"]["ratios"]["ngram"]["ngram"] == 1
+    assert rows["all"]["acceptance_length"]["none"] == 1
+    steps = written["steps_by_tier"]
+    assert set(steps["none"]) == {"0"} and steps["head"]["2"] > 0.5
+    assert list(steps) == ["none", "ngram", "head", "suffix+head", "ngram, cost", "head, cost", "suffix+head, cost"]
+
+
+def test_categories_that_do_not_quote_are_summed() -> None:
+    found = drafters.groups(["qa", "rag", "qa", "math"])
+    assert [(group.name, group.indices) for group in found] == [
+        ("qa", (0, 2)),
+        ("rag", (1,)),
+        ("math", (3,)),
+        ("those that do not quote", (0, 2, 3)),
+        ("all", (0, 1, 2, 3)),
+    ]
+    assert [group.name for group in drafters.groups(["qa"])] == ["qa", "all"]
