@@ -10,7 +10,8 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,6 +115,12 @@ class OnlineLearner:
             if self._steps % self._options.judge_every == 0:
                 self._judge(self._options.judge_every)
             return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No training and no new weights within the context; it waits for a training step that runs."""
+        with self._lock:
+            yield
 
     def save(self, folder: str | Path) -> None:
         """Write the head that drafts now, as ``train-head`` does.

@@ -159,6 +159,21 @@ def test_a_thread_learns_while_requests_run_and_ends_with_the_speculator(model: 
     assert not any(thread.name == "speccompile-learn" for thread in threading.enumerate())
 
 
+def test_nothing_is_learnt_while_paused(model: LlamaForCausalLM) -> None:
+    learn = OnlineTraining(**LEARN | {"share": 1.0, "judge_every": 1})
+    with wrap(model, "eagle3_one_model", draft=random_head(model), learn=learn, **SIZES) as spec:
+        learner = spec.learner
+        assert isinstance(learner, OnlineLearner)
+        with learner.paused():
+            serve(spec, model, prompts(8, 1))
+            time.sleep(0.2)
+            assert not learner.history
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not learner.history:
+            time.sleep(0.05)
+        assert learner.history
+
+
 def test_a_callback_may_close_and_not_learn(model: LlamaForCausalLM) -> None:
     learn = OnlineTraining(**LEARN | {"share": 1.0, "judge_every": 1})
     spec = wrap(model, "eagle3_one_model", draft=random_head(model), learn=learn, **SIZES)
