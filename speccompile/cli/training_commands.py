@@ -145,7 +145,7 @@ def train_head(
     decay: Annotated[float, option_of(TrainOptions, "decay")] = TrainOptions.decay,
     draft_vocab: Annotated[int | None, option_of(TrainOptions, "draft_vocab")] = TrainOptions.draft_vocab,
     layers: Annotated[str | None, option_of(TrainOptions, "layers", more="Such as 1,14,26.")] = None,
-    start: Annotated[str, option_of(TrainOptions, "start", more="target or random.")] = TrainOptions.start,
+    start: Annotated[str, option_of(TrainOptions, "start")] = TrainOptions.start,
     learn_from: Annotated[str, option_of(TrainOptions, "learn_from", more="answers or all.")] = TrainOptions.learn_from,
     held_out: Annotated[float, option_of(TrainOptions, "held_out")] = TrainOptions.held_out,
     eval_every: Annotated[int, option_of(TrainOptions, "eval_every")] = TrainOptions.eval_every,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +13,15 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.graph_capture.model_info import decoder_layers
-from speccompile.heads import Eagle3Config, Eagle3Head, default_taps, save_eagle3
+from speccompile.heads import Eagle3Config, Eagle3Head, default_taps, load_eagle3, save_eagle3
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.draft_vocab import default_size, most_frequent
 from speccompile.training.kinds import HeadKind
 from speccompile.training.teacher import Teacher
 from speccompile.training.unrolled import UnrolledTraining
+
+#: Initial weights that are not those of a head.
+NEW = ("target", "random")
 
 
 class Training(HeadKind):
@@ -25,6 +29,8 @@ class Training(HeadKind):
 
     @property
     def taps(self) -> tuple[int, ...]:
+        if self._given is not None:
+            return self._given.config.taps
         count, given = len(decoder_layers(self.target)[1]), self.options.layers
         taps = default_taps(count) if given is None else tuple(given)
         if taps[-1] >= count:
@@ -32,7 +38,29 @@ class Training(HeadKind):
             raise InvalidOption(where="train_head", name="layers", value=list(taps), reason=reason)
         return taps
 
+    @cached_property
+    def _given(self) -> Eagle3Head | None:
+        """The head that the training begins with, in float32; None for a new one."""
+        options = self.options
+        if options.start in NEW:
+            return None
+        for name in ("draft_vocab", "layers"):
+            if (value := getattr(options, name)) is not None:
+                reason = f"the head {options.start} has its own; leave it out"
+                raise InvalidOption(where="train_head", name=name, value=value, reason=reason)
+        head = load_eagle3(options.start, self.target).float()
+        if not head.config.trainable:
+            reason = "only heads of one layer without a sliding window, which draft in a chain, are trained"
+            raise InvalidHead(source=options.start, reason=reason)
+        if not head.config.taps:
+            head = head.with_taps(default_taps(len(decoder_layers(self.target)[1])))
+        for name, parameter in head.named_parameters():
+            parameter.requires_grad_(not name.startswith("embed_tokens."))
+        return head
+
     def build(self, counts: torch.Tensor, always: Collection[int]) -> Eagle3Head:
+        if self._given is not None:
+            return self._given
         vocab = len(counts)
         size = self.options.draft_vocab or default_size(vocab)
         if size > vocab:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from speccompile.errors import InvalidOption
@@ -32,6 +33,14 @@ def _layers(where: str, name: str, value: Any) -> tuple[int, ...] | None:
 def _minutes(where: str, name: str, value: Any) -> float | None:
     """Raises InvalidOption."""
     return None if python_numbers(value) is None else Number(0)(where, name, value)
+
+
+def _start(where: str, name: str, value: Any) -> str:
+    """Raises InvalidOption."""
+    if not isinstance(value, str | Path) or not str(value):
+        reason = "give target, random, or a head: a folder or a hub id"
+        raise InvalidOption(where=where, name=name, value=value, reason=reason)
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,9 @@ class TrainOptions(Options):
     start: str = field(
         default="target",
         metadata=option(
-            "Initial weights: what the target's last layer has of the same shape, or random ones.",
-            OneOf(("target", "random")),
+            "Initial weights: what the target's last layer has of the same shape (`target`), `random` ones, or those "
+            "of a head (a folder or a hub id), whose sizes, layers and draft vocabulary stay.",
+            _start,
         ),
     )
     learn_from: str = field(

@@ -30,6 +30,7 @@ from speccompile.errors import (
     TrainingNotSaved,
     UnsupportedModel,
 )
+from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.training import TrainedHead, train_head
 from speccompile.training.unrolled import UnrolledTraining
 from support.errors import raises
@@ -121,6 +122,18 @@ def test_variants_learn_as_well(model: LlamaForCausalLM, texts: Path, tmp_path: 
     found = train_head(model, texts, tmp_path, quick(epochs=4, draft_vocab=24, **changes), progress=False)
     assert found.acceptance.length(1) > 1.5 and weights(tmp_path)["d2t"].shape == (24,)
     assert (tmp_path / "states").exists() == changes.get("states", True)
+
+
+def test_a_head_is_trained_further(model: LlamaForCausalLM, texts: Path, trained: TrainedHead, tmp_path: Path) -> None:
+    further = quick(start=str(trained.folder), layers=None, epochs=1, learning_rate=1e-5)
+    found = train_head(model, texts, tmp_path, further, progress=False)
+    assert found.acceptance.length(3) > trained.acceptance.length(3) - 0.1
+    with raises(InvalidOption, name="draft_vocab"):
+        train_head(model, texts, tmp_path / "a", quick(start=str(trained.folder), layers=None, draft_vocab=8))
+    # It reads what the first layer reads, which the hidden states of texts do not have.
+    save_eagle3(Eagle3Head.random(model, taps=(-1, 0, 1), draft_vocab_size=VOCAB), tmp_path / "other")
+    with raises(InvalidHead, source=str(tmp_path / "other")):
+        train_head(model, texts, tmp_path / "b", quick(start=str(tmp_path / "other"), layers=None))
 
 
 def test_hidden_states_that_were_saved_are_trained_on(model: LlamaForCausalLM, tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ class Eagle3Config:
         """How many hidden states it reads."""
         return len(self.taps) or 3
 
+    @property
+    def trainable(self) -> bool:
+        """Whether :mod:`speccompile.training` trains such a head: one layer without a sliding window, which drafts in a
+        chain from the outputs of decoder layers."""
+        chain = self.num_hidden_layers == 1 and self.mask_token_id is None
+        return chain and not any(self.windows) and EMBEDDING not in self.taps
+
     def window(self, layer: int) -> int | None:
         """Of that layer."""
         return self.windows[layer] if self.windows else None

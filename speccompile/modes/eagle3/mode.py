@@ -84,9 +84,7 @@ class Eagle3OneModel(RecurrentHead):
     def learns_from(self) -> tuple[int, ...] | None:
         if not isinstance(self.draft, Eagle3Head):
             return None
-        config = self.draft.config
-        chain = config.num_hidden_layers == 1 and config.mask_token_id is None and not config.windows
-        return config.taps if chain and EMBEDDING not in config.taps else None
+        return self.draft.config.taps if self.draft.config.trainable else None
 
     def explain(self) -> str:
         if not isinstance(self.draft, Eagle3Head):
