@@ -25,12 +25,16 @@ from speccompile.modes.auto import first_that_works
 
 @dataclass(frozen=True)
 class View:
-    """What there is to look at. ``tiers`` are by draft length and row count, and so are the ``drafters`` that a split
-    mode runs before them; ``backend`` is None where nothing was lowered, and then there is no ``code`` of compiled
-    bodies either."""
+    """What there is to look at.
+
+    Args:
+        tiers: by draft length and row count.
+        drafters: likewise, what a split mode runs before each tier, by the number of drafts after it.
+        backend: None where nothing was lowered. Then there is no ``code`` of compiled bodies either.
+    """
 
     tiers: Mapping[tuple[int, int], Stages]
-    drafters: Mapping[tuple[int, int], Stages]
+    drafters: Mapping[tuple[int, int], Mapping[int, Stages]]
     prefill: Mapping[int, Stages]
     layout: Layout
     drafter_state: frozenset[str]
@@ -65,10 +69,14 @@ def _built(model: PreTrainedModel, options: WrapOptions) -> View:
     kind = _kind(options)
     with wrap(model, **options.arguments()) as spec:
         tiers_of_kind = {name[:2]: built for name, built in spec.engine.tiers.items() if name[2] == kind}
-        drafters = {name: built.drafter.stages for name, built in tiers_of_kind.items() if built.drafter is not None}
+        drafters = {
+            name: {segment.draft_len: segment.stages for segment in built.segments}
+            for name, built in tiers_of_kind.items()
+        }
         code = spec.backend.compiled_code(spec.stages["outline"].graph)
-        for drafter in drafters.values():
-            code |= spec.backend.compiled_code(drafter.last.graph)
+        for segments in drafters.values():
+            for drafter in segments.values():
+                code |= spec.backend.compiled_code(drafter.last.graph)
         return View(
             {name: built.stages for name, built in tiers_of_kind.items()},
             drafters,
@@ -90,7 +98,15 @@ def _captured(model: PreTrainedModel, options: WrapOptions) -> View:
     drafter = frozenset(item.name for item in plan.config.mode.state())
     steps = {name[:2]: its for name, its in stages.tiers.items() if name[2] == kind}
     tiers_of_kind = {name: its.stages for name, its in steps.items()}
-    drafters = {name: its.drafter.stages for name, its in steps.items() if its.drafter is not None}
+    own = {name: its.drafter.stages for name, its in sorted(steps.items()) if its.drafter is not None}
+    drafters = {
+        (draft_len, rows): {
+            drafted: segment
+            for (drafted, other), segment in own.items()
+            if other == rows and (drafted == draft_len or (config.drafts_in_segments and drafted < draft_len))
+        }
+        for draft_len, rows in steps
+    }
     prefill_of_kind = {name[0]: its.stages for name, its in stages.prefill.items() if name[1] == kind}
     return View(tiers_of_kind, drafters, prefill_of_kind, stages.arena.layout, drafter, None)
 
@@ -98,13 +114,13 @@ def _captured(model: PreTrainedModel, options: WrapOptions) -> View:
 def _show(view: View, draft_len: int, rows: int) -> None:
     stages = view.tiers[draft_len, rows]
     graph = stages.last.graph
-    drafter = view.drafters.get((draft_len, rows))
-    calls = kernels_called(graph, graph.device.type, view.code, None if drafter is None else drafter.last.graph)
+    drafters = view.drafters[draft_len, rows]
+    calls = kernels_called(graph, graph.device.type, view.code, [drafter.last.graph for drafter in drafters.values()])
     console = Console()
     if view.explanation:
         console.print(view.explanation, markup=False, highlight=False, soft_wrap=True)
     tables = (
-        *([] if drafter is None else [stages_table(drafter, f"Stages of the drafter of tier K={draft_len}")]),
+        *(stages_table(drafter, f"Stages of the drafter of tier K={drafted}") for drafted, drafter in drafters.items()),
         stages_table(stages, f"Stages of tier K={draft_len}"),
         kernels_table(calls, f"Kernels of tier K={draft_len}", view.backend),
         tiers_table(view.tiers, view.prefill, view.backend),

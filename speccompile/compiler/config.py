@@ -96,6 +96,15 @@ class BuildConfig:
         return self.mode.split and self.mode.draft_probs and self.rule.uses_draft_probs
 
     @property
+    def drafts_in_segments(self) -> bool:
+        """The drafter of a tier continues that of the next smaller one."""
+        return self.mode.drafts_in_segments and len(self.tiers) > len({0} & set(self.tiers)) + 1
+
+    def drafted_before(self, draft_len: int) -> int:
+        """The drafts that are stored when the drafter of the tier ``draft_len`` begins."""
+        return max((k for k in self.tiers if k < draft_len), default=0)
+
+    @property
     def truncates_drafts(self) -> bool:
         """Whether drafts that a guide forbids are removed after a step: proposals are state of the next step."""
         return "proposed" in self.mode.goals and self.max_draft_len > 0 and not self.rule.fills_drafts

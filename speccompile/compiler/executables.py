@@ -27,7 +27,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.backends import load
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.pooled import runs_on_ours
-from speccompile.lowering.tier import Executables, Tier, bind
+from speccompile.lowering.tier import Executables, Tier, bind, in_segments
 from speccompile.passes.pipeline import Pipeline
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.progress import listener, listening, task
@@ -96,7 +96,7 @@ class ExecutableMaker:
         steps = [*tiers.values(), *prefill.values()]
         widest = max((step.width for step in tiers.values()), default=0)
         self._steps.store([*steps, *(step.drafter for step in steps if step.drafter is not None)])
-        return self._captured(
+        executables = self._captured(
             Executables(
                 {
                     (draft_len, rows, kind): self._bound(
@@ -114,6 +114,9 @@ class ExecutableMaker:
                 },
             )
         )
+        if self._config.drafts_in_segments:
+            executables = replace(executables, tiers=in_segments(executables.tiers))
+        return executables
 
     @one_build()
     def mixed(self, kind: Kind) -> Mapping[TierName, Tier]:

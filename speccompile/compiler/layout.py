@@ -21,6 +21,7 @@ from speccompile.graph.state import (
 )
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.network.draft_network import with_drafter
+from speccompile.modes.network.draft_segments import segment_state
 from speccompile.modes.network.split import PROBABILITIES
 from speccompile.passes.user_pass import state_specs_of
 from speccompile.sampling.pipeline import sampling_state
@@ -34,8 +35,11 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
 
 
 def split_state(config: BuildConfig) -> list[StateSpec]:
-    """What a split drafter leaves for the target's executable."""
-    return [StateSpec(PROBABILITIES, (N, K, V), torch.float32)] * config.stores_probabilities
+    """What a split drafter leaves for the target's executable, or for its own next one."""
+    specs = [StateSpec(PROBABILITIES, (N, K, V), torch.float32)] * config.stores_probabilities
+    if config.drafts_in_segments and config.network is not None:
+        specs += segment_state(config.network.info.hidden_size, config.network.info.dtype)
+    return specs
 
 
 def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:

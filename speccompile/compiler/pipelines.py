@@ -111,7 +111,12 @@ def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy"
 def drafter_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline | None:
     """Passes that make what a split drafter runs before a tier; None if it runs nothing there."""
     draws = kind != "greedy"
-    own = config.mode.drafter_passes(draft_len, draws=draws, probabilities=draws and config.stores_probabilities)
+    probabilities = draws and config.stores_probabilities
+    if draft_len and config.drafts_in_segments:
+        begin = config.drafted_before(draft_len)
+        own = config.mode.segment_passes(begin, draft_len, draws=draws, probabilities=probabilities)
+    else:
+        own = config.mode.drafter_passes(draft_len, draws=draws, probabilities=probabilities)
     goals = _split_goals(config) | facts(*["drafts_stored"] * (draft_len > 0))
     name = f"drafter of {tier_name(draft_len, rows, kind)}"
     return _pipeline(config, [BindRows(rows), *own, DropTarget()], goals, name) if own else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class KernelCall:
 
 
 def kernels_called(
-    graph: StepGraph, device_type: str, code: Mapping[str, str], drafter: StepGraph | None = None
+    graph: StepGraph, device_type: str, code: Mapping[str, str], drafters: Iterable[StepGraph] = ()
 ) -> tuple[KernelCall, ...]:
     """What one run of a finished step calls, most frequent first, the step before its bodies.
 
@@ -44,12 +44,11 @@ def kernels_called(
         device_type: of the device that is to run it; there need not be one.
         code: of each compiled body, the module that calls its kernels (``Backend.compiled_code``). Other bodies run op
             by op.
-        drafter: the executable of a split drafter, which runs before the step and is listed first.
+        drafters: the executables of a split drafter, which run before the step and are listed first.
     """
-    steps = {STEP: graph} if drafter is None else {DRAFTER: drafter, STEP: graph}
     callers: dict[str, Counter[tuple[str, KernelKind]]] = {}
-    for caller, step in steps.items():
-        found = callers[caller] = Counter()
+    for caller, step in (*((DRAFTER, drafter) for drafter in drafters), (STEP, graph)):
+        found = callers.setdefault(caller, Counter())
         for node in step.graph.nodes:
             if node.op == "call_module":
                 name = str(node.target)

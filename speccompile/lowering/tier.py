@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
-from speccompile.graph.keys import PrefillName, TierKey, TierName
+from speccompile.graph.keys import Kind, PrefillName, TierKey, TierName
 from speccompile.graph.port import Port
 from speccompile.graph.stage import Stages
 from speccompile.graph.step_graph import StepGraph
@@ -24,6 +24,7 @@ class Tier:
     """One immutable executable. It reads and writes weights and arena tensors and returns nothing.
 
     ``draft_len`` is K; ``arguments`` are the tensors that every run is called with; a split ``drafter`` runs before it.
+    That of a drafter is the one that it continues.
     ``pooled``: the C++ ops do all of its work worth sharing out, and may do so in their own pool of threads.
     ``pool_tokens`` decide whether they do. All draft lengths of a number of rows have those of the longest: a switch
     of the draft length must not end OpenMP's threads and start them again.
@@ -57,6 +58,11 @@ class Tier:
     def argument_names(self) -> tuple[str, ...]:
         return tuple(port.name for port in self.ports)
 
+    @property
+    def segments(self) -> tuple[Tier, ...]:
+        """The drafters that run before it, in this order."""
+        return () if self.drafter is None else (*self.drafter.segments, self.drafter)
+
     def run(self) -> None:
         """One step."""
         if self.drafter is not None:
@@ -64,7 +70,7 @@ class Tier:
         self.run_target()
 
     def run_target(self) -> None:
-        """One step without its split drafter, for rows that have drafts already."""
+        """It alone, without drafters: one step for rows that have drafts already."""
         self.arena.record_call(self.name, self.argument_names, self.arguments)
         # A caller's autocast would change the dtypes that the step was built for.
         threads = in_pool(self.pool_tokens) if self.pooled else contextlib.nullcontext()
@@ -78,6 +84,18 @@ class Executables:
 
     tiers: Mapping[TierName, Tier]
     prefill: Mapping[PrefillName, Tier]
+
+
+def in_segments(tiers: Mapping[TierName, Tier]) -> dict[TierName, Tier]:
+    """The same tiers, where the drafter of each continues that of the next smaller one of its rows and kind."""
+    newest: dict[tuple[int, Kind], Tier] = {}
+    linked = {}
+    for (draft_len, rows, kind), tier in sorted(tiers.items()):
+        drafter = tier.drafter
+        if drafter is not None:
+            drafter = newest[rows, kind] = replace(drafter, drafter=newest.get((rows, kind)))
+        linked[draft_len, rows, kind] = replace(tier, drafter=drafter)
+    return linked
 
 
 def bind(ports: Iterable[Port], arena: Arena) -> tuple[torch.Tensor, ...]:

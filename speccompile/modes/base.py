@@ -155,6 +155,16 @@ class Mode(ABC):
         drafts, ``drafts_stored`` (with ``probabilities``, those too). Empty if nothing has to run."""
         return []
 
+    @property
+    def drafts_in_segments(self) -> bool:
+        """Each executable of a split drafter continues the chain of that for the next smaller tier
+        (:meth:`segment_passes`). A policy may stop between them: the state ``draft_chances`` is its input."""
+        return False
+
+    def segment_passes(self, begin: int, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
+        """As :meth:`drafter_passes`, where ``begin`` of the ``draft_len`` drafts are stored already."""
+        raise NotImplementedError
+
     def drafter_chunk_passes(self, width: int) -> list[Pass]:
         """Of a split drafter: the same before a prompt's chunk, which drafts nothing."""
         return []

@@ -1,6 +1,17 @@
 """Policies: which draft length the next step uses. One file each; :mod:`speccompile.policies.base` says what one is."""
 
-from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, LearningPolicy, Policy, Row, Upcoming, start
+from speccompile.policies.base import (
+    AnyPolicy,
+    Chooser,
+    Done,
+    Ladder,
+    LearningPolicy,
+    Policy,
+    Row,
+    StoppingChooser,
+    Upcoming,
+    start,
+)
 from speccompile.policies.cost import Cost
 from speccompile.policies.costs import CostTable, RunningCosts, TierCost
 from speccompile.policies.default import default_policy
@@ -27,6 +38,7 @@ __all__ = [
     "RunningCosts",
     "Schedule",
     "ScheduleUpTo",
+    "StoppingChooser",
     "TierCost",
     "Upcoming",
     "check_tier",

@@ -65,8 +65,8 @@ class Positions:
 class Acceptance:
     """Estimates of all requests.
 
-    Of drafts without scores, a request's own observations count beside those of all. Scores are calibrated: what share
-    of the drafts that had such a chance were accepted.
+    Of drafts without scores, a request's own observations count beside those of all, lookups of a mode that also has a
+    network left out. Scores are calibrated: what share of the drafts that had such a chance were accepted.
 
     Args:
         longest: the largest draft length.
@@ -84,10 +84,11 @@ class Acceptance:
             zip(done.requests, done.accepted, done.proposed, strict=True)
         ):
             scores = done.scores[row] if done.scores else ()
-            bins = self._bins(bool(done.found) and done.found[row])
+            found = bool(done.found) and done.found[row]
+            bins = self._bins(found)
             for position, chance in enumerate(_chances(scores)[: accepted + 1]):
                 bins[_bin(chance)].note(position < accepted)
-            if len(scores) == proposed:
+            if found and len(scores) == proposed:
                 continue
             self._all.note(accepted, proposed)
             own = self._requests.setdefault(request, Positions(self._longest))

@@ -116,6 +116,15 @@ class Chooser(Protocol):
 
 
 @runtime_checkable
+class StoppingChooser(Protocol):
+    """A chooser that may stop a drafter which drafts in segments, before it has drafted for the chosen tier."""
+
+    def stops(self, upcoming: Upcoming, drafted: int) -> bool:
+        """Whether the tier ``drafted`` runs, rather than the one that was chosen. ``rows`` have scores of the first
+        ``drafted`` drafts."""
+
+
+@runtime_checkable
 class LearningPolicy(Protocol):
     """The other kind: it learns from what steps did. ``str()`` of one is text that ``wrap(policy=...)`` reads."""
 

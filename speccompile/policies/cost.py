@@ -77,10 +77,7 @@ class CostChooser:
         rows = upcoming.rows
         if not rows:
             return self._now
-        # What is in flight has moved each text on, by about as much as a step emits.
-        context = sum(row.context for row in rows) / len(rows) + upcoming.unread
-        emitted = self._emitted(rows)
-        costs = {k: self._costs.ms(len(rows), k, context, drafted=upcoming.drafted) for k in self._candidates}
+        emitted, costs = self._emitted(rows), self._costs_of(upcoming)
         self._now = self._best(emitted, costs)
         self._since_probe += 1
         self._probe = self._next_probe(rows, emitted, costs)
@@ -88,6 +85,21 @@ class CostChooser:
             return self._now
         self._since_probe = 0
         return self._probe
+
+    def stops(self, upcoming: Upcoming, drafted: int) -> bool:
+        # What a probe shows is not to be selected.
+        if self._probe is not None or drafted not in self._candidates:
+            return False
+        emitted, costs = self._emitted(upcoming.rows), self._costs_of(upcoming)
+        rates = {k: emitted[k] / costs[k] for k in self._candidates if drafted <= k <= self._now}
+        return max(rates, key=lambda k: (rates[k], -k)) == drafted
+
+    def _costs_of(self, upcoming: Upcoming) -> dict[int, float]:
+        """Milliseconds of the next step, by draft length."""
+        rows = upcoming.rows
+        # What is in flight has moved each text on, by about as much as a step emits.
+        context = sum(row.context for row in rows) / len(rows) + upcoming.unread
+        return {k: self._costs.ms(len(rows), k, context, drafted=upcoming.drafted) for k in self._candidates}
 
     def _emitted(self, rows: Sequence[Row]) -> dict[int, float]:
         """Expected emitted tokens of a row, by draft length: the geometric mean over the rows.

@@ -20,6 +20,7 @@ from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.saver import Saver
 from speccompile.runtime.scheduler import Scheduler
+from speccompile.runtime.segmented_drafter import SegmentedDrafter
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import Target
@@ -116,6 +117,7 @@ def connect_parts(
         clock,
         late=traits_of(arena.device).asynchronous and not waits,
         clears_rejected=traits.reads_dead_places,
+        drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
     )
     turns = Turns(scheduler, waiting, slots, departures, arena.device, saves=saver is not None)
     return EngineParts(

@@ -5,7 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from speccompile.policies.base import AnyPolicy, Chooser, Done, Ladder, LearningPolicy, Policy, Row, Upcoming, start
+from speccompile.policies.base import (
+    AnyPolicy,
+    Chooser,
+    Done,
+    Ladder,
+    LearningPolicy,
+    Policy,
+    Row,
+    StoppingChooser,
+    Upcoming,
+    start,
+)
 from speccompile.policies.costs import CostTable
 from speccompile.policies.fixed import Fixed
 from speccompile.policies.options import check_tier
@@ -71,6 +82,16 @@ class Policies:
         draft_len = self.prepare().choose(Upcoming(tuple(rows), unread))
         check_tier(draft_len, self._draft_lens)
         return draft_len
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the policy may stop a drafter between two of its segments."""
+        return isinstance(self.prepare(), StoppingChooser)
+
+    def stops(self, rows: Sequence[Row], drafted: int) -> bool:
+        """Whether the tier ``drafted`` runs, rather than the one that was chosen."""
+        chooser = self.prepare()
+        return isinstance(chooser, StoppingChooser) and chooser.stops(Upcoming(tuple(rows)), drafted)
 
     def note(self, done: Done, offered: Sequence[int]) -> None:
         """Pass on the results of a step. ``offered`` is the number of drafts of each row."""

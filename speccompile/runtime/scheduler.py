@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 
 from speccompile.graph.arena import Arena
 from speccompile.policies.base import Row, Upcoming
@@ -19,6 +18,7 @@ from speccompile.runtime.policy_inputs import done_of
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Request
 from speccompile.runtime.score_records import Record
+from speccompile.runtime.segmented_drafter import SegmentedDrafter
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_choice import TierChoice
@@ -56,6 +56,7 @@ class Scheduler:
         clock: the prompt reader's, so that measurements arrive in the order of runs.
         late: read a step's results when the next one has been launched, so that the device never waits for the host.
         clears_rejected: a row whose drafts made its logits NaN has its state after the sequence cleared.
+        drafter: runs what precedes a step, where the policy may stop it; None leaves it to the tier.
 
     Attributes:
         tier: the one that ran last.
@@ -79,6 +80,7 @@ class Scheduler:
         *,
         late: bool,
         clears_rejected: bool,
+        drafter: SegmentedDrafter | None = None,
     ) -> None:
         self._arena = arena
         self._table = table
@@ -92,6 +94,7 @@ class Scheduler:
         self._departures = departures
         self._stats = stats
         self._clears_rejected = clears_rejected
+        self._drafter = drafter
         self._clock = clock
         self.outcomes = outcomes
         self.late = late
@@ -143,10 +146,16 @@ class Scheduler:
             self._prompts.point_at(reader)
             draft_len = budget.mixed_draft_len(draft_len, self._table.draft_lens)
             tiers, note = self._table.mixed_tiers, budget.note_mixed
-        tier = self.tier = tiers[self._choice.name(draft_len)]
+        name = self._choice.name(draft_len)
+        tier = self.tier = tiers[name]
         started = time.perf_counter()
-        with self._clock.time(partial(note, draft_len)):
-            if Upcoming(tuple(offered)).drafted:
+        # A drafter that is stopped changes the tier.
+        with self._clock.time(lambda seconds: note(tier.draft_len, seconds)):
+            if self._drafter is not None:
+                tier, offered = self._drafter.run(name, rows, offered)
+                self.tier = tier
+                tier.run_target()
+            elif Upcoming(tuple(offered)).drafted:
                 tier.run()
             else:
                 tier.run_target()

@@ -24,7 +24,9 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     elif config.mode.ready:
         drafts = "ready when a step ends: the smallest tier that serves them runs next"
     elif config.mode.split:
-        drafts = f"made in front of the step, by executables of the drafter's own, {forwards}"
+        drafts = f"made before the step, by separate executables of the drafter, {forwards}"
+        if config.drafts_in_segments:
+            drafts += "; the policy may stop between them, and the tier of the drafts so far verifies them"
     lines = {
         "model": f"{info.name}, {info.num_layers} layers, vocabulary {info.vocab_size}, {info.dtype}, {info.device}",
         "mode": f"{config.mode.name}: {config.mode.explain()}",

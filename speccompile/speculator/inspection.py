@@ -169,11 +169,11 @@ class Inspection(SpeculatorBase):
                 where="kernels", name="rows", value=rows, reason=f"there are tiers of {sorted(counts)} rows"
             )
         tier = counts[max(counts) if rows is None else rows]
-        drafter = None if tier.drafter is None else tier.drafter.graph
+        drafters = [segment.graph for segment in tier.segments]
         code = self._config.backend.compiled_code(tier.graph)
-        if drafter is not None:
+        for drafter in drafters:
             code |= self._config.backend.compiled_code(drafter)
-        return kernels_called(tier.graph, self.arena.device.type, code, drafter)
+        return kernels_called(tier.graph, self.arena.device.type, code, drafters)
 
     def explain(self) -> str:
         """A description of the build and its reasons, a line for each part."""

@@ -10,6 +10,7 @@ import pytest
 import speccompile
 from speccompile.acceptance import Relaxed
 from speccompile.errors import InvalidOption, UnknownTier
+from speccompile.heads import Eagle3Head
 from speccompile.lowering import kernel_list as called
 from speccompile.lowering.kernel_list import DRAFTER, KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA
@@ -56,6 +57,19 @@ def test_a_split_drafters_are_listed_in_front() -> None:
         (own,) = names(calls, "step", "body")
         assert own != body and names(calls, own, "plain") == {"speccompile.attention": 1}
         assert names(spec.kernels(0), DRAFTER, "body") == {body: 1}
+
+
+def test_all_segments_of_a_drafter_are_listed() -> None:
+    model = tiny_llama()
+    head = Eagle3Head.random(model, taps=(0, 1, 1))
+    with speccompile.wrap(
+        model, "eagle3", draft=head, confidence=True, tiers=(0, 1, 3), max_len=32, backend="eager"
+    ) as spec:
+        (body,) = names(spec.kernels(3), DRAFTER, "body")
+        # The first draft needs the lm_head alone.
+        assert names(spec.kernels(3), DRAFTER, "body") == {body: 2}
+        assert not names(spec.kernels(1), DRAFTER, "body")
+        assert "the policy may stop" in spec.explain()
 
 
 def test_compiled_for_the_cpu() -> None:

@@ -107,7 +107,7 @@ class DraftByHead(DraftByNetwork):
         outputs = self._outputs(head)
         # The head's projection of the target's hidden states, or these themselves.
         reads = "fused" if "fused" in head.values else "hidden_states"
-        carried: list[fx.Node] = []
+        carried = self.carried_before(graph)
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
             # A token belongs to the row before its own position.
@@ -120,9 +120,18 @@ class DraftByHead(DraftByNetwork):
                 graph, token, row, slots, before=start, outputs=outputs, given=given, drafter=widened(head, place)
             )
             carried.append(carry)
+            self.after_forward(graph, logits, carry, place)
             return logits
 
         return forward
+
+    def carried_before(self, graph: StepGraph) -> list[fx.Node]:
+        """What the forward before this executable's first one left for the next, ``[B, 1, H]``; empty at the first
+        draft."""
+        return []
+
+    def after_forward(self, graph: StepGraph, logits: fx.Node, carry: fx.Node, place: int) -> None:
+        """Insert what reads the results of the forward at ``place``."""
 
     def first_draft(self, graph: StepGraph) -> fx.Node | None:
         if not self.first_stored:

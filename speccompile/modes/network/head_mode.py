@@ -10,6 +10,7 @@ from speccompile.graph.state import StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.passes import DraftByHead, KeepHeadWarm
 from speccompile.modes.network.draft_first import DraftFirst, first_draft_state
+from speccompile.modes.network.draft_segments import DraftSegment
 from speccompile.modes.network.network_mode import NetworkMode, SplitMode
 from speccompile.modes.network.split import StoreDrafts
 from speccompile.passes.base import Facts, Pass, facts
@@ -75,3 +76,11 @@ class SplitHead(RecurrentHead, SplitMode):
             return []
         drafts = self.drafting(draft_len, draws=draws, probabilities=probabilities)
         return [drafts, StoreDrafts(probabilities)]
+
+    @property
+    def drafts_in_segments(self) -> bool:
+        return self.split and self.confidence and not self.one_forward
+
+    def segment_passes(self, begin: int, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
+        drafts = DraftSegment(draft_len, draws, probabilities, first_stored=True, begin=begin)
+        return [drafts, StoreDrafts(probabilities, begin=begin)]

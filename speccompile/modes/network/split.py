@@ -21,11 +21,12 @@ PROBABILITIES = "stored_draft_probs"
 @dataclass(frozen=True)
 class StoreDrafts(Pass):
     """Leaves a step's drafts, their lengths and, if asked, what they were drawn from, for the target's executable, in
-    the state tensors ``tokens`` and ``lens``."""
+    the state tensors ``tokens`` and ``lens``. ``begin`` drafts are there already."""
 
     probabilities: bool = False
     tokens: str = "draft_tokens"
     lens: str = "draft_lens"
+    begin: int = 0
 
     name: ClassVar[str] = "store_drafts"
     looks_for: ClassVar[str] = "drafts"
@@ -37,7 +38,7 @@ class StoreDrafts(Pass):
         kept |= {"draft_probs": PROBABILITIES} if self.probabilities else {}
         values = [graph.values[name] for name in kept]
         state = [graph.state(name) for name in kept.values()]
-        graph.insert(store, graph.values["slots"], *values, *state, before=graph.anchors.start)
+        graph.insert(store, graph.values["slots"], *values, *state, before=graph.anchors.start, begin=self.begin)
         return Changes(len(kept))
 
 
@@ -135,15 +136,15 @@ class DropTarget(Pass):
         return Changes(len(dropped), f"{len(dropped)} ops of the target are gone")
 
 
-def store(slots: torch.Tensor, *tensors: torch.Tensor) -> None:
-    """Write values of rows, ``[B, ...]``, to the first places of state ``[N, ...]``: of ``tensors`` the first half
-    into the second."""
+def store(slots: torch.Tensor, *tensors: torch.Tensor, begin: int = 0) -> None:
+    """Write values of rows, ``[B, ...]``, to the places of state ``[N, ...]`` from ``begin`` on: of ``tensors`` the
+    first half into the second."""
     half = len(tensors) // 2
     for value, state in zip(tensors[:half], tensors[half:], strict=True):
         if value.ndim == 1:
             state.index_put_((slots,), value)
         else:
-            places = torch.arange(value.shape[1], device=slots.device)
+            places = torch.arange(begin, begin + value.shape[1], device=slots.device)
             state.index_put_((slots[:, None], places), value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -28,11 +28,15 @@ class DraftChain(Pass):
     With ``draws`` logits go through the request's own pipeline, and the target's noise of the place is added: the
     drafter draws the same token as the target where their scores agree. With ``probabilities`` it draws with separate
     noise, which no later step repeats, and names its distributions ``draft_probs`` ``[B, K, V]``.
+
+    With ``begin`` > 0 the chain continues the first ``begin`` drafts, which another executable has stored. Then
+    ``drafts`` are ``[B, K - begin]``, and ``draft_probs`` ``[B, K - begin, V]``.
     """
 
     draft_len: int
     draws: bool = False
     probabilities: bool = False
+    begin: int = field(default=0, kw_only=True)
 
     requires: ClassVar[Facts] = facts("outlined", "rows")
     provides: ClassVar[Facts] = facts("drafts")
@@ -61,7 +65,7 @@ class DraftChain(Pass):
     def run(self, graph: StepGraph) -> Changes:
         forward, slots, start = self.forward(graph), graph.values["slots"], graph.anchors.start
         ids = self.token_ids(graph)
-        first = None if self.draws else self.first_draft(graph)
+        first = None if self.draws or self.begin else self.first_draft(graph)
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
         token, position, lens = graph.insert(newest, *state, slots, before=start, **sizes)
@@ -69,7 +73,12 @@ class DraftChain(Pass):
         if self.draws:
             context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
             begun = length
-        for place in range(self.draft_len):
+        if self.begin:
+            stored = graph.insert(stored_drafts, graph.state("draft_tokens"), slots, before=start, count=self.begin)
+            token, position = graph.insert(last_draft, stored, position, before=start)
+            if self.draws:
+                context, length = graph.insert(append_token, context, length, stored, before=start)
+        for place in range(self.begin, self.draft_len):
             logits = forward(token, position, place)
             if self.draws:
                 logits = process(graph, logits, context, length, start, drafted=place)
@@ -90,8 +99,8 @@ class DraftChain(Pass):
             drafted.append(token)
         if drawn_from:
             graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
-        set_drafts(graph, graph.insert(join, lens, *drafted, before=start), lens)
-        return Changes(self.draft_len, self.what(graph))
+        set_drafts(graph, graph.insert(join, lens, *drafted, before=start, begin=self.begin), lens)
+        return Changes(self.draft_len - self.begin, self.what(graph))
 
 
 def newest(
@@ -121,6 +130,16 @@ def next_token(drawn: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tenso
     return drawn.clamp(min=0), position + 1
 
 
+def stored_drafts(draft_tokens: torch.Tensor, slots: torch.Tensor, *, count: int) -> torch.Tensor:
+    """The first ``count`` of the stored drafts ``[N, Kmax]``, ``[B, count]``; arbitrary ones after a row's own."""
+    return draft_tokens[slots, :count].clamp(min=0)
+
+
+def last_draft(stored: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last of ``stored`` ``[B, count]``, ``[B, 1]``, and its position, where ``position`` is that before them."""
+    return stored[:, -1:].contiguous(), position + stored.shape[1]
+
+
 def text_so_far(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's tokens ``[B, S]`` and their number ``[B]``."""
     return tokens[slots], length[slots]
@@ -129,8 +148,8 @@ def text_so_far(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor)
 def append_token(
     context: torch.Tensor, row_length: torch.Tensor, token: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens with one more token ``[B, 1]``, and their number."""
-    return put_tokens(context, row_length, token), row_length + 1
+    """The tokens with the next ones ``[B, T]``, and their number."""
+    return put_tokens(context, row_length, token), row_length + token.shape[1]
 
 
 def slot_probabilities(scores: torch.Tensor, temperature: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -142,8 +161,9 @@ def side_by_side(*places: torch.Tensor) -> torch.Tensor:
     return torch.cat(places, dim=1)
 
 
-def join(lens: torch.Tensor, *drafted: torch.Tensor) -> torch.Tensor:
-    """Tokens ``[B, ...]`` of K places side by side, as drafts ``[B, K]``, -1 after a row's own draft length."""
+def join(lens: torch.Tensor, *drafted: torch.Tensor, begin: int = 0) -> torch.Tensor:
+    """Tokens ``[B, ...]`` of the places from ``begin`` on side by side, as drafts ``[B, K - begin]``, -1 after a row's
+    own draft length."""
     tokens = torch.cat(drafted, dim=1)
-    offsets = torch.arange(tokens.shape[1], device=lens.device)
+    offsets = torch.arange(begin, begin + tokens.shape[1], device=lens.device)
     return torch.where(offsets < lens[:, None], tokens, -1)

@@ -154,7 +154,7 @@ def test_a_prompt_beside_a_step(model: LlamaForCausalLM, head: DFlashHead, assis
 def test_fused_and_split_draft_the_same(spec: Speculator, model: LlamaForCausalLM, head: DFlashHead) -> None:
     tiers, seen = [KMAX, 0, 1, KMAX, 0, 0, KMAX, 1] * 4, []
     with dflash(model, head, fused=False) as split:
-        assert "in front of the step" in split.explain()
+        assert "before the step" in split.explain()
         for one in (spec, split):
             request = admitted(one.engine, random_prompt(40, seed=8), max_new_tokens=30)
             drafts = []

@@ -302,7 +302,7 @@ def test_split_runs_executables_of_its_own(split: Speculator) -> None:
     assert not any(node.target == "decoder_layer" for node in front.graph.graph.nodes)
     assert tiers[3, 1, "greedy"].graph.op_counts()["drafter_decoder_layer"] == 1
     assert "drafter_lm_head" not in tiers[3, 1, "greedy"].stages.last.python
-    assert "in front of the step" in split.explain()
+    assert "before the step" in split.explain()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])

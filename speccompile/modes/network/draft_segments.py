@@ -1,0 +1,71 @@
+"""A chain of drafts in segments: one executable for each tier, which continues that of the next smaller tier.
+
+A segment leaves its drafts, the chance of each, and what the head carries from one forward to the next in the arena. So
+the host may stop the chain after any segment, and the tier of as many drafts verifies them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.step_graph import StepGraph
+from speccompile.modes.eagle3.passes import DraftByHead, gather_rows
+from speccompile.modes.network.draft_first import CONFIDENCE
+
+#: State ``[N, H]``: what the last forward of a segment left for the next one.
+CARRIED = "draft_carried"
+#: State ``[N, K]``: for each draft the head's own probability that it and all before it are right.
+CHANCES = "draft_chances"
+
+
+def segment_state(hidden_size: int, dtype: torch.dtype) -> list[StateSpec]:
+    return [StateSpec(CARRIED, (N, hidden_size), dtype), StateSpec(CHANCES, (N, K), torch.float32)]
+
+
+@dataclass(frozen=True)
+class DraftSegment(DraftByHead):
+    """The drafts ``begin`` .. ``draft_len - 1`` of a chain, and their chances.
+
+    A chance is the greatest probability of the head, also where the draft is drawn: it does not depend on the draft
+    itself.
+    """
+
+    name: ClassVar[str] = "draft_segment"
+
+    def carried_before(self, graph: StepGraph) -> list[fx.Node]:
+        if not self.begin:
+            return []
+        nodes = (graph.state(CARRIED), graph.values["slots"])
+        return [graph.insert(gather_rows, *nodes, before=graph.anchors.start)]
+
+    def after_forward(self, graph: StepGraph, logits: fx.Node, carry: fx.Node, place: int) -> None:
+        slots, chances, start = graph.values["slots"], graph.state(CHANCES), graph.anchors.start
+        if place == 0:
+            # Of the first draft the step before has computed it, and its logits may not be computed again.
+            graph.insert(store_first_chance, chances, slots, graph.state(CONFIDENCE), before=start)
+        else:
+            graph.insert(store_chance, chances, slots, logits, before=start, place=place)
+        if place == self.draft_len - 1:
+            graph.insert(store_carried, graph.state(CARRIED), slots, carry, before=start)
+
+
+def store_first_chance(chances: torch.Tensor, slots: torch.Tensor, confidence: torch.Tensor) -> None:
+    """Write the first drafts' probabilities ``[N]`` of the rows to ``chances`` ``[N, K]``."""
+    chances.index_put_((slots, torch.zeros_like(slots)), confidence[slots])
+
+
+def store_chance(chances: torch.Tensor, slots: torch.Tensor, logits: torch.Tensor, *, place: int) -> None:
+    """Write the chance of the draft at ``place`` to ``chances`` ``[N, K]``: the greatest probability of ``logits``
+    ``[B, 1, V]``, times the chance of the draft before."""
+    best = logits[:, 0].float().log_softmax(-1).amax(-1).exp()
+    chances.index_put_((slots, torch.full_like(slots, place)), chances[slots, place - 1] * best)
+
+
+def store_carried(carried: torch.Tensor, slots: torch.Tensor, carry: torch.Tensor) -> None:
+    """Write ``carry`` ``[B, 1, H]`` to the rows' places in ``carried`` ``[N, H]``."""
+    carried.index_put_((slots,), carry[:, 0])
