@@ -32,6 +32,7 @@ from speccompile.passes.step.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.step.rows import BindRows
 from speccompile.passes.step.sample import ProcessLogits
 from speccompile.passes.step.save_hidden import MarkSaved, SaveHidden
+from speccompile.passes.step.share_subexpressions import ShareSubexpressions
 from speccompile.passes.step.skip_logits import SkipLogits
 from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.passes.target.bound_positions import BoundPositions
@@ -70,6 +71,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
         *_choice(config, kind),
         Commit(),
         *_after_commit(config, kind),
+        ShareSubexpressions(),
     ]
     return _pipeline(config, passes, goals(config, kind), tier_name(draft_len, rows, kind))
 
@@ -83,6 +85,7 @@ def mixed_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = 
         *_choice(config, kind),
         Commit(),
         *_after_commit(config, kind),
+        ShareSubexpressions(),
     ]
     return _pipeline(config, passes, goals(config, kind), mixed_name(draft_len, rows, kind))
 
@@ -104,6 +107,7 @@ def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy"
         *_target_inputs(config, *inputs),
         *choice,
         *_after_commit(config, kind),
+        ShareSubexpressions(),
     ]
     return _pipeline(config, passes, goals(config, kind), prefill_name(width, kind))
 
@@ -119,13 +123,14 @@ def drafter_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind 
         own = config.mode.drafter_passes(draft_len, draws=draws, probabilities=probabilities)
     goals = _split_goals(config) | facts(*["drafts_stored"] * (draft_len > 0))
     name = f"drafter of {tier_name(draft_len, rows, kind)}"
-    return _pipeline(config, [BindRows(rows), *own, DropTarget()], goals, name) if own else None
+    passes = [BindRows(rows), *own, DropTarget(), ShareSubexpressions()]
+    return _pipeline(config, passes, goals, name) if own else None
 
 
 def drafter_chunk_pipeline(config: BuildConfig, width: int) -> Pipeline | None:
     """Passes that make what a split drafter runs before a prompt's chunk, of any kind; None as above."""
     own = config.mode.drafter_chunk_passes(width)
-    passes = [BindRows(1, "prefill_slot"), *own, DropTarget()]
+    passes = [BindRows(1, "prefill_slot"), *own, DropTarget(), ShareSubexpressions()]
     return _pipeline(config, passes, _split_goals(config), f"drafter of {prefill_name(width)}") if own else None
 
 
@@ -176,7 +181,7 @@ def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
 
 def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
     """Facts that hold in a finished step or prompt chunk."""
-    goals = {"committed", *(config.mode.goals if config.max_draft_len else ())}
+    goals = {"committed", "subexpressions_shared", *(config.mode.goals if config.max_draft_len else ())}
     if config.saved is not None:
         goals.add("hidden_saved")
     if kind != "inner":
@@ -249,7 +254,7 @@ def _after_commit(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
 
 def _split_goals(config: BuildConfig) -> Facts:
     """What the target's executables do not make the drafter read, its own do."""
-    return facts("target_dropped") | (facts("drafter_read") - config.mode.goals)
+    return facts("target_dropped", "subexpressions_shared") | (facts("drafter_read") - config.mode.goals)
 
 
 def _pipeline(config: BuildConfig, passes: Sequence[Pass], goals: Facts, name: str) -> Pipeline:

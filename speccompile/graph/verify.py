@@ -80,7 +80,7 @@ def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
                         yield item
 
 
-def _views_of(node: fx.Node) -> Iterator[fx.Node]:
+def views_of(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments that the result of ``node`` shares memory with."""
     if node.target is operator.getitem:
         yield node.args[0]  # type: ignore[misc]
@@ -101,7 +101,7 @@ def state_writes(graph: StepGraph) -> dict[fx.Node, set[str]]:
         names = {root[target].name for target in written(graph, node) if target in root}
         if states := {name for name in names if graph.ports[name].role == "state"}:
             found[node] = states
-        for source in _views_of(node):
+        for source in views_of(node):
             if source in root:
                 root[node] = root[source]
     return found
@@ -128,7 +128,7 @@ def _check_mutation(graph: StepGraph, fail: Fail) -> None:
             if graph.ports[origin.name].role != "state":
                 fail(f"node {node.name!r} writes {origin.name!r}, which is {graph.ports[origin.name].role}")
             writes[origin] = index
-        for source in _views_of(node):
+        for source in views_of(node):
             if source in root:
                 root[node] = root[source]
 

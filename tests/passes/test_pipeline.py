@@ -253,6 +253,7 @@ TIER = {
     "greedy_accept": "accepted",
     "choose_sampling": "sampling_chosen",
     "commit": "committed",
+    "share_subexpressions": "subexpressions_shared",
 }
 PREFILL = {
     "bind_rows": "rows",
@@ -262,6 +263,7 @@ PREFILL = {
     "greedy_accept": "accepted",
     "choose_sampling": "sampling_chosen",
     "commit": "committed",
+    "share_subexpressions": "subexpressions_shared",
 }
 # What each mode adds at K=0, at K>0 and to prefill.
 OF_MODE = {
@@ -316,7 +318,7 @@ def test_the_lists_of_this_package_are_in_running_order(spec: Speculator) -> Non
 
 def test_stages_of_a_tier_begin_with_those_of_the_model(spec: Speculator) -> None:
     stages = list(spec.tiers[2].stages)
-    assert stages[0] == "capture" and stages[-1] in ("commit", "propose")
+    assert stages[0] == "capture" and stages[-1] == "share_subexpressions"
     assert stages.index("choose_attention") < stages.index("outline") < stages.index("bind_rows")
     assert len({id(tier.stages["outline"]) for tier in spec.engine.tiers.values()}) == 1
     assert all(spec.stages[name].diff for name in ("outline", "bind_rows", "verify_inputs", "commit"))
