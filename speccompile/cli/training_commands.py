@@ -135,7 +135,7 @@ def train_head(
         typer.Option(exists=True, help="Texts of make-texts, or hidden states of save-hidden-states: their folder."),
     ],
     output: Annotated[Path, typer.Option(help="Folder for the head, and for what the same command continues from.")],
-    kind: Annotated[str, option_of(TrainOptions, "kind", more="eagle3.")] = TrainOptions.kind,
+    kind: Annotated[str, option_of(TrainOptions, "kind", more="eagle3 or mtp.")] = TrainOptions.kind,
     epochs: Annotated[int, option_of(TrainOptions, "epochs")] = TrainOptions.epochs,
     learning_rate: Annotated[float, option_of(TrainOptions, "learning_rate")] = TrainOptions.learning_rate,
     warmup: Annotated[float, option_of(TrainOptions, "warmup")] = TrainOptions.warmup,

@@ -10,6 +10,7 @@ from speccompile.modes.eagle3.save import save_eagle3
 from speccompile.modes.medusa import MedusaHeads, load_medusa
 from speccompile.modes.mtp.checkpoints import load_mtp
 from speccompile.modes.mtp.head import MtpHead
+from speccompile.modes.mtp.save import save_mtp
 from speccompile.modes.mtp.variants import MtpVariant
 from speccompile.passes.step.tap_hidden import default_taps
 
@@ -28,4 +29,5 @@ __all__ = [
     "load_mtp",
     "save_dflash",
     "save_eagle3",
+    "save_mtp",
 ]

@@ -19,6 +19,7 @@ from speccompile.modes.dflash.head import DFlashHead
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.mtp.head import MtpHead
+from speccompile.modes.mtp.save import ARCHITECTURE
 from speccompile.pretrained import SMOLLM2
 
 #: Most slots whose suffix tries are read: the CPU does so row by row, while n-grams are looked for in all rows at once.
@@ -132,7 +133,10 @@ class Auto:
         if isinstance(draft, MtpHead):
             name = _of_modules(len(draft.layers), draft_len)
             return Choice(name, "MTP modules were given", {"draft": draft})
-        kind = _head_kind(draft) if isinstance(draft, str | Path) else None
+        kind, modules = _head_kind(draft) if isinstance(draft, str | Path) else (None, 0)
+        if kind == "MTP":
+            name = _of_modules(modules, draft_len)
+            return Choice(name, "the draft that was given has MTP modules", {"draft": draft})
         if isinstance(draft, Eagle3Head) or kind == "EAGLE-3":
             return Choice("eagle3_one_model", "the draft that was given is an EAGLE-3 head", {"draft": draft})
         if isinstance(draft, DFlashHead) or kind == "DFlash":
@@ -188,18 +192,20 @@ def _in_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-def _head_kind(source: str | Path) -> str | None:
-    """``EAGLE-3``, ``DFlash`` or None, by the config.json of a folder or hub repository; one that cannot be read
-    is reported by its loader."""
+def _head_kind(source: str | Path) -> tuple[str | None, int]:
+    """``EAGLE-3``, ``DFlash``, ``MTP`` or None, by the config.json of a folder or hub repository, and how many modules
+    of MTP it has; one that cannot be read is reported by its loader."""
     if str(source) == SMOLLM2 or str(source).startswith("self:"):
-        return None
+        return None, 0
     try:
         config, _ = PretrainedConfig.get_config_dict(str(source))
     except (OSError, ValueError):
-        return None
+        return None, 0
+    if config.get("architectures") == [ARCHITECTURE]:
+        return "MTP", int(config.get("num_nextn_predict_layers", 1))
     if is_dflash(config):
-        return "DFlash"
-    return "EAGLE-3" if any(key in config for key in HEAD_KEYS) else None
+        return "DFlash", 0
+    return ("EAGLE-3" if any(key in config for key in HEAD_KEYS) else None), 0
 
 
 def _shown(draft: Any) -> str:

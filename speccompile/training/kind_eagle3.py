@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ NEW = ("target", "random")
 
 class Training(HeadKind):
     """One layer of the target's own sizes over three of its layers. The embedding is the target's, and stays."""
+
+    mode: ClassVar[str] = "eagle3_one_model"
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,7 +22,12 @@ class HeadKind(ABC):
     Args:
         target: the target, in eval mode.
         options: of the training.
+
+    Attributes:
+        mode: the mode that drafts with such a head.
     """
+
+    mode: ClassVar[str]
 
     def __init__(self, target: PreTrainedModel, options: TrainOptions) -> None:
         self.target, self.options = target, options
@@ -42,6 +48,9 @@ class HeadKind(ABC):
         Args:
             counts: int64 ``[V]``, how often each token is learnt.
             always: tokens that the draft vocabulary has in any case.
+
+        Raises:
+            InvalidHead: the target cannot have such a head; says why.
         """
 
     @abstractmethod

@@ -63,6 +63,18 @@ class Teacher:
         device = input_ids.device
         return TargetStates(states[0].to(device), states[1].to(device), logits.argmax(-1).to(device))
 
+    def states(
+        self,
+        input_ids: torch.Tensor,
+        tapped: torch.Tensor | None,
+        final: torch.Tensor | None,
+        choices: torch.Tensor | None,
+    ) -> TargetStates:
+        """What is known of a batch, the rest computed."""
+        if tapped is None or final is None:
+            return self.read(input_ids)
+        return TargetStates(tapped, final, self.choices(final) if choices is None else choices)
+
     @torch.no_grad()
     def choices(self, final: torch.Tensor) -> torch.Tensor:
         """The likeliest tokens, int64 ``[...]``, of final hidden states ``[..., M]``."""

@@ -35,10 +35,11 @@ class TrainedHead:
     """A head that was written.
 
     Args:
-        folder: its checkpoint, which ``wrap(mode="eagle3_one_model", draft=folder)`` loads.
+        folder: its checkpoint, which ``wrap(mode=mode, draft=folder)`` loads.
         acceptance: of the best head so far, on texts that were held out.
         step, steps: how far the training is, and its end.
         curve: acceptance by step.
+        mode: the mode that drafts with it.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class TrainedHead:
     step: int
     steps: int
     curve: Mapping[int, Acceptance]
+    mode: str = "eagle3_one_model"
 
     @property
     def finished(self) -> bool:
@@ -124,7 +126,7 @@ def train_head(
             _write_report(folder, examples, options, state, curve)
         except OSError as error:
             raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
-    return TrainedHead(folder, curve[state.best_global_step], state.global_step, state.max_steps, curve)
+    return TrainedHead(folder, curve[state.best_global_step], state.global_step, state.max_steps, curve, kind.mode)
 
 
 def _always(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:

@@ -16,7 +16,14 @@ from speccompile.utils.numbers import python_numbers
 from speccompile.utils.options import OneOf, Options, WholeNumber, flag, option
 
 #: Kinds of heads, each in a module of its own; see :mod:`speccompile.training.kinds`.
-KINDS = ("eagle3",)
+KINDS = ("eagle3", "mtp")
+#: Options that not all kinds have, and the kinds that have them.
+OF_KINDS = {
+    "unroll": ("eagle3", "mtp"),
+    "draft_vocab": ("eagle3",),
+    "layers": ("eagle3",),
+    "layout": ("eagle3",),
+}
 
 
 def _layers(where: str, name: str, value: Any) -> tuple[int, ...] | None:
@@ -75,7 +82,7 @@ class TrainOptions(Options):
     draft_vocab: int | None = field(
         default=None,
         metadata=option(
-            "Most frequent tokens, which the head can draft; by default 8192 of a vocabulary over 16384, else all.",
+            "Most frequent tokens, which an EAGLE-3 head can draft; by default 8192 of a vocabulary over 16384, else all.",
             WholeNumber(2, or_none=True),
         ),
     )
@@ -120,12 +127,25 @@ class TrainOptions(Options):
     )
     layout: str = field(
         default="speculators",
-        metadata=option("Of the checkpoint that is written.", OneOf(("speculators", "specforge"))),
+        metadata=option("Of an EAGLE-3 head's checkpoint.", OneOf(("speculators", "specforge"))),
     )
 
     def described(self) -> dict[str, Any]:
         """What training depends on."""
-        return {name: value for name, value in asdict(self).items() if name not in self.free}
+        return {name: value for name, value in asdict(self).items() if name not in self.free and self._has(name)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in OF_KINDS:
+            value = getattr(self, name)
+            if value != self._field(name).default and not self._has(name):
+                kinds = " and ".join(OF_KINDS[name])
+                reason = f"it is an option of the kind {kinds}, and this is {self.kind}"
+                raise InvalidOption(where=self.where, name=name, value=value, reason=reason)
+
+    def _has(self, name: str) -> bool:
+        """Whether it is an option of the kind."""
+        return self.kind in OF_KINDS.get(name, KINDS)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from speccompile.modes.network.draft_head import RowAttention
 from speccompile.training.acceptance import REPORTED, DraftCounts
 from speccompile.training.frozen import leave_out_frozen
-from speccompile.training.teacher import TargetStates, Teacher
+from speccompile.training.losses import cross_entropy, less_memory
+from speccompile.training.teacher import Teacher
 from speccompile.training.unrolled_attention import UnrolledAttention
 
 
@@ -64,8 +65,9 @@ class UnrolledTraining(nn.Module):
         self.register_buffer("ids", ids, persistent=False)
         #: ``[V]``, the draft token of each of the target's tokens, or -1.
         self.register_buffer("draft_ids", draft_ids, persistent=False)
-        self.register_buffer("weight", teacher.weight[ids].float(), persistent=False)
-        bias = None if teacher.bias is None else teacher.bias[ids].float()
+        rows = slice(None) if len(ids) == len(teacher.weight) else ids
+        self.register_buffer("weight", teacher.weight[rows].float(), persistent=False)
+        bias = None if teacher.bias is None else teacher.bias[rows].float()
         self.register_buffer("bias", bias, persistent=False)
         leave_out_frozen(self)
 
@@ -83,7 +85,7 @@ class UnrolledTraining(nn.Module):
         Returns:
             ``loss``, and in eval mode ``counts`` int64 ``[1, 2, K]``, accepted and judged drafts by position.
         """
-        states = self._states(input_ids, tapped, final, choices)
+        states = self._teacher.states(input_ids, tapped, final, choices)
         steps = self._unroll if self.training else max(self._unroll, *REPORTED)
         probs, place = self._target_probs(states.final, later(loss_mask, 1))
         rows = later(loss_mask, 1)
@@ -93,27 +95,25 @@ class UnrolledTraining(nn.Module):
         for step, left in enumerate(unrolled(self.head, input_ids, tapped, steps)):
             rows = rows & later(loss_mask, step + 2)
             chosen, text = later(states.choices, step + 1), later(input_ids, step + 2)
-            logits = self.head.logits(left[rows]).float()
             if step < self._unroll:
                 learnt = self.draft_ids[chosen[rows]] >= 0
-                wanted = probs[later(place, step + 1)[rows][learnt]]
-                loss = loss + self._decay**step * _cross_entropy(logits[learnt], wanted)
+                wanted = later(place, step + 1)[rows][learnt]
+                args = (left[rows], learnt, probs, wanted)
+                loss = loss + self._decay**step * less_memory(self._loss, *args, columns=len(self.ids))
             if not self.training:
+                logits = self.head.logits(left[rows])
                 drafts = torch.full_like(chosen, -1)
                 drafts[rows] = self.ids[logits.argmax(-1)]
                 counts.add(rows, drafts, chosen, text)
         return {"loss": loss} if self.training else {"loss": loss, "counts": counts.total()[None]}
 
-    def _states(
-        self,
-        input_ids: torch.Tensor,
-        tapped: torch.Tensor | None,
-        final: torch.Tensor | None,
-        choices: torch.Tensor | None,
-    ) -> TargetStates:
-        if tapped is None or final is None:
-            return self._teacher.read(input_ids)
-        return TargetStates(tapped, final, self._teacher.choices(final) if choices is None else choices)
+    def _loss(
+        self, left: torch.Tensor, learnt: torch.Tensor, probs: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Of a step's rows ``left`` ``[R, H]``, those that are ``learnt`` (bool ``[R]``), whose distributions are the
+        rows ``wanted`` of ``probs``."""
+        logits = self.head.logits(left).float()
+        return cross_entropy(logits[learnt], probs[wanted])
 
     @torch.no_grad()
     def _target_probs(self, final: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,9 +144,3 @@ def unrolled(
 def later(x: torch.Tensor, places: int) -> torch.Tensor:
     """``[B, T]``, of each position what stands so many places further on; zeros after the end."""
     return F.pad(x[:, places:], (0, min(places, x.shape[1])))
-
-
-def _cross_entropy(logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-    """Mean over rows ``[R, Vd]``; 0 of no rows."""
-    losses = logits.logsumexp(-1) - (probs * logits).sum(-1)
-    return losses.sum() / max(len(losses), 1)

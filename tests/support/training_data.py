@@ -21,6 +21,11 @@ QUICK: dict[str, Any] = dict(
     layers=TAPS, epochs=5, batch_tokens=512, learning_rate=5e-3, unroll=4, held_out=0.1, eval_every=20, warmup=0.1
 )
 
+#: Heads of the other kinds that do.
+QUICK_BY_KIND: dict[str, dict[str, Any]] = {
+    "mtp": dict(epochs=5, batch_tokens=512, learning_rate=5e-3, unroll=4, held_out=0.1, eval_every=20, warmup=0.1),
+}
+
 
 def learnable(seed: int = 0, spread: float = 0.08) -> LlamaForCausalLM:
     """Its next token follows from the last one for the most part, and from the context the more the greater ``spread``,
@@ -36,6 +41,10 @@ def learnable(seed: int = 0, spread: float = 0.08) -> LlamaForCausalLM:
 
 def quick(**changes: Any) -> TrainOptions:
     return TrainOptions(**(QUICK | changes))
+
+
+def quick_kind(kind: str, **changes: Any) -> TrainOptions:
+    return TrainOptions(kind=kind, **(QUICK_BY_KIND[kind] | changes))
 
 
 def target_id(model: PreTrainedModel) -> str:

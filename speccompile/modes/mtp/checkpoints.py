@@ -138,7 +138,7 @@ def _block(folder: Path) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-class _Modules(PreTrainedModel):
+class Modules(PreTrainedModel):
     """What transformers fills: it joins experts' weights, and whatever else the family's checkpoints have apart."""
 
     def __init__(self, head: MtpHead) -> None:
@@ -148,7 +148,7 @@ class _Modules(PreTrainedModel):
 
 def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrainedModel, name: str) -> list[str]:
     """Load them; returns what is wrong."""
-    modules = _Modules(head)
+    modules = Modules(head)
     shapes = {key: list(value.shape) for key, value in modules.state_dict().items()}
     conversions: Any = getattr(target, "_weight_conversions", None)
     if conversions is None:

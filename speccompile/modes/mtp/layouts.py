@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
@@ -21,6 +21,8 @@ class KeyLayout:
         claims: a regular expression for all keys that belong to modules; its group ``k`` counts them.
         rules: expressions for what is known of these, tried in order, and the names of :class:`MtpHead` for them, or
             :data:`SHARED`. Groups: ``k`` (absent: there is one module) and ``rest``.
+        places: where it has the parts of module ``{k}``, the ``{n}``-th layer from the target's first on. ``block``
+            is the decoder layer, ``norm`` the norm after it.
         variant: of families that :data:`~speccompile.modes.mtp.variants.VARIANTS` does not list.
         behind_target: modules are counted on from the target's layers.
         mark: a part of the keys of modules alone; nothing is claimed without. A target that was cut short has layers of
@@ -30,6 +32,7 @@ class KeyLayout:
     name: str
     claims: str
     rules: tuple[tuple[str, str], ...]
+    places: Mapping[str, str]
     variant: MtpVariant
     behind_target: bool = False
     mark: str = ""
@@ -43,6 +46,12 @@ class KeyLayout:
         if not self.behind_target:
             return number
         return number - target_layers if number >= target_layers else None
+
+    def published_name(self, own: str, target_layers: int) -> str:
+        """The layout's name for a tensor that :class:`MtpHead` calls ``own``."""
+        group, number, name = own.split(".", 2)
+        part, _, rest = ("norm", "", name) if group == "norms" else name.partition(".")
+        return f"{self.places[part].format(k=number, n=target_layers + int(number))}.{rest}"
 
     def own_name(self, key: str, module: int) -> str | None:
         """The head's name for it, :data:`SHARED`, or None if the layout has no such tensor."""
@@ -64,6 +73,13 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r".*layers\.\d+\.(?:shared_head\.head|embed_tokens)\.weight", SHARED),
             (r".*layers\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
         ),
+        places={
+            "enorm": "model.layers.{n}.enorm",
+            "hnorm": "model.layers.{n}.hnorm",
+            "eh_proj": "model.layers.{n}.eh_proj",
+            "block": "model.layers.{n}",
+            "norm": "model.layers.{n}.shared_head.norm",
+        },
         variant=DEEPSEEK,
         behind_target=True,
         mark=r"\.(?:enorm|hnorm|eh_proj)\.",
@@ -78,6 +94,13 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r".*\.final_layernorm\.(?P<rest>.+)", "norms.{k}.{rest}"),
             (r"model\.mtp_layers\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
         ),
+        places={
+            "enorm": "model.mtp_layers.{k}.token_layernorm",
+            "hnorm": "model.mtp_layers.{k}.hidden_layernorm",
+            "eh_proj": "model.mtp_layers.{k}.input_proj",
+            "block": "model.mtp_layers.{k}",
+            "norm": "model.mtp_layers.{k}.final_layernorm",
+        },
         variant=MIMO,
     ),
     KeyLayout(
@@ -89,6 +112,12 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r"model\.mtp_linear_proj\.\d+\.(?P<rest>.+)", "layers.{k}.eh_proj.{rest}"),
             (r"model\.mtp_block\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
         ),
+        places={
+            "enorm": "model.mtp_emb_norm.{k}",
+            "hnorm": "model.mtp_hidden_norm.{k}",
+            "eh_proj": "model.mtp_linear_proj.{k}",
+            "block": "model.mtp_block.{k}",
+        },
         variant=ERNIE,
     ),
     KeyLayout(
@@ -103,6 +132,13 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r".*mtp\.layers\.0\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
             (r".*mtp\.(?:embed_tokens|lm_head)\.weight", SHARED),
         ),
+        places={
+            "enorm": "mtp.pre_fc_norm_embedding",
+            "hnorm": "mtp.pre_fc_norm_hidden",
+            "eh_proj": "mtp.fc",
+            "block": "mtp.layers.{k}",
+            "norm": "mtp.norm",
+        },
         variant=QWEN,
     ),
 )

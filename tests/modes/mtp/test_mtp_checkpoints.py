@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from speccompile.errors import HeadKeys, InvalidHead
-from speccompile.heads import MtpHead, load_mtp
+from speccompile.heads import MtpHead, load_mtp, save_mtp
 from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
 from support.errors import raises
 from support.families import model_of
@@ -56,6 +56,25 @@ def test_every_layout_loads(tmp_path: Path, name: str, layout: str, modules: int
     # The layer of such a module attends fully, whatever the target's do; the target may be none that can be captured.
     assert len(loaded.observed.kv) == modules
     assert loaded.lm_head is model.get_output_embeddings()
+
+
+@pytest.mark.parametrize(("name", "layout", "modules", "variant"), FAMILIES, ids=[case[0] for case in FAMILIES])
+def test_what_is_saved_has_the_family_s_keys(
+    tmp_path: Path, name: str, layout: str, modules: int, variant: MtpVariant
+) -> None:
+    model = model_of(name)
+    head = head_of(model, modules, variant)
+    save_mtp(head, model, tmp_path, dtype=torch.float32)
+    written, wanted = load_file(tmp_path / "model.safetensors"), keys_of(head, layout, len(model.get_decoder().layers))
+    assert written.keys() == wanted.keys()
+    assert all(torch.equal(written[key], value.float()) for key, value in wanted.items())
+    assert_same(load_mtp(tmp_path, model), head)
+
+
+def test_modules_that_the_layout_has_no_names_for_are_not_saved(tmp_path: Path) -> None:
+    model = model_of("qwen3_next")
+    with raises(InvalidHead, source="of MTP modules", reason=re.compile("has one module, and 2 were given")):
+        save_mtp(head_of(model, 2), model, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,75 @@
+"""MTP modules: how one begins, what trains it, and how it is written.
+
+One module is trained, which drafts token after token, reading its own output from the second one on, as in Cai et al.,
+"FastMTP" (2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import ClassVar, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.heads import MtpHead, save_mtp
+from speccompile.modes.mtp.head import norm_of
+from speccompile.training.kinds import HeadKind
+from speccompile.training.mtp_chain import MtpChain
+from speccompile.training.teacher import Teacher
+from speccompile.training.unrolled import UnrolledTraining
+
+
+class Training(HeadKind):
+    """A decoder layer of the target's own class, over what its last layer leaves. Embedding, final norm and lm_head are
+    the target's, and stay."""
+
+    mode: ClassVar[str] = "mtp_eagle_one_model"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return (len(decoder_layers(self.target)[1]) - 1,)
+
+    def build(self, counts: torch.Tensor, always: Collection[int]) -> MtpHead:
+        head = MtpHead.random(self.target, 1, self.options.seed)
+        _begin(head, self.target, as_target=self.options.start == "target")
+        chain = MtpChain(head)
+        for own in (head.layers, head.norms):
+            own.to(torch.float32).requires_grad_(True)
+        # Fails here and not after the target has read the texts.
+        chain.check()
+        return head
+
+    def training(self, head: nn.Module, teacher: Teacher) -> UnrolledTraining:
+        chain, ids = MtpChain(cast(MtpHead, head)), torch.arange(teacher.weight.shape[0])
+        return UnrolledTraining(chain, teacher, ids, unroll=self.options.unroll, decay=self.options.decay)
+
+    def save(self, head: nn.Module, folder: Path) -> None:
+        save_mtp(cast(MtpHead, head), self.target, folder)
+
+
+@torch.no_grad()
+def _begin(head: MtpHead, target: PreTrainedModel, *, as_target: bool) -> None:
+    """Norms of the inputs as new ones are. With ``as_target`` also what the target's last layer and final norm have of
+    the same name and shape; the projection passes the hidden state on."""
+    (module,), (norm,) = head.layers, head.norms
+    for own in (module.enorm, module.hnorm):
+        cast(nn.Module, own).load_state_dict(norm_of(target, head.config).state_dict())
+    if not as_target:
+        return
+    weight = cast(nn.Linear, module.eh_proj).weight
+    size = weight.shape[0]
+    half = weight[:, :size] if head.variant.hidden_first else weight[:, size:]
+    half.add_(torch.eye(size, dtype=half.dtype, device=half.device))
+    copies = (
+        (cast(nn.Module, module.block), decoder_layers(target)[1][-1]),
+        (norm, head.final_norm),
+    )
+    for own, theirs in copies:
+        given = theirs.state_dict()
+        for name, tensor in own.state_dict().items():
+            if name in given and given[name].shape == tensor.shape:
+                tensor.copy_(given[name])

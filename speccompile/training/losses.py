@@ -1,0 +1,26 @@
+"""Losses over the logits of many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+#: Columns of logits above which they are computed twice.
+WIDE = 2**14
+
+
+def cross_entropy(logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+    """Mean over rows ``[R, V]``; 0 of no rows."""
+    losses = logits.logsumexp(-1) - (probs * logits).sum(-1)
+    return losses.sum() / max(len(losses), 1)
+
+
+def less_memory(loss: Callable[..., torch.Tensor], *args: torch.Tensor, columns: int) -> torch.Tensor:
+    """``loss(*args)``. Of logits of more than :data:`WIDE` columns nothing is kept for the backward pass, which
+    computes them again: those of several draft steps would be in memory together."""
+    if columns <= WIDE or not torch.is_grad_enabled():
+        return loss(*args)
+    return cast(torch.Tensor, checkpoint(loss, *args, use_reentrant=False, preserve_rng_state=False))

@@ -1,0 +1,87 @@
+"""Heads of kinds other than EAGLE-3 are trained, and draft in their mode what the target would write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import speccompile
+from speccompile.errors import InvalidOption
+from speccompile.training import TrainedHead, TrainOptions, train_head
+from support.errors import raises
+from support.tiny import greedy
+from support.training_data import QUICK_BY_KIND, greedy_texts, learnable, quick_kind, write_texts
+
+PROMPT = 3
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return learnable()
+
+
+@pytest.fixture(scope="module")
+def texts(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts"), model, greedy_texts(model, 200))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_threads() -> Iterator[None]:
+    """The models are so small that threads only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=QUICK_BY_KIND)
+def trained(
+    model: LlamaForCausalLM,
+    texts: Path,
+    few_threads: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> TrainedHead:
+    return train_head(model, texts, tmp_path_factory.mktemp("head"), quick_kind(request.param), progress=False)
+
+
+def test_acceptance_rises_to_near_all_drafts(trained: TrainedHead) -> None:
+    first = trained.curve[min(trained.curve)]
+    assert trained.finished and trained.acceptance.length(3) > 3.6 > first.length(3)
+    assert len(trained.acceptance.rates) == 7
+
+
+def test_a_wrapped_model_accepts_as_many_and_writes_the_same_text(
+    model: LlamaForCausalLM, trained: TrainedHead
+) -> None:
+    prompts = greedy_texts(model, 12, new=1, seed=9)[:, :PROMPT].tolist()
+    options: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_len": 64, "backend": "eager"}
+    with speccompile.wrap(model, trained.mode, draft=trained.folder, **options) as spec:
+        made = [spec.generate(torch.tensor([prompt]), max_new_tokens=29)[0, PROMPT:].tolist() for prompt in prompts]
+        measured = spec.stats.acceptance_length
+    assert made == [greedy(model, prompt, 29) for prompt in prompts]
+    assert measured == pytest.approx(trained.acceptance.length(3), abs=0.4) and measured > 3.3
+
+
+def test_the_target_is_left_as_it_was(model: LlamaForCausalLM, trained: TrainedHead) -> None:
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_auto_finds_the_mode(model: LlamaForCausalLM, trained: TrainedHead) -> None:
+    options: dict[str, Any] = {"tiers": (0, 3), "max_len": 64, "backend": "eager"}
+    with speccompile.wrap(model, "auto", draft=trained.folder, **options) as spec:
+        assert spec.mode.name == trained.mode
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [("mtp", "layers", (0, 1)), ("mtp", "draft_vocab", 24), ("mtp", "layout", "specforge")],
+)
+def test_an_option_of_another_kind_is_refused(kind: str, name: str, value: Any) -> None:
+    with raises(InvalidOption, where="train_head", name=name):
+        TrainOptions(kind=kind, **{name: value})
