@@ -15,6 +15,7 @@ from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.heads import Eagle3Config, Eagle3Head, default_taps, load_eagle3, save_eagle3
 from speccompile.sampling.draft_vocab import target_ids
+from speccompile.training.beginnings import final_scale, layer_weights
 from speccompile.training.draft_vocab import default_size, most_frequent
 from speccompile.training.kinds import HeadKind
 from speccompile.training.teacher import Teacher
@@ -111,8 +112,7 @@ def _begin_as_target(head: Eagle3Head, target: PreTrainedModel, ids: torch.Tenso
     if late == head.config.hidden_size:
         head.fc.weight[:, -late:].add_(torch.eye(late))
     cast(torch.Tensor, head.lm_head.weight).copy_(lm_head.weight[ids.to(lm_head.weight.device)])
-    path, layers = decoder_layers(target)
-    last = dict(layers[-1].named_parameters())
+    last = layer_weights(decoder_layers(target)[1][-1])
     own = dict(head.layers[0].named_parameters())
     for name, parameter in own.items():
         given = last.get({"hidden_norm.weight": "input_layernorm.weight"}.get(name, name))
@@ -122,6 +122,6 @@ def _begin_as_target(head: Eagle3Head, target: PreTrainedModel, ids: torch.Tenso
             parameter.copy_(given)
         elif given.ndim == 2 and (given.shape[0], 2 * given.shape[1]) == tuple(parameter.shape):
             parameter[:, given.shape[1] :].copy_(given)
-    final = dict(target.get_submodule(path.rpartition(".")[0]).named_parameters()).get("norm.weight")
+    final = final_scale(target)
     if final is not None and final.shape == head.norm.weight.shape:
         head.norm.weight.copy_(final)

@@ -82,6 +82,12 @@ class Teacher:
         found = [F.linear(chunk, self.weight, self.bias).argmax(-1) for chunk in rows.split(CHUNK)]
         return torch.cat(found).view(final.shape[:-1]).to(final.device)
 
+    @torch.no_grad()
+    def probs(self, final: torch.Tensor) -> torch.Tensor:
+        """The distributions, float32 ``[R, V]``, that follow the final hidden states ``[R, M]``."""
+        with torch.autocast(final.device.type, enabled=False):
+            return F.linear(final.to(self.weight.dtype), self.weight, self.bias).float().softmax(-1)
+
     def _forward(self, input_ids: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         layers = decoder_layers(self.target)[1]
         tapped: dict[int, torch.Tensor] = {}

@@ -16,12 +16,15 @@ from speccompile.utils.numbers import python_numbers
 from speccompile.utils.options import OneOf, Options, WholeNumber, flag, option
 
 #: Kinds of heads, each in a module of its own; see :mod:`speccompile.training.kinds`.
-KINDS = ("eagle3", "mtp")
+KINDS = ("eagle3", "mtp", "block")
 #: Options that not all kinds have, and the kinds that have them.
 OF_KINDS = {
     "unroll": ("eagle3", "mtp"),
     "draft_vocab": ("eagle3",),
-    "layers": ("eagle3",),
+    "layers": ("eagle3", "block"),
+    "block_size": ("block",),
+    "blocks": ("block",),
+    "head_layers": ("block",),
     "layout": ("eagle3",),
 }
 
@@ -77,18 +80,20 @@ class TrainOptions(Options):
         metadata=option("Draft steps that are trained in a row, each on the head's own outputs.", WholeNumber(1)),
     )
     decay: float = field(
-        default=0.8, metadata=option("Weight of a draft step's loss relative to the one before.", Number(0, 1))
+        default=0.8, metadata=option("Weight of a draft token's loss relative to the one before.", Number(0, 1))
     )
     draft_vocab: int | None = field(
         default=None,
         metadata=option(
-            "Most frequent tokens, which an EAGLE-3 head can draft; by default 8192 of a vocabulary over 16384, else all.",
+            "Most frequent tokens, which an EAGLE-3 head can draft; by default 8192 of a vocabulary over 16384.",
             WholeNumber(2, or_none=True),
         ),
     )
     layers: Sequence[int] | None = field(
         default=None,
-        metadata=option("The target's layers whose outputs the head reads; EAGLE-3's three by default.", _layers),
+        metadata=option(
+            "The target's layers whose outputs the head reads; by default EAGLE-3's three, or DFlash's five.", _layers
+        ),
     )
     start: str = field(
         default="target",
@@ -129,6 +134,14 @@ class TrainOptions(Options):
         default="speculators",
         metadata=option("Of an EAGLE-3 head's checkpoint.", OneOf(("speculators", "specforge"))),
     )
+    block_size: int = field(
+        default=8,
+        metadata=option("Tokens of a block drafter's block: the newest token, and the drafts.", WholeNumber(2)),
+    )
+    blocks: int = field(
+        default=64, metadata=option("Most blocks of a text that a step trains, after random tokens.", WholeNumber(1))
+    )
+    head_layers: int = field(default=2, metadata=option("Decoder layers of a block drafter.", WholeNumber(1)))
 
     def described(self) -> dict[str, Any]:
         """What training depends on."""

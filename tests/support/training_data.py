@@ -24,13 +24,14 @@ QUICK: dict[str, Any] = dict(
 #: Heads of the other kinds that do.
 QUICK_BY_KIND: dict[str, dict[str, Any]] = {
     "mtp": dict(epochs=5, batch_tokens=512, learning_rate=5e-3, unroll=4, held_out=0.1, eval_every=20, warmup=0.1),
+    "block": dict(epochs=18, batch_tokens=512, learning_rate=8e-3, blocks=12, held_out=0.1, eval_every=40, warmup=0.1),
 }
 
 
-def learnable(seed: int = 0, spread: float = 0.08) -> LlamaForCausalLM:
+def learnable(seed: int = 0, spread: float = 0.08, kv_heads: int = 1) -> LlamaForCausalLM:
     """Its next token follows from the last one for the most part, and from the context the more the greater ``spread``,
     the size of its layers' weights, is."""
-    model = tiny_llama(seed, layers=3, hidden=32, heads=2, kv_heads=1, vocab=VOCAB, initializer_range=spread)
+    model = tiny_llama(seed, layers=3, hidden=32, heads=2, kv_heads=kv_heads, vocab=VOCAB, initializer_range=spread)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(torch.randn(VOCAB, 32, generator=generator))

@@ -1,0 +1,126 @@
+"""Training of heads that draft a block in one forward.
+
+Source: "DFlash" (2026, arXiv 2602.06036), section 4: blocks after random tokens of a text, and a loss that weighs the
+first draft tokens more; SpecForge, ``OnlineDFlashModel``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from speccompile.heads import DFlashHead
+from speccompile.training.acceptance import DraftCounts
+from speccompile.training.block_attention import BlocksAttention
+from speccompile.training.losses import cross_entropy, less_memory
+from speccompile.training.teacher import TargetStates, Teacher
+
+#: Positions in this order are spread evenly, however many are taken.
+GOLDEN = 0.6180339887498949
+
+
+class BlockTraining(nn.Module):
+    """A DFlash head and its loss.
+
+    A block starts with the token at position a of a text and drafts the tokens at a + 1, a + 2, ... from the target's
+    hidden states before a. The loss of draft i is the cross entropy with the target's distribution after position
+    a + i - 1; drafts have the weights 1, decay, decay^2, ... Blocks start at random positions, in eval mode at evenly
+    spread ones.
+
+    Args:
+        head: its own modules are trained. What it shares with the target is none of the submodules.
+        teacher: computes hidden states that a batch does not have.
+        blocks: most blocks of a text and step.
+        seed: of the positions at which they start.
+    """
+
+    steps: torch.Tensor
+
+    def __init__(self, head: DFlashHead, teacher: Teacher, *, blocks: int, decay: float, seed: int) -> None:
+        super().__init__()
+        self.fc, self.hidden_norm, self.layers, self.norm = head.fc, head.hidden_norm, head.layers, head.norm
+        self._shared, self._teacher = (head,), teacher
+        self._blocks, self._decay, self._seed = blocks, decay, seed
+        #: Training steps so far. Positions depend on it, so they do not depend on interruptions; torch's own random
+        #: state does, by the evaluations.
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=teacher.weight.device))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        loss_mask: torch.Tensor,
+        texts: torch.Tensor | None = None,
+        tapped: torch.Tensor | None = None,
+        final: torch.Tensor | None = None,
+        choices: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """A batch, see :class:`~speccompile.training.batches.Batches`.
+
+        Returns:
+            ``loss``, and in eval mode ``counts`` int64 ``[1, 2, K]``, accepted and judged drafts by position.
+        """
+        head, width = self._shared[0], input_ids.shape[1]
+        states = self._teacher.states(input_ids, tapped, final, choices)
+        starts, rows = self._starts(loss_mask)
+        left = self._drafts(head, input_ids, states, starts)
+        texts_of = torch.arange(len(input_ids), device=input_ids.device)[:, None].expand_as(starts)
+        counts = DraftCounts()
+        loss = torch.zeros((), device=input_ids.device)
+        for draft in range(1, head.config.block_size):
+            place = starts + draft
+            rows = rows & (place < width)
+            place = place.clamp(max=width - 1)
+            rows = rows & loss_mask[texts_of, place]
+            before = (texts_of, place - 1)
+            args = (left[:, :, draft][rows], states.final[before][rows])
+            loss = loss + self._decay ** (draft - 1) * less_memory(self._loss, *args, columns=len(self._teacher.weight))
+            if not self.training:
+                drafts = torch.full_like(starts, -1)
+                drafts[rows] = self._logits(left[:, :, draft][rows]).argmax(-1)
+                counts.add(rows, drafts, states.choices[before], input_ids[texts_of, place])
+        return {"loss": loss} if self.training else {"loss": loss, "counts": counts.total()[None]}
+
+    def _starts(self, loss_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions ``[B, N]`` at which blocks start, and bool ``[B, N]`` which of them have a draft to learn. Token
+        and first draft are tokens to learn from, as the rows of heads that draft in a chain."""
+        width, device = loss_mask.shape[1], loss_mask.device
+        learnt = loss_mask.clone()
+        # Nothing is known before the first token.
+        learnt[:, 0] = False
+        learnt[:, :-1] &= loss_mask[:, 1:]
+        learnt[:, -1] = False
+        if self.training:
+            generator = torch.Generator().manual_seed(self._seed * 2**32 + int(self.steps))
+            order = torch.rand(learnt.shape, generator=generator).to(device)
+            self.steps += 1
+        else:
+            order = (torch.arange(width, device=device) * GOLDEN % 1).expand(learnt.shape)
+        count = min(self._blocks, max(int(learnt.sum(1).max()), 1))
+        starts = order.masked_fill(~learnt, 2.0).topk(count, largest=False).indices
+        return starts, learnt.gather(1, starts)
+
+    def _drafts(
+        self, head: DFlashHead, input_ids: torch.Tensor, states: TargetStates, starts: torch.Tensor
+    ) -> torch.Tensor:
+        """What the head's norm leaves at the places of each block, ``[B, N, block, M]``."""
+        size, device, dtype = head.config.block_size, input_ids.device, head.fc.weight.dtype
+        blocks = torch.full((*starts.shape, size), head.config.mask_token_id, device=device)
+        blocks[:, :, 0] = input_ids.gather(1, starts)
+        positions = starts[:, :, None] + torch.arange(size, device=device)
+        context = head.context(states.tapped.to(dtype))
+        known = head.context_kv(context, torch.arange(input_ids.shape[1], device=device).expand_as(input_ids))
+        with torch.no_grad():
+            embedded = head.embed(blocks.flatten(1)).to(dtype)
+        left = head.read(embedded, positions.flatten(1), BlocksAttention(known, starts))
+        normed: torch.Tensor = head.norm(left)
+        return normed.unflatten(1, (starts.shape[1], size))
+
+    def _logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """``[..., V]``, by the target's lm_head, in its dtype."""
+        teacher = self._teacher
+        return F.linear(normed.to(teacher.weight.dtype), teacher.weight, teacher.bias)
+
+    def _loss(self, left: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+        """Of rows ``[R, M]`` and the target's hidden states before their drafts ``[R, M]``."""
+        return cross_entropy(self._logits(left).float(), self._teacher.probs(final))

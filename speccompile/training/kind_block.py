@@ -1,0 +1,95 @@
+"""DFlash heads: how they begin, what trains them, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.errors import InvalidHead, InvalidOption
+from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.heads import DFlashConfig, DFlashHead, save_dflash
+from speccompile.modes.dflash.config import spread_taps
+from speccompile.modes.dflash.head import SOURCE
+from speccompile.training.beginnings import final_scale, layer_weights
+from speccompile.training.blocks import BlockTraining
+from speccompile.training.kinds import HeadKind
+from speccompile.training.teacher import Teacher
+
+
+class Training(HeadKind):
+    """``head_layers`` layers of the target's own sizes over up to five of its layers. Embedding and lm_head are the
+    target's, and stay."""
+
+    mode: ClassVar[str] = "dflash"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        count, given = len(decoder_layers(self.target)[1]), self.options.layers
+        if given is None:
+            # The last layer is read after the final norm, unlike the others.
+            if count < 2:
+                raise InvalidHead(
+                    source=SOURCE, reason="the target has a single layer, and the head reads one before the last"
+                )
+            return tuple(tap for tap in spread_taps(count) if tap < count - 1) or (0,)
+        if given[-1] >= count - 1:
+            reason = f"a block drafter is trained over the layers 0 .. {count - 2} of this target"
+            raise InvalidOption(where="train_head", name="layers", value=list(given), reason=reason)
+        return tuple(given)
+
+    def build(self, counts: torch.Tensor, always: Collection[int]) -> DFlashHead:
+        text = self.target.config.get_text_config(decoder=True)
+        config = DFlashConfig.for_target(
+            self.target,
+            mask_token_id=_mask_token(counts, always),
+            taps=self.taps,
+            block_size=self.options.block_size,
+            num_hidden_layers=self.options.head_layers,
+            max_position_embeddings=getattr(text, "max_position_embeddings", None) or 2048,
+            rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.options.seed)
+            head = DFlashHead(config, self.target)
+        if self.options.start == "target":
+            _begin_as_target(head, self.target)
+        for own in head.own:
+            own.to(torch.float32)
+        return head
+
+    def training(self, head: nn.Module, teacher: Teacher) -> BlockTraining:
+        options = self.options
+        sizes: dict[str, Any] = dict(blocks=options.blocks, decay=options.decay, seed=options.seed)
+        return BlockTraining(cast(DFlashHead, head), teacher, **sizes)
+
+    def save(self, head: nn.Module, folder: Path) -> None:
+        save_dflash(cast(DFlashHead, head), folder)
+
+
+def _mask_token(counts: torch.Tensor, always: Collection[int]) -> int:
+    """The last one of the tokens that are learnt least often, and that end no text."""
+    counts = counts.clone()
+    counts[[token for token in always if 0 <= token < len(counts)]] += 1
+    return int((counts == counts.min()).nonzero()[-1])
+
+
+@torch.no_grad()
+def _begin_as_target(head: DFlashHead, target: PreTrainedModel) -> None:
+    """Copy what the target's last layers and final norm have of the same name and shape. The projection of the context
+    passes the last of the tapped layers on."""
+    size = head.config.hidden_size
+    head.fc.weight[:, -size:].add_(torch.eye(size, dtype=head.fc.weight.dtype, device=head.fc.weight.device))
+    layers: list[nn.Module] = list(decoder_layers(target)[1])
+    for own, theirs in zip(reversed(head.layers), reversed(layers), strict=False):
+        given = layer_weights(theirs)
+        for name, parameter in own.named_parameters():
+            if name in given and given[name].shape == parameter.shape:
+                parameter.copy_(given[name])
+    final = final_scale(target)
+    if final is not None and final.shape == head.norm.weight.shape:
+        head.norm.weight.copy_(final)
