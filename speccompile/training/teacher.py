@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import UnsupportedModel
 from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.training.after_lm_head import AfterLmHead, possible
 
-#: Largest difference between logits and the linear of the final hidden state, relative to the greatest logit.
+#: Largest difference between logits and what is computed from the final hidden state, relative to the greatest logit.
 TOLERANCE = 0.02
 #: Positions whose whole logits are in memory at a time.
 CHUNK = 2048
@@ -43,7 +44,11 @@ class Teacher:
         taps: decoder layers whose outputs are wanted.
 
     Raises:
-        UnsupportedModel: its logits are not a linear of the hidden state that its lm_head reads.
+        UnsupportedModel: its logits are not a linear of the hidden state that its lm_head reads, times a factor and
+            capped as its config has it.
+
+    Attributes:
+        after: what the target does to its lm_head's output.
     """
 
     def __init__(self, target: PreTrainedModel, taps: Sequence[int]) -> None:
@@ -54,7 +59,7 @@ class Teacher:
         self._lm_head: nn.Module = lm_head
         self.weight: torch.Tensor = lm_head.weight.detach()
         self.bias: torch.Tensor | None = None if getattr(lm_head, "bias", None) is None else lm_head.bias.detach()
-        self._check_linear()
+        self.after = self._after_lm_head()
 
     @torch.no_grad()
     def read(self, input_ids: torch.Tensor) -> TargetStates:
@@ -79,14 +84,16 @@ class Teacher:
     def choices(self, final: torch.Tensor) -> torch.Tensor:
         """The likeliest tokens, int64 ``[...]``, of final hidden states ``[..., M]``."""
         rows = final.flatten(0, -2).to(self.weight.device, self.weight.dtype)
-        found = [F.linear(chunk, self.weight, self.bias).argmax(-1) for chunk in rows.split(CHUNK)]
+        # A cap rounds logits to equal ones; the target chooses the first of these.
+        found = [self.after(F.linear(chunk, self.weight, self.bias)).argmax(-1) for chunk in rows.split(CHUNK)]
         return torch.cat(found).view(final.shape[:-1]).to(final.device)
 
     @torch.no_grad()
     def probs(self, final: torch.Tensor) -> torch.Tensor:
         """The distributions, float32 ``[R, V]``, that follow the final hidden states ``[R, M]``."""
         with torch.autocast(final.device.type, enabled=False):
-            return F.linear(final.to(self.weight.dtype), self.weight, self.bias).float().softmax(-1)
+            linear = F.linear(final.to(self.weight.dtype), self.weight, self.bias)
+            return self.after(linear.float()).softmax(-1)
 
     def _forward(self, input_ids: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         layers = decoder_layers(self.target)[1]
@@ -107,12 +114,23 @@ class Teacher:
         return (torch.cat([tapped[layer] for layer in self.taps], dim=-1), final[0]), result.logits
 
     @torch.no_grad()
-    def _check_linear(self) -> None:
+    def _after_lm_head(self) -> AfterLmHead:
+        """The function that reproduces the target's logits of a few tokens best.
+
+        Raises:
+            UnsupportedModel: none does.
+        """
         vocab = self.weight.shape[0]
         (_, final), logits = self._forward(torch.arange(min(16, vocab))[None])
         linear = F.linear(final, self.weight, self.bias)
-        if float((linear - logits).abs().max()) > TOLERANCE * float(logits.abs().max()):
-            reason = "its logits are not a linear of the final hidden state (a scale or a soft cap follows)"
-            raise UnsupportedModel(
-                model=type(self.target).__name__, reason=f"{reason}, which training does not support"
+        found = list(possible(self.target.config.get_text_config(decoder=True)))
+        differences = [float((after(linear) - logits).abs().max()) for after in found]
+        least = min(differences)
+        if not least <= TOLERANCE * float(logits.abs().max()):
+            reason = (
+                "its logits are not a linear of the final hidden state, nor one with a factor or a soft cap that its"
             )
+            raise UnsupportedModel(
+                model=type(self.target).__name__, reason=f"{reason} config names, which training does not support"
+            )
+        return found[differences.index(least)]

@@ -83,7 +83,8 @@ def train_head(
         InvalidOption: the target does not have that layer, or the library accelerate is not installed.
         InvalidInput: the texts are of another target, or too few; the folder has a training of other options.
         InvalidHead: there cannot be such a head for this target.
-        UnsupportedModel: the target's logits are not a linear of its final hidden state.
+        UnsupportedModel: the target's logits are not a linear of its final hidden state, times a factor and capped as
+            its config has it.
         ModelInTraining: the target is in training mode.
         TrainingDiverged: the loss is not finite.
         TrainingNotSaved: the disk does not take what is written.

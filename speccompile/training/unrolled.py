@@ -120,7 +120,7 @@ class UnrolledTraining(nn.Module):
         """The target's distribution over the draft vocabulary after the positions ``rows`` (bool ``[B, T]``), float32
         ``[R, Vd]``, and which of its rows each position has, int64 ``[B, T]``."""
         with torch.autocast(final.device.type, enabled=False):
-            probs = F.linear(final[rows].float(), self.weight, self.bias).softmax(-1)
+            probs = self._teacher.after(F.linear(final[rows].float(), self.weight, self.bias)).softmax(-1)
         return probs, (rows.flatten().cumsum(0) - 1).view_as(rows)
 
 
