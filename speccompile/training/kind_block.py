@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -12,12 +13,13 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.graph_capture.model_info import decoder_layers
-from speccompile.heads import DFlashConfig, DFlashHead, save_dflash
+from speccompile.heads import DFlashConfig, DFlashHead, load_dflash, save_dflash
+from speccompile.modes.dflash.checkpoints import assistant_config
 from speccompile.modes.dflash.config import spread_taps
 from speccompile.modes.dflash.head import SOURCE
 from speccompile.training.beginnings import final_scale, layer_weights
 from speccompile.training.blocks import BlockTraining
-from speccompile.training.kinds import HeadKind
+from speccompile.training.kinds import NEW, HeadKind
 from speccompile.training.teacher import Teacher
 
 
@@ -29,6 +31,8 @@ class Training(HeadKind):
 
     @property
     def taps(self) -> tuple[int, ...]:
+        if self._given is not None:
+            return self._given.config.taps
         count, given = len(decoder_layers(self.target)[1]), self.options.layers
         if given is None:
             # The last layer is read after the final norm, unlike the others.
@@ -42,7 +46,29 @@ class Training(HeadKind):
             raise InvalidOption(where="train_head", name="layers", value=list(given), reason=reason)
         return tuple(given)
 
+    @cached_property
+    def _given(self) -> DFlashHead | None:
+        """The head that the training begins with, in float32; None for a new one."""
+        options = self.options
+        if options.start in NEW:
+            return None
+        if options.layers is not None:
+            reason = f"the head {options.start} has its own; leave it out"
+            raise InvalidOption(where="train_head", name="layers", value=options.layers, reason=reason)
+        head = load_dflash(options.start, self.target)
+        last = len(decoder_layers(self.target)[1]) - 1
+        # What cannot be written is not trained.
+        assistant_config(head, "float32")
+        if any(head.config.windows) or last in head.config.taps:
+            reason = "only heads without a sliding window that do not read the target's last layer are trained"
+            raise InvalidHead(source=options.start, reason=reason)
+        for own in head.own:
+            own.to(torch.float32).requires_grad_(True)
+        return head
+
     def build(self, counts: torch.Tensor, always: Collection[int]) -> DFlashHead:
+        if self._given is not None:
+            return self._given
         text = self.target.config.get_text_config(decoder=True)
         config = DFlashConfig.for_target(
             self.target,

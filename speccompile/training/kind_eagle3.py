@@ -17,12 +17,9 @@ from speccompile.heads import Eagle3Config, Eagle3Head, default_taps, load_eagle
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.beginnings import final_scale, layer_weights
 from speccompile.training.draft_vocab import default_size, most_frequent
-from speccompile.training.kinds import HeadKind
+from speccompile.training.kinds import NEW, HeadKind
 from speccompile.training.teacher import Teacher
 from speccompile.training.unrolled import UnrolledTraining
-
-#: Initial weights that are not those of a head.
-NEW = ("target", "random")
 
 
 class Training(HeadKind):

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.graph_capture.model_info import decoder_layers
-from speccompile.heads import MtpHead, save_mtp
+from speccompile.heads import MtpHead, load_mtp, save_mtp
 from speccompile.modes.mtp.head import norm_of
-from speccompile.training.kinds import HeadKind
+from speccompile.training.kinds import NEW, HeadKind
 from speccompile.training.mtp_chain import MtpChain
 from speccompile.training.teacher import Teacher
 from speccompile.training.unrolled import UnrolledTraining
@@ -34,8 +34,11 @@ class Training(HeadKind):
         return (len(decoder_layers(self.target)[1]) - 1,)
 
     def build(self, counts: torch.Tensor, always: Collection[int]) -> MtpHead:
-        head = MtpHead.random(self.target, 1, self.options.seed)
-        _begin(head, self.target, as_target=self.options.start == "target")
+        if self.options.start in NEW:
+            head = MtpHead.random(self.target, 1, self.options.seed)
+            _begin(head, self.target, as_target=self.options.start == "target")
+        else:
+            head = load_mtp(self.options.start, self.target).first()
         chain = MtpChain(head)
         for own in (head.layers, head.norms):
             own.to(torch.float32).requires_grad_(True)

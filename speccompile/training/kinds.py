@@ -15,6 +15,9 @@ from transformers import PreTrainedModel
 from speccompile.training.teacher import Teacher
 from speccompile.training.train_options import KINDS, TrainOptions
 
+#: Initial weights that are not those of a head.
+NEW = ("target", "random")
+
 
 class HeadKind(ABC):
     """How a kind of head is trained. One is made for each training.

@@ -76,6 +76,14 @@ def test_the_target_is_left_as_it_was(model: LlamaForCausalLM, trained: TrainedH
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_head_is_trained_further(
+    kind: str, model: LlamaForCausalLM, texts: Path, trained: TrainedHead, tmp_path: Path
+) -> None:
+    options = quick_kind(kind, epochs=1, start=str(trained.folder), learning_rate=1e-5)
+    found = train_head(model, texts, tmp_path, options, progress=False)
+    assert found.acceptance.length(3) == pytest.approx(trained.acceptance.length(3), abs=0.1)
+
+
 def test_auto_finds_the_mode(model: LlamaForCausalLM, trained: TrainedHead) -> None:
     options: dict[str, Any] = {"tiers": (0, 3), "max_len": 64, "backend": "eager"}
     with speccompile.wrap(model, "auto", draft=trained.folder, **options) as spec:

@@ -69,7 +69,7 @@ def save_dflash(head: DFlashHead, folder: str | Path, *, dtype: torch.dtype = to
         InvalidHead: transformers' class cannot be what the head is.
         OSError: the disk does not take it.
     """
-    config = _assistant_config(head, str(dtype).removeprefix("torch."))
+    config = assistant_config(head, str(dtype).removeprefix("torch."))
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -81,7 +81,12 @@ def save_dflash(head: DFlashHead, folder: str | Path, *, dtype: torch.dtype = to
     write_whole(path / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
 
 
-def _assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:
+def assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:
+    """The config of transformers' assistant model.
+
+    Raises:
+        InvalidHead: its class cannot be what the head is.
+    """
     config, scale = head.config, embedding_scale(head.embed_tokens)
     plain = (config.embedding_scale, config.logit_scale, config.logit_softcap) == (scale, 1.0, None)
     windows = {window for window in config.windows if window is not None}
