@@ -342,7 +342,7 @@ class QueueFull(SpecCompileError):
 
 class UndecidedLogits(SpecCompileError):
     template = (
-        "no next token can be chosen behind token {position} of the text: the model's logits are NaN, or all of them "
+        "no next token can be chosen after token {position} of the text: the model's logits are NaN, or all of them "
         "-inf (look for NaN or overflow in its weights, or load it in float32), or the request's own options, or the "
         "logits processors given to wrap, forbid every token."
     )

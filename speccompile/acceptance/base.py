@@ -28,7 +28,7 @@ class Rule(ABC):
     needs_draft_probs: ClassVar[bool] = False
     #: It decides nothing about tokens that are drawn: requests that sample are refused.
     greedy_only: ClassVar[bool] = False
-    #: Rows get as many drafts as the tier has places, whatever the drafter proposes.
+    #: Rows get as many drafts as the tier has places, also where the drafter proposes fewer.
     fills_drafts: ClassVar[bool] = False
     #: It may accept what a request's options forbid: requests whose every token has to be an allowed one are refused.
     breaks_guides: ClassVar[bool] = False

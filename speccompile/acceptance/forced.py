@@ -1,4 +1,4 @@
-"""``forced``: so many drafts are accepted, whatever they are. For benchmarks: the text is garbage.
+"""``forced``: a given number of drafts is accepted, right or wrong. For benchmarks: the text is garbage.
 
 As TensorRT-LLM's ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS`` and vLLM's synthetic acceptance, but the accepted
 tokens are the draft tokens, and missing drafts are filled, so that text and KV agree; or by a recorded trace.
@@ -110,7 +110,7 @@ class Forced(Rule):
             wish = f"at rates {self.rates} draft tokens"
         else:
             wish = f"{self.accepted:g} draft tokens"
-        return f"FOR BENCHMARKS, the text is garbage: {wish} are accepted, whatever they are"
+        return f"FOR BENCHMARKS, the text is garbage: {wish} are accepted, right or wrong"
 
 
 def from_environment() -> Forced | None:

@@ -19,7 +19,7 @@ from speccompile.acceptance.coins import CoinRule, offered_mass
 class Rejection(CoinRule):
     """Accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first rejection draw from max(p - q, 0).
 
-    A drafter without probabilities counts as certain (q = 1 at its draft), which is lossless whatever it knew. The text
+    A drafter without probabilities counts as certain (q = 1 at its draft), which is lossless for any draft. The text
     depends on the drafts, its distribution does not. Greedy requests are decided as by ``exact``.
     """
 
@@ -34,7 +34,7 @@ class Rejection(CoinRule):
         coins: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         offered, ids, mass = offered_mass(probs, drafts, draft_lens, draft_probs)
-        # Strictly: of probability 0 nothing is accepted, whatever the coin.
+        # Strictly: a draft of probability 0 is never accepted.
         passes = coins * mass.gather(-1, ids)[..., 0] < probs[:, : drafts.shape[1]].gather(-1, ids)[..., 0]
         accepted = (passes & offered).long().cumprod(1).sum(1)
         # After a row's last draft nothing was offered, and nothing is taken away.

@@ -11,7 +11,7 @@ from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
-#: Most steps of a trace. The tensor has this size whatever the trace, so that sizes do not depend on it.
+#: Most steps of a trace. The tensor has this size for every trace, so that no size depends on one.
 CAPACITY = 4096
 
 STATE = ("forced_trace", "forced_steps")

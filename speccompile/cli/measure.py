@@ -149,7 +149,7 @@ def measure(
     Returns:
         The runs of each variant by its name, in the order of the prompts.
     """
-    # The longest prompt warms up, so that whatever a variant sizes by its input has its size from then on.
+    # The longest prompt warms up, so that buffers which a variant sizes by its input stay as they are.
     longest = max(prompts, key=lambda ids: ids.shape[1])
     for variant in variants:
         variant.generate(longest, min(new_tokens, _WARM_UP_TOKENS), Clock())

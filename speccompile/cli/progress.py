@@ -1,4 +1,4 @@
-"""Signs of life on stderr, for whatever takes longer than two seconds."""
+"""Progress on stderr, of tasks that take longer than two seconds."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class BuildConfig:
 
     @property
     def row_fixed(self) -> bool:
-        """All kernels keep a row's order of sums, whatever is computed beside it."""
+        """In all kernels a row's order of sums does not depend on other rows."""
         return self.kernels.native and self.route == "attention"
 
     @property

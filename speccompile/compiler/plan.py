@@ -256,5 +256,5 @@ def warn_of_positions(model: PreTrainedModel, info: ModelInfo, max_len: int) -> 
     if positions is not None and max_len > positions:
         warn_caller(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
-            "its text may degrade behind them, as in transformers",
+            "its text may degrade after them, as in transformers",
         )

@@ -80,7 +80,7 @@ class Arena(Mapping[str, torch.Tensor]):
                 self._tensors[name].copy_(before)
 
     def reset_slot(self, slot: int) -> None:
-        """Set everything a former owner of ``slot`` could leave behind to its fill value (KV is dead by length)."""
+        """Set all state that a former owner of ``slot`` may have written to its fill value (KV is dead by length)."""
         for name, tensor in self.layout.tensors.items():
             if tensor.reset:
                 self._tensors[name][slot].fill_(tensor.fill)

@@ -16,7 +16,7 @@ from speccompile.utils.tracer_isolation import exported_alone
 
 
 def exported(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
-    """``module`` traced in this interpreter, without autograd. Raises whatever export does."""
+    """``module`` traced in this interpreter, without autograd. Raises the errors of ``torch.export``."""
     with one_build(), exported_alone(), torch.no_grad(), _without_stack_traces(), without_fake_cache():
         return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=False)
 

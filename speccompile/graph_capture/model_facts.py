@@ -39,7 +39,7 @@ NO_FORWARD_READS = frozenset(
     )
 )
 #: Attributes of modules that no forward in eval mode computes with. Of transformers' models, but not of their layers,
-#: these are also all names with an underscore in front.
+#: these are also all names that begin with an underscore.
 BOOKKEEPING = (frozenset(vars(nn.Module())) - {"training"}) | frozenset(
     (
         "_is_hf_initialized",

@@ -135,7 +135,7 @@ def _key(model: PreTrainedModel, info: ModelInfo) -> str:
 
 
 def _head_key(head: nn.Module, info: ModelInfo) -> str:
-    """The same; a head's configuration is whatever its modules hold, its code this package and what lies beside their
+    """The same; a head's configuration is all that its modules hold, its code this package and what lies beside their
     files."""
     every = vars(nn.Module())
     settings = [

@@ -22,8 +22,8 @@ def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """Texts that match ``pattern`` as a whole.
 
     Args:
-        pattern: in the syntax of Rust's ``regex``: no look-around, no back-references. ``^`` in front and ``$`` at the
-            end are allowed, and mean nothing here.
+        pattern: in the syntax of Rust's ``regex``: no look-around, no back-references. ``^`` at the beginning and
+            ``$`` at the end are allowed, and mean nothing here.
         tokenizer: of the model, a fast one.
 
     Raises:

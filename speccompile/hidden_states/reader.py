@@ -36,7 +36,7 @@ class SavedHiddenStates(Mapping[str, Record]):
                 continue
             about, ids = header
             if self.about not in (None, about):
-                reason = f"{path.name} is about {about}, and files in front of it about {self.about}"
+                reason = f"{path.name} is about {about}, and files before it about {self.about}"
                 raise InvalidInput(name=f"the folder {folder}", reason=reason)
             self.about = about
             self._places.update({id: (path, index) for index, id in enumerate(ids)})

@@ -67,7 +67,7 @@ class Composed(ReadyMode):
     Args:
         drafters: in the order in which they are asked.
         min_score: expected accepted tokens.
-        last_always: the last drafter's draft counts, whatever it expects.
+        last_always: the last drafter's draft passes with any score.
     """
 
     drafters: tuple[ReadyMode, ...] = ()

@@ -32,7 +32,7 @@ class DraftTarget(SplitMode):
     Args:
         draft: a transformers causal LM in eval mode on the target's device, a folder, or a hub id (loaded in the
             target's dtype); or ``"self:int8"``: the target itself with weights rounded to int8.
-        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
+        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
             the draft model was made for (``max_position_embeddings``).
         draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own before the target's.
@@ -114,7 +114,7 @@ class DraftTarget(SplitMode):
 
     def explain(self) -> str:
         who = "the target with weights rounded to int8" if self.draft == SELF_INT8 else _shown(self.draft)
-        return f"{who} drafts, with KV of its own, {'inside' if self.fused else 'in front'} of the step"
+        return f"{who} drafts, with KV of its own, {'inside' if self.fused else 'before'} the step"
 
 
 def _shown(draft: Any) -> str:

@@ -189,7 +189,7 @@ def lookup_first(lookups: tuple[ReadyMode, ...], network_mode: NetworkMode, **op
     Args:
         options: of :class:`~speccompile.modes.composed.Composed`.
     """
-    # A step keeps the network warm, whatever drafts; what drafts is in executables of its own anyway.
+    # Every step keeps the network warm. Drafting is in separate executables.
     if "fused" in network_mode.options():
         network_mode = replace(network_mode, fused=True)  # type: ignore[call-arg]
     return LookupFirst(Composed(lookups, last_always=False, **options), network_mode)

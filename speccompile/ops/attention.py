@@ -1,4 +1,4 @@
-"""Attention of a step's rows over their own slots of the KV arena: ONE op, whatever the family.
+"""Attention of a step's rows over their own slots of the KV arena: one op for all families.
 
 Two entries with the same meaning. ``attention`` reads exactly the live part of the cache.
 ``attention_fixed_order`` reads whole blocks of ``BLOCK`` keys from the first one on, so that the order of reduction

@@ -1,4 +1,4 @@
-"""The token of each place: ONE op, whatever chooses it. Greedily, or by noise that follows from integers alone."""
+"""The token of each place, chosen greedily or by noise that follows from integers alone: one op for both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The C++ ops as graphs see them. What they compute is fixed for each row: its result has the same bits whatever other
-rows are computed with it. Kernels: ``ops/cpu/csrc/kernels``."""
+"""The C++ ops as graphs see them. What they compute is fixed for each row: its result has the same bits with any
+other rows beside it. Kernels: ``ops/cpu/csrc/kernels``."""
 
 from __future__ import annotations
 

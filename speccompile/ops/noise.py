@@ -64,7 +64,7 @@ def keys(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.
 
 
 def bits(key: torch.Tensor, count: int) -> torch.Tensor:
-    """32 bits for each place and id, int32 ``[B, T, count]``, the same for an id whatever ``count`` is.
+    """32 bits for each place and id, int32 ``[B, T, count]``, the same for an id with any ``count``.
 
     Two rounds of Wellons' "lowbias32" around the two halves of the key.
     """

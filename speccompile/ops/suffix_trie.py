@@ -1,7 +1,7 @@
 """A trie of all substrings of texts, up to a depth, with how often each occurs: what suffix decoding drafts from.
 
 After Oliaro et al., "SuffixDecoding" (2024), and Snowflake's ArcticInference. One token costs as many steps as the trie
-is deep, whatever the length of the text, and S tokens have at most ``S * depth`` nodes: state is bounded, lies in the
+is deep, for a text of any length, and S tokens have at most ``S * depth`` nodes: state is bounded, lies in the
 arena, and is the same whether a text came at once or token by token.
 """
 

@@ -105,8 +105,8 @@ class Done:
 
 
 class Chooser(Protocol):
-    """A policy at work. Both methods are called in the order of the steps; a step may be chosen before those in front
-    of it have been reported."""
+    """A policy at work. Both methods are called in the order of the steps; a step may be chosen before the results
+    of earlier ones have been reported."""
 
     def choose(self, upcoming: Upcoming) -> int:
         """The draft length of the next step."""

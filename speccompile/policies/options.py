@@ -72,7 +72,7 @@ def check_candidates(policy: str, candidates: Any, *, by_rows: bool) -> None:
         return
     if isinstance(candidates, Mapping):
         if not by_rows:
-            refuse("one list of draft lengths is wanted, whatever the number of rows")
+            refuse("one list of draft lengths is wanted, for all numbers of rows")
         if 1 not in candidates:
             refuse("it does not say what one row uses")
         for rows in candidates:

@@ -40,7 +40,7 @@ def parse_policy(policy: str | AnyPolicy, tiers: Collection[int]) -> AnyPolicy:
 
 
 def read_policy(text: str) -> AnyPolicy:
-    """The policy that ``text`` names, whatever tiers are built. Raises: InvalidPolicy."""
+    """The policy that ``text`` names; its tiers may not exist. Raises: InvalidPolicy."""
     kind, _, rest = text.partition(":")
     if kind == "fixed":
         return Fixed(_whole(rest, text))

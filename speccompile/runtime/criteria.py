@@ -64,7 +64,7 @@ Criterion = TypeVar("Criterion")
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the rows of a call end, whatever its criteria answer.
+    """Where the rows of a call end besides its stopping criteria.
 
     Args:
         new_tokens: most new tokens of a row.

@@ -228,7 +228,7 @@ class Engine:
             do_sample: Whether tokens are drawn; otherwise the most likely one is chosen. None is what the
                 generation_config says.
             seed: Seed of what is drawn. 0 to 2**63 - 1; None takes one from torch's default generator. The same seed
-                and options give the same text, whatever drafts and whatever runs beside it. A greedy request draws
+                and options give the same text, with any drafts and beside any other requests. A greedy request draws
                 nothing: it may have a seed, as other requests of the same caller do, and its text is the same with any.
             priority: Of two waiting requests, the one with the larger number goes first.
             num_draft_tokens: Most draft tokens of a step, 0 for none. None is as many as the tier has. The text is the

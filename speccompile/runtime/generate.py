@@ -127,7 +127,7 @@ def decode(
     criteria: StoppingCriteriaList | None = None,
     record: bool = False,
 ) -> list[Request]:
-    """Decode all prompts to their end, beside whatever else the engine runs.
+    """Decode all prompts to their end, beside the engine's other requests.
 
     The engine has at most ``2 * max_batch`` of them at a time, so that a call with many prompts leaves room in the
     queue for other callers.
@@ -215,7 +215,7 @@ def _warn_of_truncation(requests: list[Request], max_len: int) -> None:
 
 
 def padded(input_ids: torch.Tensor, requests: list[Request], pad: int) -> torch.Tensor:
-    """``[B, P + new]`` as transformers returns it: the prompts as given, rows that ended earlier padded behind."""
+    """``[B, P + new]`` as transformers returns it: the prompts as given, shorter rows padded at their end."""
     longest = max(len(request.new_tokens) for request in requests)
     rows = [request.new_tokens + [pad] * (longest - len(request.new_tokens)) for request in requests]
     new = torch.tensor(rows, dtype=torch.int64, device=input_ids.device)

@@ -97,7 +97,7 @@ def read_prompts(
         if not bool(kept[row, input_ids.shape[1] - length :].all()):
             raise InvalidInput(
                 name="attention_mask",
-                reason=f"row {row} has padding behind or between its tokens; pad on the left "
+                reason=f"row {row} has padding after or between its tokens; pad on the left "
                 "(tokenizer.padding_side = 'left')",
             )
         prompts.append(input_ids[row, input_ids.shape[1] - length :].tolist())

@@ -9,7 +9,7 @@ from typing import Any
 from speccompile.errors import InvalidOption
 from speccompile.runtime.stats import SECONDS, SHARES, Latencies, Stats
 
-#: Counters of :class:`Stats`, by the name that Prometheus shows (with ``speccompile_`` in front).
+#: Counters of :class:`Stats`, by the name that Prometheus shows (after ``speccompile_``).
 TOTALS = {
     "steps": "Runs of a tier.",
     "no_proposal_steps": "Steps in which no row had a draft to judge.",

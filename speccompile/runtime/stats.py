@@ -89,7 +89,7 @@ class Stats(Counters):
     ``steps`` counts runs of a tier, each one target pass over all rows, so it equals ``target_passes`` for drafts in a
     chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``. ``tier_steps`` counts
     steps by draft length, ``rows_steps`` by the row count of the executable; ``tier_seconds`` are what those
-    took, launch and results. In ``no_proposal_steps`` no row had a draft to judge, whatever the tier.
+    took, launch and results. ``no_proposal_steps`` counts steps of any tier in which no row had a draft.
     ``prefill_tokens`` are those read in ``prefill_passes`` and along with decode steps.
     ``request_shares[j]`` are the ended requests that had a draft at position j, by the share of these that was
     accepted: so many in each range that ends at one of :data:`SHARES`; ``request_share_sums[j]`` are these shares' sum.

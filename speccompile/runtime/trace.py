@@ -41,7 +41,7 @@ class Recorder:
         self._line({"format": FORMAT, "draft_lens": list(draft_lens), "costs": known, "ready": ready})
 
     def add(self, done: Done, offered: Sequence[int]) -> None:
-        """One step; ``offered`` is how many drafts each row had, whatever the tier had room for."""
+        """One step; ``offered`` is the number of drafts of each row, also where the tier verifies fewer."""
         line: dict[str, Any] = {
             "k": done.draft_len,
             "requests": done.requests,

@@ -66,8 +66,8 @@ class FollowGuide(Processor):
         for step in range(-drafted, scores.shape[1]):
             if step >= 0:
                 scores[:, step].masked_fill_(~automata.tokens(now), float("-inf"))
-            behind = (length + step).clamp(max=context.shape[1] - 1)
-            now = automata.move(now, context.gather(1, behind[:, None])[:, 0])
+            place = (length + step).clamp(max=context.shape[1] - 1)
+            now = automata.move(now, context.gather(1, place[:, None])[:, 0])
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         self.call(scores, context, length, 0, state)

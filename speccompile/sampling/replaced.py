@@ -62,12 +62,12 @@ def replace_built_in(where: str, values: Mapping[str, Any], order: Sequence[str]
         return dict(values)
     replaced = [name for name in order if name in replacing]
     first = replaced[0]
-    behind = [name for name in order[order.index(first) :] if name in values and name not in replacing]
-    if behind:
+    later = [name for name in order[order.index(first) :] if name in values and name not in replacing]
+    if later:
         reason = (
-            f"logits_processor has a {type(replacing[first]).__name__}, which takes its place in transformers, in "
-            f"front of {behind[0]}, and would be called behind it here; leave out {first} (the processor is then "
-            "behind it in transformers too), or the processor"
+            f"logits_processor has a {type(replacing[first]).__name__}, which takes its place in transformers, before "
+            f"{later[0]}, and would be called after it here; leave out {first} (the processor is then "
+            "called after it in transformers too), or the processor"
         )
         raise InvalidOption(where=where, name=first, value=values[first], reason=reason)
     called = [replacing[name] for name in replaced]

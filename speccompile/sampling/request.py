@@ -115,7 +115,7 @@ def read_sampling(
         if not option.is_neutral(value):
             values[name] = value
     if draws and values["temperature"] == 0:
-        # The greatest score it is, whatever else were kept.
+        # The greatest score is chosen, with any of these options.
         values = {name: value for name, value in values.items() if not OPTIONS[name].draws}
     if "bad_words_ids" in values:
         # As in transformers: a text may always end.

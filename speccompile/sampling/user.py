@@ -103,7 +103,7 @@ def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -
 
     Raises:
         DataDependentOutputException, DynamicOutputShapeException: it reads values in Python.
-        Exception: whatever else it does to fakes.
+        Exception: any other error that it raises over fakes.
     """
     sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes)

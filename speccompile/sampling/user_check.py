@@ -25,7 +25,7 @@ AS_OPS = (
     "and without memory of its own"
 )
 NO_LENGTHS = (
-    "In the graph a text stands at the end of its row, its first token repeated in front of it: positions, counts and "
+    "In the graph a text stands at the end of its row, its first token repeated before it: positions, counts and "
     "lengths cannot be told"
 )
 #: transformers' own processors whose work an option of a request does.

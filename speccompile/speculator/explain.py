@@ -73,7 +73,7 @@ def _weights(build: Build) -> dict[str, str]:
 
 def _processors(config: BuildConfig) -> dict[str, str]:
     names = ", ".join(processor.name for processor in config.logits_processors)
-    return {"logits processors": f"{names}: in every step, in front of temperature, top_k, ..."} if names else {}
+    return {"logits processors": f"{names}: in every step, before temperature, top_k, ..."} if names else {}
 
 
 def _on_host(build: Build) -> str:

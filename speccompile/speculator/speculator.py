@@ -91,7 +91,7 @@ class Speculator(ModelInterface):
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
 
-        A thin layer over ``spec.engine``, beside whatever that runs: other threads may use both meanwhile.
+        A thin layer over ``spec.engine``, beside its other requests: other threads may use both meanwhile.
 
         A parameter whose default is ``NOT_GIVEN`` has the generation_config's value if it is left out. As in
         transformers, an explicit None switches off what the generation_config has: ``eos_token_id=None`` is no EOS id,

@@ -129,7 +129,7 @@ def _file_of(name: str, *, required: bool) -> Path | None:
 
 
 def _imported(file: Path, name: str) -> Iterator[str]:
-    """Names that may be modules which ``file``, the module ``name``, imports, in whatever place."""
+    """Names that may be modules which ``file``, the module ``name``, imports, at any place."""
     if file.suffix != ".py":
         return
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput, InvalidOption
 
-#: What rows share, whatever it holds: weights and vocabularies may be large.
+#: What rows share, with all that it holds: weights and vocabularies may be large.
 LARGE = (torch.nn.Module, PreTrainedTokenizerBase)
 
 _CLASS = (

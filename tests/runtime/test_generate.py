@@ -121,7 +121,7 @@ def test_padding_elsewhere_is_refused(spec: Speculator, mask: list[int]) -> None
     with raises(
         InvalidInput,
         name="attention_mask",
-        reason=re.compile("row 1 has padding behind or between.*padding_side = 'left'"),
+        reason=re.compile("row 1 has padding after or between.*padding_side = 'left'"),
     ):
         spec.generate(ids, torch.tensor([[1, 1, 1], mask]))
 
@@ -140,7 +140,7 @@ def test_masks_of_other_dtypes(spec: Speculator, dtype: torch.dtype) -> None:
 
 
 def test_right_padding_is_refused_without_a_mask_too(spec: Speculator) -> None:
-    with raises(InvalidInput, name="attention_mask", reason=re.compile("row 0 has padding behind")):
+    with raises(InvalidInput, name="attention_mask", reason=re.compile("row 0 has padding after")):
         spec.generate(torch.tensor([[1, 2, PAD], [4, 5, 6]]), pad_token_id=PAD)
 
 

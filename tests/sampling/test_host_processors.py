@@ -220,7 +220,7 @@ def test_a_processor_replaces_the_option_of_its_type(
 
 def test_a_processor_that_replaces_in_front_of_another_option_is_refused() -> None:
     options: dict[str, Any] = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 3}
-    reason = re.compile("RepetitionPenaltyLogitsProcessor.*in front of no_repeat_ngram_size.*leave out")
+    reason = re.compile("RepetitionPenaltyLogitsProcessor.*before no_repeat_ngram_size.*leave out")
     with raises(InvalidOption, name="repetition_penalty", value=1.8, reason=reason):
         spec_of().engine.submit([1, 2], logits_processor=[hf.RepetitionPenaltyLogitsProcessor(1.1)], **options)
     with raises(

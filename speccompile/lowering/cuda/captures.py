@@ -32,7 +32,7 @@ class Footprint:
 
 
 class Captured:
-    """A tier's step as a graph: a replay reads the very tensors that were captured, whatever it is called with.
+    """A tier's step as a graph: a replay reads the tensors that were captured, and ignores its arguments.
 
     The graph knows addresses alone, so ``kept`` holds what they belong to: aliases of these tensors, which share their
     storages, and the function that was captured.
@@ -118,7 +118,7 @@ class Captures:
 
     def _capture(self, tier: Tier) -> Tier:
         if tier.drafter is not None:
-            # A graph of its own, which is launched in front.
+            # A separate graph, which is launched before.
             drafter = self._capture(tier.drafter)
             return replace(self._capture(replace(tier, drafter=None)), drafter=drafter)
         before = self._device.memory()

@@ -29,7 +29,7 @@ class DFlash(HeadMode, SplitMode):
 
     Args:
         draft: a :class:`~speccompile.heads.DFlashHead` for this target; or the folder or hub id of a published one.
-        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
+        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
             the head was made for (``max_position_embeddings``).
         draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own before the target's.

@@ -26,7 +26,7 @@ class DFlashNetwork(HeadNetwork):
             max_batch=target.max_batch,
             max_len=self.max_len,
             max_draft_len=target.max_draft_len,
-            # A block is written whole, whatever the tier.
+            # Every tier writes the whole block.
             max_width=max(target.max_width, self.head.config.block_size),
             vocab_size=self.info.vocab_size,
         )

@@ -18,8 +18,8 @@ from speccompile.passes.step.tap_hidden import default_taps
 
 #: Variants that are other networks, by the key that asks for them.
 REFUSED = {
-    "eh_proj_before_attn": "a projection in front of the attention",
-    "next_layer_regular": "layers of another kind behind the first",
+    "eh_proj_before_attn": "a projection before the attention",
+    "next_layer_regular": "layers of another kind after the first",
     "kv_lora_rank": "latent attention",
 }
 #: Keys that hold the target's layers that a head reads, and the kinds of the head's own layers.
@@ -116,7 +116,7 @@ def _taps(keys: ConfigKeys, *, inputs: bool) -> tuple[int, ...]:
 
     The default is the same three states in both, see ``default_taps``.
     """
-    # vLLM, as TensorRT-LLM, collects in the order of layers, whatever the order of ids.
+    # vLLM, as TensorRT-LLM, collects in the order of layers, not of ids.
     return tuple(sorted(item - inputs for item in keys.layers(LAYER_IDS)))
 
 

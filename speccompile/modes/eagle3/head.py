@@ -183,7 +183,7 @@ class Eagle3Head(DraftHead):
 
         Returns:
             ``fused`` ``[B, T, H]``, what stands for the hidden states, and of draft tokens is replaced by what
-            the row in front ``carried``; ``hidden`` ``[B, T, H]``, what the layers leave; ``carried`` ``[B, T, H]``;
+            the row before ``carried``; ``hidden`` ``[B, T, H]``, what the layers leave; ``carried`` ``[B, T, H]``;
             ``logits`` ``[B, T, Vd]`` of the token after ``input_ids``, and as ``target_logits`` ``[B, T, V]`` the same
             over the target's vocabulary, -inf where the draft vocabulary has no token; ``target_ids`` ``[Vd]``, the
             target's ids of all draft tokens; ``mask_fused`` ``[1, 1, H]``, ``fused`` of mask tokens.

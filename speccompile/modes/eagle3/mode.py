@@ -31,7 +31,7 @@ class Eagle3OneModel(RecurrentHead):
     Args:
         draft: an :class:`~speccompile.heads.Eagle3Head` in eval mode, in the target's dtype and on its device; or the
             folder or hub id of a published one.
-        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is what
+        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
             the head was made for (``max_position_embeddings``).
         draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
     """

@@ -51,7 +51,7 @@ def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVar
     layout = layout_of(files, layers)
     if layout is None:
         known = "; ".join(each.name for each in LAYOUTS)
-        reason = f"its files have no MTP modules behind {layers} layers, in no layout that is known ({known})"
+        reason = f"its files have no MTP modules after {layers} layers in a known layout ({known})"
         raise InvalidHead(source=name, reason=reason)
     tensors, problems = _own_names(files, layout, layers, name)
     modules = 1 + max(int(key.split(".")[1]) for key in tensors)
@@ -139,7 +139,7 @@ def _block(folder: Path) -> tuple[int, int]:
 
 
 class Modules(PreTrainedModel):
-    """What transformers fills: it joins experts' weights, and whatever else the family's checkpoints have apart."""
+    """What transformers fills: it joins experts' and other weights that the family's checkpoints store separately."""
 
     def __init__(self, head: MtpHead) -> None:
         super().__init__(head.config)

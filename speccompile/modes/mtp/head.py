@@ -2,7 +2,7 @@
 
 After DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2; as transformers has it in
 ``modeling_layers.MtpModel``. Row i of module k (from 0 on) reads the token at position i + k + 1 and what the module
-in front left at row i, the first one the target's hidden state there; it says which token comes at i + k + 2. Its KV of
+before it left at row i, the first one the target's hidden state there. It predicts the token at i + k + 2. Its KV of
 row i lies at place i of its own cache.
 """
 

@@ -24,7 +24,7 @@ class KeyLayout:
         places: where it has the parts of module ``{k}``, the ``{n}``-th layer from the target's first on. ``block``
             is the decoder layer, ``norm`` the norm after it.
         variant: of families that :data:`~speccompile.modes.mtp.variants.VARIANTS` does not list.
-        behind_target: modules are counted on from the target's layers.
+        after_target: modules are counted on from the target's layers.
         mark: a part of the keys of modules alone; nothing is claimed without. A target that was cut short has layers of
             its checkpoint after it, too.
     """
@@ -34,7 +34,7 @@ class KeyLayout:
     rules: tuple[tuple[str, str], ...]
     places: Mapping[str, str]
     variant: MtpVariant
-    behind_target: bool = False
+    after_target: bool = False
     mark: str = ""
 
     def module_of(self, key: str, target_layers: int) -> int | None:
@@ -43,7 +43,7 @@ class KeyLayout:
         if found is None:
             return None
         number = int(found.groupdict().get("k") or 0)
-        if not self.behind_target:
+        if not self.after_target:
             return number
         return number - target_layers if number >= target_layers else None
 
@@ -81,7 +81,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             "norm": "model.layers.{n}.shared_head.norm",
         },
         variant=DEEPSEEK,
-        behind_target=True,
+        after_target=True,
         mark=r"\.(?:enorm|hnorm|eh_proj)\.",
     ),
     KeyLayout(
@@ -121,7 +121,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
         variant=ERNIE,
     ),
     KeyLayout(
-        # One module, whatever ``mtp.layers`` counts: they would share one projection.
+        # Always one module: several in ``mtp.layers`` would share one projection.
         "Qwen3-Next, Qwen3.5, Mellum",
         claims=r"(?:model\.)?mtp\..+",
         rules=(

@@ -30,7 +30,7 @@ class MtpMode(HeadMode):
     Args:
         draft: an :class:`~speccompile.heads.MtpHead` for this target; or the folder or hub id of a checkpoint with
             such modules. None is the target's own checkpoint (``model.config.name_or_path``).
-        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts. None is
+        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is
             ``max_len``.
         draft_weights: ``"int8"`` rounds their linears; see :class:`~speccompile.modes.network.NetworkMode`.
     """
@@ -64,7 +64,7 @@ class Mtp(MtpMode):
     """Drafts with one module for each draft token, inside of the step; so K is at most their number.
 
     Args:
-        chain: what a module reads of the text: ``module`` what the one in front left, as modules are trained;
+        chain: what a module reads of the text: ``module`` what the one before left, as modules are trained;
             ``target`` the target's own hidden states, as TensorRT-LLM does.
     """
 
@@ -99,5 +99,5 @@ class Mtp(MtpMode):
     def explain(self) -> str:
         if not isinstance(self.draft, MtpHead):
             return f"the MTP modules of {self.draft or 'the target'} draft"
-        modules, reads = len(self.draft.layers), "the one in front" if self.chain == "module" else "the target"
+        modules, reads = len(self.draft.layers), "the one before" if self.chain == "module" else "the target"
         return f"{modules} MTP modules draft, each one token, reading what {reads} left"

@@ -14,9 +14,9 @@ from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.network.draft_head import HeadNetwork
 from speccompile.ops.cpu.packing import WeightForm
 
-#: What a module reads of the text: ``module`` what the one in front left, at every row, as the paper and transformers
+#: What a module reads of the text: ``module`` what the one before left, at every row, as the paper and transformers
 #: have it; ``target`` the target's own hidden states, as TensorRT-LLM's ``MTPWorker``. At draft tokens there are only
-#: those of the module in front.
+#: those of the module before.
 Chain = Literal["module", "target"]
 
 #: The first position that was read for a text: rows before it were known.
@@ -49,7 +49,7 @@ class MtpNetwork(HeadNetwork):
         modules, hidden = len(self.head.layers), self.info.hidden_size
         own: list[StateSpec] = []
         # Row i of module k reads the token at i + k + 1. Of a chain of modules row i - k is computed when i is, from
-        # what the one in front left there: where a known beginning ends, that is computed anew, with all it reads.
+        # what the one before left there: where a known beginning ends, that is computed anew, with all it reads.
         ahead = modules if self.chain == "module" else 1
         if self.chain is None:
             own.append(StateSpec(NEWEST, (N, hidden), self.info.dtype))

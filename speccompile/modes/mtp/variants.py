@@ -29,12 +29,12 @@ class MtpVariant:
 
 #: DeepSeek-V3's, as transformers (``modeling_layers.MtpLayer``), TensorRT-LLM and SGLang run it; and GLM's.
 DEEPSEEK = MtpVariant()
-#: Qwen3-Next's and Qwen3.5's, as vLLM and SGLang run it: the layer attends fully, whatever the target's layers do.
+#: Qwen3-Next's and Qwen3.5's, as vLLM and SGLang run it: the layer attends fully, also where the target's do not.
 #: JetBrains' Mellum has the same parts, as transformers runs it; its config names the type of the module's layer.
 QWEN = MtpVariant(config={"mlp_only_layers": [], "decoder_sparse_step": 1})
 #: Xiaomi's MiMo (``MiMoMTPLayers`` of its own code).
 MIMO = MtpVariant(hidden_first=True)
-#: Baidu's Ernie 4.5, as vLLM runs it (``ernie_mtp.py``): a dense layer beside a target of experts, and no norm behind.
+#: Baidu's Ernie 4.5, as vLLM runs it (``ernie_mtp.py``): a dense layer beside a target of experts, and no last norm.
 ERNIE = MtpVariant(last_norm=False, config={"moe_layer_start_index": 2**30})
 
 #: By ``model_type``; where a type is not listed, its checkpoint's layout decides (:data:`LAYOUTS` of mtp_layouts.py).

@@ -17,7 +17,7 @@ class NetworkMode(Mode):
 
     Args:
         draft: the network, or where it is.
-        draft_max_len: most tokens of a text that it drafts for; rows behind are decoded without drafts.
+        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts.
         draft_weights: ``"int8"`` rounds the weights of its linears, on a CPU, where our C++ ops are: drafts take less
             time and may be worse, and the text stays what it is.
     """

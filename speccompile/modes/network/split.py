@@ -124,7 +124,7 @@ class DropTarget(Pass):
         dropped = nodes[nodes.index(graph.anchors.start) : -1]
         kept = [node for node in nodes[: -len(dropped) - 1] if node.op != "placeholder"]
         if not kept:
-            raise PassError("nothing of the drafter stands in front of the target: its passes insert before its start")
+            raise PassError("the drafter has no op before the target: its passes must insert before the target's start")
         graph.set_outputs()
         last = kept[-1]
         graph.anchors = Anchors(last, last, last, [last], last, last)

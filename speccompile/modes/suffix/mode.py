@@ -191,6 +191,6 @@ class Suffix(ReadyMode):
         if self.remember:
             texts += f", the newest {self.remember} tokens of all requests at most"
         return (
-            f"follows what most often came behind the last 1 to {self.max_depth - 1} tokens, "
+            f"follows what most often came after the last 1 to {self.max_depth - 1} tokens, "
             f"while that is likelier than {self.min_probability:g}, in {texts}"
         )

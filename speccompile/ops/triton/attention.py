@@ -4,9 +4,9 @@ After Dao et al., "Flash-Decoding for long-context inference" (2023). Two kernel
 (``attention_partial.py``) takes a tile of queries over a fixed stretch of the cache and leaves partial results in a
 workspace, the second (``attention_combine.py``) combines them.
 
-The order of reduction. Blocks of keys, and the stretches that splits cover, begin at fixed places of the cache,
-whatever is live. A block or a split that a query sees nothing of adds 0 and multiplies by 1. So with a plan of
-``fixed_order`` the order of a query's reduction depends on its own position alone.
+The order of reduction. Blocks of keys, and the stretches that splits cover, begin at fixed places of the cache, which
+do not depend on what is live. A block or a split that a query sees nothing of adds 0 and multiplies by 1. So with a
+plan of ``fixed_order`` the order of a query's reduction depends on its own position alone.
 The same machine code serves every width: what is multiplied and then added is rounded once or twice as the compiler
 sees fit, and another version of a kernel might differ in that.
 

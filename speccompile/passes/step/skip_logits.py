@@ -19,7 +19,7 @@ class SkipLogits(Pass):
     """
 
     name: ClassVar[str] = "skip_logits"
-    looks_for: ClassVar[str] = "an lm_head behind the last decoder layer"
+    looks_for: ClassVar[str] = "an lm_head after the last decoder layer"
     requires: ClassVar[Facts] = facts("target_inputs", "logits")
     provides: ClassVar[Facts] = facts("committed")
     invalidates: ClassVar[Facts] = facts("logits")
@@ -30,4 +30,4 @@ class SkipLogits(Pass):
         graph.anchors = replace(graph.anchors, final_norm=last, lm_head=last)
         graph.set_outputs()
         graph.remove_dead_code(keep=marked(graph))
-        return Changes(1, f"{before - len(graph.graph.nodes)} ops behind the last layer are gone")
+        return Changes(1, f"{before - len(graph.graph.nodes)} ops after the last layer are gone")

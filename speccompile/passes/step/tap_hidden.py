@@ -1,4 +1,4 @@
-"""Hidden states of chosen decoder layers, for whatever reads them: marked where they are, then lowered to one tensor.
+"""Hidden states of chosen decoder layers: marked where they are, then lowered to one tensor.
 
 A mark is a name in ``StepGraph.values``: it costs nothing, follows its node through other passes, and adds no reader.
 """

@@ -63,7 +63,7 @@ class Row:
         route: how its attention was captured; None if it was not.
         acceptance_length: with the largest tier after a periodic prompt, for an exact one.
         reason: why not exact, or why not by the attention op.
-        error: class of the error behind the reason.
+        error: class of the error that the reason describes.
         seconds: what it took.
     """
 
@@ -122,7 +122,7 @@ def _surveyed(family: Family, backend: str) -> Row:
     except Exception as error:
         return ended(Verdict.BROKEN, f"{error_line(error)} ({_place(error)})", error)
     if acceptance_length == 1.0:
-        never = f"no draft was accepted behind {len(PERIODS)} periodic prompts"
+        never = f"no draft was accepted after {len(PERIODS)} periodic prompts"
         row = dataclasses.replace(row, reason="; ".join(reason for reason in (never, row.reason) if reason))
     return dataclasses.replace(row, acceptance_length=acceptance_length)
 

@@ -1,6 +1,6 @@
 """A config of a family with every size shrunk.
 
-Sizes are shrunk by the name of their field, whatever the family: ``hidden_size`` is 64 everywhere. Layers are
+Sizes are shrunk by the name of their field, in all families: ``hidden_size`` is 64 everywhere. Layers are
 chosen by looking at the lists with one entry a layer (``layer_types`` and its like), so that each kind occurs.
 """
 

@@ -93,7 +93,7 @@ LAYER_COUNTS = _each(
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers"
     " num_encoder_layers depth num_blocks conf_num_hidden_layers num_layers_per_stack num_global_layers",
 )
-# Set whatever the default is.
+# Set to these values, which may not be the defaults.
 SWITCHES: dict[str, Any] = {
     "is_decoder": True,
     "use_cache": True,

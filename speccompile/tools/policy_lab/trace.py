@@ -82,7 +82,7 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
         raise refuse("no step of it emitted a token")
     if draft_lens is not None and max(draft_lens) > max(own):
         raise refuse(
-            f"it was recorded with tiers {list(own)}, and knows nothing of drafts behind the first {max(own)}; "
+            f"it was recorded with tiers {list(own)}, and has no drafts after the first {max(own)}; "
             f"the largest tier asked for is {max(draft_lens)}"
         )
     return Trace(own, steps, offered, ready, costs)

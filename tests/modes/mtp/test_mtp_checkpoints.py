@@ -149,7 +149,7 @@ def test_a_layout_s_unknown_key_is_named(tmp_path: Path, model: PreTrainedModel)
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"model.safetensors": {"model.layers.0.enorm.weight": torch.zeros(3)}}, "no MTP modules behind 2 layers"),
+        ({"model.safetensors": {"model.layers.0.enorm.weight": torch.zeros(3)}}, "no MTP modules after 2 layers"),
         ({}, r"no \*.safetensors"),
         ({"model.safetensors": b"no such file"}, "cannot be read"),
     ],

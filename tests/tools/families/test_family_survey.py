@@ -299,7 +299,7 @@ def test_other_patterns_are_tried_until_drafts_are_accepted(
     assert row.verdict == "exact"
     assert row.acceptance_length == best
     assert len(generating.rows) - ROWS == (3 if best == 1.5 else len(PERIODS))
-    assert row.reason == ("no draft was accepted behind 6 periodic prompts" if best == 1.0 else "")
+    assert row.reason == ("no draft was accepted after 6 periodic prompts" if best == 1.0 else "")
 
 
 def test_any_tier_may_come_next() -> None:
