@@ -89,9 +89,10 @@ class Training(HeadKind):
         return head
 
     def training(self, head: nn.Module, teacher: Teacher) -> BlockTraining:
-        options = self.options
+        head, options = cast(DFlashHead, head), self.options
+        self.scale_outputs(head.norm.weight, teacher)
         sizes: dict[str, Any] = dict(blocks=options.blocks, decay=options.decay, seed=options.seed)
-        return BlockTraining(cast(DFlashHead, head), teacher, **sizes)
+        return BlockTraining(head, teacher, **sizes)
 
     def save(self, head: nn.Module, folder: Path) -> None:
         save_dflash(cast(DFlashHead, head), folder)

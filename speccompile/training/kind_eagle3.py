@@ -91,7 +91,9 @@ class Training(HeadKind):
         return head
 
     def training(self, head: nn.Module, teacher: Teacher) -> UnrolledTraining:
-        d2t = cast(Eagle3Head, head).d2t
+        head = cast(Eagle3Head, head)
+        self.scale_outputs(cast(torch.Tensor, head.lm_head.weight), teacher)
+        d2t = head.d2t
         ids = torch.arange(teacher.weight.shape[0]) if d2t is None else target_ids(d2t)
         return UnrolledTraining(head, teacher, ids, unroll=self.options.unroll, decay=self.options.decay)
 

@@ -47,7 +47,10 @@ class Training(HeadKind):
         return head
 
     def training(self, head: nn.Module, teacher: Teacher) -> UnrolledTraining:
-        chain, ids = MtpChain(cast(MtpHead, head)), torch.arange(teacher.weight.shape[0])
+        head = cast(MtpHead, head)
+        for weight in head.norms[0].parameters():
+            self.scale_outputs(weight, teacher)
+        chain, ids = MtpChain(head), torch.arange(teacher.weight.shape[0])
         return UnrolledTraining(chain, teacher, ids, unroll=self.options.unroll, decay=self.options.decay)
 
     def save(self, head: nn.Module, folder: Path) -> None:

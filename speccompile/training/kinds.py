@@ -58,8 +58,15 @@ class HeadKind(ABC):
 
     @abstractmethod
     def training(self, head: nn.Module, teacher: Teacher) -> nn.Module:
-        """The module that is trained: it holds ``head``, and its ``forward`` accepts a batch (see
+        """The module that is trained, called once: it holds ``head``, and its ``forward`` accepts a batch (see
         :class:`~speccompile.training.batches.Batches`) and returns ``loss`` and, in eval mode, ``counts``."""
+
+    @torch.no_grad()
+    def scale_outputs(self, weight: torch.Tensor, teacher: Teacher) -> None:
+        """Put the factor that follows the target's lm_head (Cohere, Granite) into a ``weight`` of a head that begins as
+        the target: nothing follows the head's logits."""
+        if self.options.start == "target":
+            weight.mul_(teacher.after.factor)
 
     @abstractmethod
     def save(self, head: nn.Module, folder: Path) -> None:

@@ -11,8 +11,10 @@ from speccompile.errors import UnsupportedModel
 from speccompile.heads import MtpHead
 from speccompile.training.after_lm_head import AfterLmHead
 from speccompile.training.beginnings import final_scale, layer_weights
+from speccompile.training.kinds import kind_of
 from speccompile.training.mtp_chain import MtpChain
 from speccompile.training.teacher import Teacher
+from speccompile.training.train_options import KINDS, TrainOptions
 from speccompile.training.unrolled import UnrolledTraining
 from support.errors import raises
 from support.families import model_of
@@ -73,3 +75,15 @@ def test_a_head_begins_with_the_scale_of_norms_that_add_one_to_their_weight() ->
     torch.testing.assert_close(final_scale(model), 1 + model.get_decoder().norm.weight, rtol=1e-4, atol=1e-4)
     plain = learnable().model.layers[-1]
     assert layer_weights(plain)["input_layernorm.weight"] is plain.input_layernorm.weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_begins_with_the_factor_that_follows_the_target_s_lm_head(kind: str) -> None:
+    model = model_of("granite", logits_scaling=4.0)
+    made = kind_of(model, TrainOptions(kind=kind, layers=(0,) if kind != "mtp" else None))
+    head = made.build(torch.ones(model.config.vocab_size, dtype=torch.int64), [])
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    made.training(head, Teacher(model, made.taps))
+    name = {"eagle3": "lm_head.weight", "mtp": "norms.0.weight", "block": "norm.weight"}[kind]
+    assert torch.equal(head.state_dict()[name], before[name] / 4)
+    torch.testing.assert_close({**head.state_dict(), name: before[name]}, before)
