@@ -1,5 +1,7 @@
 PYTHON ?= python3
 ARGS ?=
+# The draft head of the demo; none of another model than SmolLM2: make demo HEAD= ARGS='--model ...'
+HEAD ?= heads/smollm2-135m-instruct
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +15,7 @@ endif
 .PHONY: demo test lint bench gpu-check clean
 
 demo: $(STAMP)
-	$(BIN)/speccompile demo $(ARGS)
+	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
 
 test: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=15 $(ARGS)

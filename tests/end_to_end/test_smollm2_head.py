@@ -1,0 +1,26 @@
+"""The head of this repository drafts for SmolLM2-135M what the model would write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import speccompile
+from speccompile.cli.models import encode, max_len_for
+from speccompile.cli.prompts import BUILT_IN
+
+HEAD = Path(__file__).parents[2] / "heads" / "smollm2-135m-instruct"
+NEW_TOKENS = 32
+
+
+@pytest.mark.real
+def test_it_drafts_where_nothing_is_quoted(smollm2: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> None:
+    model, tokenizer = smollm2
+    prompts = [encode(tokenizer, prompt.text) for prompt in BUILT_IN if prompt.category == "other"]
+    sizes = {"tiers": (0, 3), "policy": "fixed:3", "max_len": max_len_for(prompts, NEW_TOKENS)}
+    with speccompile.wrap(model, "eagle3_one_model", draft=str(HEAD), backend="eager", **sizes) as spec:
+        report = spec.check(prompts, max_new_tokens=NEW_TOKENS)
+        assert report.largest_logit_change < 1e-3, str(report)
+        assert spec.stats.acceptance_length > 1.4
