@@ -11,11 +11,11 @@ from speccompile.cli.session import session
 from speccompile.training import TrainOptions, train_head
 
 
-def run(model: str, texts: Path, output: Path, options: TrainOptions) -> None:
+def run(model: str, texts: list[Path], output: Path, options: TrainOptions) -> None:
     """See ``speccompile train-head --help``."""
     with session():
         target, tokenizer = load(model)
-        trained = train_head(target, texts, output, options, tokenizer=tokenizer)
+        trained = train_head(target, texts[0] if len(texts) == 1 else texts, output, options, tokenizer=tokenizer)
         ends = "" if trained.finished else "; the same command continues"
         typer.echo(f"{trained.folder}: step {trained.step} of {trained.steps}{ends}")
         typer.echo(f"best head: {trained.acceptance}")

@@ -131,8 +131,8 @@ def make_texts(
 def train_head(
     model: Model,
     texts: Annotated[
-        Path,
-        typer.Option(exists=True, help="Texts of make-texts, or hidden states of save-hidden-states: their folder."),
+        list[Path],
+        typer.Option(exists=True, help="Folder of make-texts (may repeat), or of save-hidden-states."),
     ],
     output: Annotated[Path, typer.Option(help="Folder for the head, and for what the same command continues from.")],
     kind: Annotated[str, option_of(TrainOptions, "kind", more="eagle3, mtp or block.")] = TrainOptions.kind,

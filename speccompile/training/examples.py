@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -15,7 +15,9 @@ from speccompile.hidden_states import SavedHiddenStates
 from speccompile.training.text_files import PATTERN, SavedTexts
 
 #: Texts that ``make_texts`` wrote, records that ``save_hidden_states`` wrote, or the folder of either.
-Data: TypeAlias = str | Path | SavedTexts | SavedHiddenStates
+Folder: TypeAlias = str | Path | SavedTexts | SavedHiddenStates
+#: One of these, or several folders of texts.
+Data: TypeAlias = Folder | Sequence[str | Path | SavedTexts]
 
 
 @dataclass(frozen=True)
@@ -93,33 +95,36 @@ class Examples(Sequence[Example]):
 
 
 def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> Examples:
-    """The examples of a folder, those without a token to learn from left out.
+    """The examples of a folder, or of several, those without a token to learn from left out.
 
     Args:
         vocab: size of the target's vocabulary.
-        max_len: of longer texts the beginning is taken.
+        max_len: of longer texts the beginning is used.
         learn_from: ``answers`` or ``all``.
 
     Raises:
-        InvalidInput: there are none, or they have tokens that the target does not know.
+        InvalidInput: there are none, they have tokens that the target does not know, or folders are by several targets.
         CorruptTexts, CorruptRecords: a file is cut off or changed.
     """
-    opened = _open(data)
-    if isinstance(opened, SavedTexts):
-        target, states = opened.source.target, None
-        found = ((str(text.number), text.input_ids, text.loss_mask) for text in opened)
-    else:
-        assert opened.about is not None
-        target, states = f"{opened.about.model} {opened.about.weights}", opened
-        found = ((name, *opened.text(name)) for name in opened)
+    parts = [data] if isinstance(data, Folder) else list(data)
+    opened = [_open(part) for part in parts]
+    states = next((part for part in opened if isinstance(part, SavedHiddenStates)), None)
+    if states is not None and len(opened) > 1:
+        raise InvalidInput(name="the texts", reason="hidden states are trained on alone; give one folder of them")
+    targets = {_target(part) for part in opened}
+    if len(targets) != 1:
+        reason = f"they are by the targets {', '.join(sorted(targets))}" if targets else "no folder is given"
+        raise InvalidInput(name="the texts", reason=reason)
     items = []
-    for name, ids, mask in found:
-        ids, mask = ids[:max_len].int(), mask[:max_len].bool()
-        if learn_from == "all":
-            mask = torch.ones_like(mask)
-        # A row needs the two tokens after its own: one that it reads, and one that it drafts.
-        if len(ids) > 2 and int((mask[1:-1] & mask[2:]).sum()):
-            items.append(Example(name, ids, mask))
+    for place, part in enumerate(opened):
+        for name, ids, mask in _texts(part):
+            ids, mask = ids[:max_len].int(), mask[:max_len].bool()
+            if learn_from == "all":
+                mask = torch.ones_like(mask)
+            # A row needs the two tokens after its own: one that it reads, and one that it drafts.
+            if len(ids) > 2 and int((mask[1:-1] & mask[2:]).sum()):
+                # Names of the first folder stay what they are when another one is added.
+                items.append(Example(f"{place}:{name}" if place else name, ids, mask))
     if not items:
         reason = "no text has an answer of two tokens; use learn_from='all' if all tokens are the target's"
         raise InvalidInput(name="the texts", reason=reason)
@@ -127,10 +132,28 @@ def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> E
     if greatest >= vocab:
         reason = f"they have the token {greatest}, and the target's vocabulary ends at {vocab - 1}"
         raise InvalidInput(name="the texts", reason=f"{reason}; are they of another tokenizer?")
-    return Examples(tuple(items), target, states)
+    return Examples(tuple(items), targets.pop(), states)
 
 
-def _open(data: Data) -> SavedTexts | SavedHiddenStates:
+def _target(opened: SavedTexts | SavedHiddenStates) -> str:
+    """The id of the target whose texts they are."""
+    if isinstance(opened, SavedTexts):
+        return opened.source.target
+    assert opened.about is not None
+    return f"{opened.about.model} {opened.about.weights}"
+
+
+def _texts(opened: SavedTexts | SavedHiddenStates) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Name, token ids and loss mask of each text."""
+    if isinstance(opened, SavedTexts):
+        for text in opened:
+            yield str(text.number), text.input_ids, text.loss_mask
+    else:
+        for name in opened:
+            yield name, *opened.text(name)
+
+
+def _open(data: Folder) -> SavedTexts | SavedHiddenStates:
     if isinstance(data, SavedTexts | SavedHiddenStates):
         return data
     path = Path(data)

@@ -72,7 +72,8 @@ def train_head(
 
     Args:
         target: in eval mode. Its weights are not changed.
-        data: texts of :func:`make_texts`, hidden states of ``save_hidden_states``, or the folder of either.
+        data: texts of :func:`make_texts`, hidden states of ``save_hidden_states``, or the folder of either; or several
+            folders of texts.
         output: a folder; created if it does not exist. It has the head's checkpoint, ``training.json`` with the
             acceptance by step, and in the folders ``checkpoints`` and ``states`` what the same call continues from,
             which may be deleted when the training has finished.

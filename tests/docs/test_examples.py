@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from speccompile.cli.models import encode, tiny_model, tiny_tokenizer
 from speccompile.modes import registry
 from speccompile.policies import Fixed
+from speccompile.training.turn_files import read_turns
+from support.training_data import write_texts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,6 +37,20 @@ def test_custom_drafter(capsys: pytest.CaptureFixture[str]) -> None:
     assert found is not None
     assert float(found[1]) > 2, "the drafter was to be right now and then"
     assert int(found[2]) < 199, "fewer steps than tokens"
+
+
+def test_prompts_from_texts(tmp_path: Path) -> None:
+    passage = " ".join(f"word{number}" for number in range(40))
+    ids = encode(tiny_tokenizer(), passage).repeat(2, 1)
+    texts = write_texts(tmp_path / "texts", tiny_model(), ids, prompt=0)
+    main = runpy.run_path(str(EXAMPLES / "prompts_from_texts.py"))["main"]
+    for name in ("first.jsonl", "again.jsonl"):
+        main(texts, tmp_path / name, model="tiny", count=60, seed=1)
+    prompts = [turns[0] for turns in read_turns(tmp_path / "first.jsonl")]
+    assert len(prompts) > 20 and any(passage in prompt for prompt in prompts)
+    assert any("function" in prompt for prompt in prompts) and any("How many" in prompt for prompt in prompts)
+    assert not any("{" in prompt for prompt in prompts)
+    assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
 
 
 @pytest.mark.real

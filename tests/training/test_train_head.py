@@ -124,6 +124,21 @@ def test_variants_learn_as_well(model: LlamaForCausalLM, texts: Path, tmp_path: 
     assert (tmp_path / "states").exists() == changes.get("states", True)
 
 
+def test_texts_of_several_folders(model: LlamaForCausalLM, texts: Path, tmp_path: Path) -> None:
+    more = write_texts(tmp_path / "more", model, greedy_texts(model, 50, seed=1))
+    # A folder may come later: what the first one's texts are called, and which are held out, stays.
+    train_head(model, texts, tmp_path / "states", quick(epochs=1), progress=False)
+    (tmp_path / "head").mkdir()
+    shutil.copytree(tmp_path / "states" / "states", tmp_path / "head" / "states")
+    found = train_head(model, [texts, more], tmp_path / "head", quick(epochs=2), progress=False)
+    assert found.acceptance.length(1) > 1.3
+    assert json.loads((found.folder / "training.json").read_text())["texts"]["number"] == 250
+    other = write_texts(tmp_path / "other", model, greedy_texts(model, 5), target="another one")
+    for wrong in ([texts, other], []):
+        with raises(InvalidInput, name="the texts"):
+            train_head(model, wrong, tmp_path / "none", quick())
+
+
 def test_a_head_is_trained_further(model: LlamaForCausalLM, texts: Path, trained: TrainedHead, tmp_path: Path) -> None:
     further = quick(start=str(trained.folder), layers=None, epochs=1, learning_rate=1e-5)
     found = train_head(model, texts, tmp_path, further, progress=False)
