@@ -170,6 +170,7 @@ def main(
     draft_len: Annotated[int, typer.Option(min=1, help="K.")] = 3,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     option: Annotated[list[str] | None, typer.Option(help="An option of all, name=value; may repeat.")] = None,
+    draft_weights: Annotated[str, typer.Option(help="Of the head: same or int8.")] = "same",
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
@@ -182,13 +183,14 @@ def main(
         shared: dict[str, Any] = {"max_len": max_len, "backend": backend, "prefix_reuse": False}
         shared |= parse_options(option or [])
         tiers = (0, draft_len)
+        drafting = {"tiers": tiers, "draft": str(head), "draft_weights": draft_weights}
         made = [
             opened.enter_context(wrap(target, mode, **own, **shared))
             for mode, own in (
                 ("none", {}),
                 ("ngram", {"tiers": tiers}),
-                ("eagle3_one_model", {"tiers": tiers, "draft": str(head)}),
-                (["suffix", "eagle3_one_model"], {"tiers": tiers, "draft": str(head)}),
+                ("eagle3_one_model", drafting),
+                (["suffix", "eagle3_one_model"], drafting),
             )
         ]
         contenders = ways(*made, draft_len)
@@ -208,7 +210,7 @@ def main(
         if json_file is not None:
             settings = {"model": model, "head": str(head), "prompts": str(prompts or "built in"), "count": len(ids)}
             settings |= {"new_tokens": new_tokens, "draft_len": draft_len, "temperature": temperature}
-            settings |= {"options": option or [], "max_len": max_len}
+            settings |= {"draft_weights": draft_weights, "options": option or [], "max_len": max_len}
             whole = {"machine": describe(), "settings": settings, "different_texts": different, **result}
             json_file.write_text(json.dumps(whole, indent=1) + "\n")
 
