@@ -163,7 +163,7 @@ class Mode(ABC):
 
     def segment_passes(self, begin: int, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
         """As :meth:`drafter_passes`, where ``begin`` of the ``draft_len`` drafts are stored already."""
-        raise NotImplementedError
+        raise NotImplementedError(f"mode {self.name!r} has drafts_in_segments, and needs segment_passes")
 
     def drafter_chunk_passes(self, width: int) -> list[Pass]:
         """Of a split drafter: the same before a prompt's chunk, which drafts nothing."""

@@ -73,12 +73,16 @@ class BlockTraining(nn.Module):
             place = place.clamp(max=width - 1)
             rows = rows & loss_mask[texts_of, place]
             before = (texts_of, place - 1)
-            args = (left[:, :, draft][rows], states.final[before][rows])
-            loss = loss + self._decay ** (draft - 1) * less_memory(self._loss, *args, columns=len(self._teacher.weight))
-            if not self.training:
+            normed, final_before = left[:, :, draft][rows], states.final[before][rows]
+            if self.training:
+                own = less_memory(self._loss, normed, final_before, columns=len(self._teacher.weight))
+            else:
+                logits = self._logits(normed).float()
+                own = cross_entropy(logits, self._teacher.probs(final_before))
                 drafts = torch.full_like(starts, -1)
-                drafts[rows] = self._logits(left[:, :, draft][rows]).argmax(-1)
+                drafts[rows] = logits.argmax(-1)
                 counts.add(rows, drafts, states.choices[before], input_ids[texts_of, place])
+            loss = loss + self._decay ** (draft - 1) * own
         return {"loss": loss} if self.training else {"loss": loss, "counts": counts.total()[None]}
 
     def _starts(self, loss_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

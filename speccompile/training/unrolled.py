@@ -95,13 +95,15 @@ class UnrolledTraining(nn.Module):
         for step, left in enumerate(unrolled(self.head, input_ids, tapped, steps)):
             rows = rows & later(loss_mask, step + 2)
             chosen, text = later(states.choices, step + 1), later(input_ids, step + 2)
-            if step < self._unroll:
-                learnt = self.draft_ids[chosen[rows]] >= 0
-                wanted = later(place, step + 1)[rows][learnt]
-                args = (left[rows], learnt, probs, wanted)
-                loss = loss + self._decay**step * less_memory(self._loss, *args, columns=len(self.ids))
-            if not self.training:
-                logits = self.head.logits(left[rows])
+            learnt = self.draft_ids[chosen[rows]] >= 0
+            wanted = later(place, step + 1)[rows][learnt]
+            if self.training:
+                own = less_memory(self._loss, left[rows], learnt, probs, wanted, columns=len(self.ids))
+                loss = loss + self._decay**step * own
+            else:
+                logits = self.head.logits(left[rows]).float()
+                if step < self._unroll:
+                    loss = loss + self._decay**step * cross_entropy(logits[learnt], probs[wanted])
                 drafts = torch.full_like(chosen, -1)
                 drafts[rows] = self.ids[logits.argmax(-1)]
                 counts.add(rows, drafts, chosen, text)

@@ -20,8 +20,8 @@ def stable_key(value: Any) -> Any:
     """JSON that is equal for values that behave alike, in this process and in any other.
 
     Raises:
-        NoStableKey: there is no such form, or code from outside of this package is part of it, which may read
-            anything.
+        NoStableKey: the value has no such form, or it contains code from outside this package, whose inputs are
+            unknown.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InsideStep, InvalidOption, TrainingDiverged
-from speccompile.heads import Eagle3Head
+from speccompile.heads import Eagle3Head, load_eagle3
 from speccompile.hidden_states import SaveHiddenStates
 from speccompile.ops.cpu.packing import WeightForm, WeightPacks
 from speccompile.runtime.learning import Adoption
@@ -79,10 +79,13 @@ def test_it_drafts_better_and_nothing_else_changes(
     later = serve(spec, model, prompts(10, 2))
     assert first < 1.5 and later > 2.0
     assert spec.arena.fingerprint() == fingerprint
-    # What was learnt is a checkpoint like any other.
+    # What was learnt is a checkpoint like any other, in half precision: a near tie may fall otherwise.
     spec.save_head(tmp_path)
     with wrap(model, mode, draft=str(tmp_path), **SIZES) as loaded:
-        assert serve(loaded, model, prompts(10, 2)) == pytest.approx(later, abs=0.1)
+        assert serve(loaded, model, prompts(10, 2)) > 2.0
+    saved = dict(load_eagle3(tmp_path, model).named_parameters())
+    for name, learnt_weight in spec.learner._live.named_parameters():  # type: ignore[attr-defined]
+        assert saved[name].equal(learnt_weight.half().to(saved[name].dtype)), name
 
 
 @pytest.mark.usefixtures("trained")
