@@ -85,7 +85,8 @@ def test_it_drafts_better_and_nothing_else_changes(
         assert serve(loaded, model, prompts(10, 2)) > 2.0
     saved = dict(load_eagle3(tmp_path, model).named_parameters())
     for name, learnt_weight in spec.learner._live.named_parameters():  # type: ignore[attr-defined]
-        assert saved[name].equal(learnt_weight.half().to(saved[name].dtype)), name
+        if learnt_weight.requires_grad:
+            assert saved[name].equal(learnt_weight.half().to(saved[name].dtype)), name
 
 
 @pytest.mark.usefixtures("trained")
