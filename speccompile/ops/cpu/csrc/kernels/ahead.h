@@ -24,11 +24,14 @@ struct Ahead {
     return {static_cast<const char*>(next) + steps * each * pass / passes, (each + passes - 1) / passes};
   }
 
-  // How many lines a step fetches is known to the compiler: none costs nothing.
+  // How many lines a step fetches is known to the compiler: none costs nothing. LINES are those of a step's own weights;
+  // many passes fetch one at most.
   template <int LINES, typename Run>
   void with_lines(Run run) const {
     if (from == nullptr) {
       run(std::integral_constant<int, 0>());
+    } else if (each < kCacheLine) {
+      run(std::integral_constant<int, 1>());
     } else {
       run(std::integral_constant<int, LINES>());
     }

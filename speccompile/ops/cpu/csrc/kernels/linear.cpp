@@ -16,7 +16,7 @@ void blocks(
     const float* x, int64_t rows, int64_t depth, const T* packed, const T* bias, float* y, int64_t features,
     int64_t first, int64_t last) {
   // A last block with fewer columns than 32 goes through a tile of its own.
-  alignas(64) float whole[kNarrowRows * kColumns];
+  alignas(64) float whole[kMostRows * kColumns];
   // Parts of about one size: each fetches what follows, as much as it is itself.
   const int64_t parts = (depth + kMostDepth - 1) / kMostDepth, each = (depth + parts - 1) / parts;
   // Where a thread's part ends, its next one usually begins.
@@ -34,8 +34,8 @@ void blocks(
             next + count * kColumns <= end ? next : nullptr);
       }
     } else {
-      for (int64_t row = 0; row < rows; row += kNarrowRows) {
-        const int64_t count = std::min<int64_t>(kNarrowRows, rows - row);
+      for (int64_t row = 0; row < rows; row += kMostRows) {
+        const int64_t count = std::min<int64_t>(kMostRows, rows - row);
         for (int64_t start = 0; start < depth; start += each) {
           product<T>(
               count, x + row * depth + start, depth, weights + start * kColumns, kColumns,

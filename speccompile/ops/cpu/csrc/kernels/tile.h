@@ -23,10 +23,8 @@ constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 // Columns of a packed weight's block, and of a tile: two AVX-512 registers, four of AVX2.
 constexpr int64_t kColumns = 32;
 constexpr int kVecs = kColumns / kLanes;
-// Accumulators have to stay in registers, of which there are 32 with AVX-512 and otherwise 16.
-constexpr int kWideRows = kVecs == 2 ? 12 : 3;
-constexpr int kNarrowVecs = 2;
-constexpr int kNarrowRows = kVecs == 2 ? 12 : 6;
+// Rows of a tile. Accumulators have to stay in registers, of which there are 32 with AVX-512 and otherwise 16.
+constexpr int kMostRows = kVecs == 2 ? 12 : 3;
 
 template <typename T>
 struct Loader;
@@ -96,23 +94,16 @@ inline void tile(
   }
 }
 
-// Cache lines that a step fetches. A single pass fetches all; of several each has a share, one line at most. With AVX-512
-// both are the same tiles, which are not compiled twice for that: a line is fetched again there.
-template <typename T>
-constexpr int kWideLines = kColumns * sizeof(T) / kCacheLine;
-template <typename T>
-constexpr int kNarrowLines = kVecs == kNarrowVecs ? kWideLines<T> : 1;
-
-template <typename T, int ROWS, int VECS, int LINES>
+template <typename T, int ROWS>
 inline void tile_of(
     int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
     int64_t c_stride, bool add, Ahead ahead) {
   if (rows == ROWS) {
-    ahead.with_lines<LINES>([&](auto lines) {
-      tile<T, ROWS, VECS, decltype(lines)::value>(a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
+    ahead.with_lines<kColumns * sizeof(T) / kCacheLine>([&](auto lines) {
+      tile<T, ROWS, kVecs, decltype(lines)::value>(a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
     });
   } else if constexpr (ROWS > 1) {
-    tile_of<T, ROWS - 1, VECS, LINES>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
+    tile_of<T, ROWS - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
   }
 }
 
@@ -122,22 +113,14 @@ template <typename T>
 inline void product(
     int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
     int64_t c_stride, bool add, const T* next = nullptr) {
-  constexpr int64_t kStep = kColumns * sizeof(T);
-  if (rows <= kWideRows) {
-    tile_of<T, kWideRows, kVecs, kWideLines<T>>(
-        rows, a, a_stride, b, b_stride, depth, c, c_stride, add, Ahead::share(rows, next, depth, kStep, 0, 1));
-    return;
-  }
-  // Tiles of about one size: a small one would wait for its sums more than it computes.
-  const int64_t tiles = (rows + kNarrowRows - 1) / kNarrowRows, each = (rows + tiles - 1) / tiles;
-  const int64_t passes = tiles * (kVecs / kNarrowVecs);
-  int64_t pass = 0;
-  for (int64_t column = 0; column < kColumns; column += kNarrowVecs * kLanes) {
-    for (int64_t row = 0; row < rows; row += each, ++pass) {
-      tile_of<T, kNarrowRows, kNarrowVecs, kNarrowLines<T>>(
-          std::min(each, rows - row), a + row * a_stride, a_stride, b + column, b_stride, depth,
-          c + row * c_stride + column, c_stride, add, Ahead::share(rows, next, depth, kStep, pass, passes));
-    }
+  // Tiles of about one size: a small one would wait for its sums more than it computes. Each reads whole lines in order,
+  // which the hardware fetches sooner than every second line.
+  const int64_t passes = (rows + kMostRows - 1) / kMostRows;
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t row = rows * pass / passes, end = rows * (pass + 1) / passes;
+    tile_of<T, kMostRows>(
+        end - row, a + row * a_stride, a_stride, b, b_stride, depth, c + row * c_stride, c_stride, add,
+        Ahead::share(rows, next, depth, kColumns * sizeof(T), pass, passes));
   }
 }
 
