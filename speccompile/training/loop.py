@@ -38,11 +38,14 @@ CHECKPOINTS = "checkpoint-*"
 _TORCH_SAVE = ("PytorchStreamWriter", "unexpected pos", "inline_container")
 
 
-def arguments(folder: Path, options: TrainOptions, device: torch.device) -> TrainingArguments:
-    """``Trainer``'s arguments. An item of the data is a whole batch."""
-    bfloat16 = options.precision == "bfloat16" or (
+def computes_in_bfloat16(options: TrainOptions, device: torch.device) -> bool:
+    return options.precision == "bfloat16" or (
         options.precision == "auto" and not traits_of(device).host_memory and torch.cuda.is_bf16_supported()
     )
+
+
+def arguments(folder: Path, options: TrainOptions, device: torch.device) -> TrainingArguments:
+    """``Trainer``'s arguments. An item of the data is a whole batch."""
     made = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=1,
@@ -53,7 +56,7 @@ def arguments(folder: Path, options: TrainOptions, device: torch.device) -> Trai
         warmup_steps=options.warmup,
         adam_beta2=0.95,
         max_grad_norm=0.5,
-        bf16=bfloat16,
+        bf16=computes_in_bfloat16(options, device),
         use_cpu=traits_of(device).host_memory,
         seed=options.seed,
         data_seed=options.seed,

@@ -42,6 +42,7 @@ class Teacher:
 
     Args:
         taps: decoder layers whose outputs are wanted.
+        bfloat16: the target's forward runs in autocast. Choices are of logits in the target's own precision.
 
     Raises:
         UnsupportedModel: its logits are not a linear of the hidden state that its lm_head reads, times a factor and
@@ -51,8 +52,8 @@ class Teacher:
         after: what the target does to its lm_head's output.
     """
 
-    def __init__(self, target: PreTrainedModel, taps: Sequence[int]) -> None:
-        self.target, self.taps = target, tuple(taps)
+    def __init__(self, target: PreTrainedModel, taps: Sequence[int], *, bfloat16: bool = False) -> None:
+        self.target, self.taps, self._bfloat16 = target, tuple(taps), bfloat16
         lm_head: Any = target.get_output_embeddings()
         if lm_head is None:
             raise UnsupportedModel(model=type(target).__name__, reason="it has no lm_head")
@@ -64,9 +65,11 @@ class Teacher:
     @torch.no_grad()
     def read(self, input_ids: torch.Tensor) -> TargetStates:
         """``input_ids`` int64 ``[B, T]``, on any device, where the result is, too."""
-        states, logits = self._forward(input_ids)
+        (tapped, final), logits = self._forward(input_ids, bfloat16=self._bfloat16)
         device = input_ids.device
-        return TargetStates(states[0].to(device), states[1].to(device), logits.argmax(-1).to(device))
+        # Rounded logits are often equal.
+        choices = self.choices(final) if self._bfloat16 else logits.argmax(-1)
+        return TargetStates(tapped.to(device), final.to(device), choices.to(device))
 
     def states(
         self,
@@ -95,7 +98,9 @@ class Teacher:
             linear = F.linear(final.to(self.weight.dtype), self.weight, self.bias)
             return self.after(linear.float()).softmax(-1)
 
-    def _forward(self, input_ids: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def _forward(
+        self, input_ids: torch.Tensor, *, bfloat16: bool = False
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         layers = decoder_layers(self.target)[1]
         tapped: dict[int, torch.Tensor] = {}
         final: list[torch.Tensor] = []
@@ -106,7 +111,7 @@ class Teacher:
 
             return hook
 
-        with ExitStack() as hooks, torch.autocast(self.target.device.type, enabled=False):
+        with ExitStack() as hooks, torch.autocast(self.target.device.type, torch.bfloat16, enabled=bfloat16):
             for layer in self.taps:
                 hooks.callback(layers[layer].register_forward_hook(keep(layer)).remove)
             hooks.callback(self._lm_head.register_forward_pre_hook(lambda _m, inputs: final.append(inputs[0])).remove)

@@ -101,7 +101,7 @@ def train_head(
     from speccompile.training import loop
 
     kind, folder = kind_of(target, options), Path(output)
-    teacher = Teacher(target, kind.taps)
+    teacher = Teacher(target, kind.taps, bfloat16=loop.computes_in_bfloat16(options, target.device))
     vocab = teacher.weight.shape[0]
     examples = read_examples(data, vocab, max_len=options.max_len, learn_from=options.learn_from)
     _check_target(examples, teacher)

@@ -116,7 +116,7 @@ class TrainOptions(Options):
     precision: str = field(
         default="auto",
         metadata=option(
-            "Of the computation: auto is bfloat16 on GPUs. Weights are float32 while training.",
+            "Of the computation, the target's forward included: auto is bfloat16 on GPUs. Trained weights are float32.",
             OneOf(("auto", "float32", "bfloat16")),
         ),
     )

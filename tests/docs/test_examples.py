@@ -53,6 +53,17 @@ def test_prompts_from_texts(tmp_path: Path) -> None:
     assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
 
 
+def test_prompts_by_topic(tmp_path: Path) -> None:
+    main = runpy.run_path(str(EXAMPLES / "prompts_by_topic.py"))["main"]
+    for name in ("first.jsonl", "again.jsonl"):
+        main(tmp_path / name, count=3000, seed=1)
+    prompts = [turns[0] for turns in read_turns(tmp_path / "first.jsonl")]
+    assert 1000 < len(prompts) == len(set(prompts))
+    assert not any("{" in prompt or "}" in prompt for prompt in prompts)
+    assert any("Python" in prompt for prompt in prompts) and any("poem" in prompt for prompt in prompts)
+    assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
+
+
 @pytest.mark.real
 def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
     source = EXAMPLES / "quickstart.py"

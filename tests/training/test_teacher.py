@@ -47,6 +47,18 @@ def test_choices_and_distributions_are_those_of_the_target(name: str) -> None:
     torch.testing.assert_close(teacher.probs(states.final[0]), logits[0].float().softmax(-1))
 
 
+def test_in_bfloat16_the_choices_are_of_unrounded_logits() -> None:
+    model = model_of("granite", logits_scaling=4.0)
+    text = torch.tensor([random_prompt(12, vocab=VOCAB)])
+    full, teacher = Teacher(model, (0,)).read(text), Teacher(model, (0,), bfloat16=True)
+    states = teacher.read(text)
+    for name in ("tapped", "final"):
+        ours, theirs = getattr(states, name), getattr(full, name)
+        assert not torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05 * float(theirs.abs().max()))
+    assert torch.equal(states.choices, teacher.choices(states.final))
+
+
 def test_a_head_that_drafts_some_tokens_learns_the_capped_distribution() -> None:
     model = model_of("granite", logits_scaling=4.0)
     teacher, ids = Teacher(model, (0,)), torch.tensor([3, 5, 9])
