@@ -61,8 +61,8 @@ def reference(
         sinks: ``[H]``, one more logit for each head, whose share of the softmax is dropped.
         parents: int64 ``[B, T]``, where a row's queries are the nodes of a tree: the index of each node's parent in
             the row, -1 for the root, which is node 0. The key of node i stands at place ``positions[b, 0] + i`` of
-            the cache; its position, ``positions[b, i]``, is the root's plus its depth. A node sees the places in
-            front of the root's, where place and position are one, its ancestors and itself; window and chunk go by
+            the cache; its position, ``positions[b, i]``, is the root's plus its depth. A node sees the places
+            before the root's, where place and position are one, its ancestors and itself; window and chunk go by
             positions. ``parents[b, i] = i - 1`` is the chain that None stands for.
 
     Returns:
@@ -85,12 +85,6 @@ def reference(
         scores = torch.cat([scores, sinks.double()[:, None, None].expand_as(scores[..., :1])], dim=-1)
     weights = scores.softmax(-1)[..., : keys.shape[1]]
     return torch.einsum("bhts,bshd->bthd", weights, values).to(q.dtype)
-
-
-def _refuse(window: int | None, chunk: int | None, parents: torch.Tensor | None) -> None:
-    if parents is not None:
-        raise RuntimeError("speccompile::attention has no kernel for parents yet")
-    refuse_sizes(window, chunk)
 
 
 def refuse_sizes(window: int | None, chunk: int | None) -> None:
@@ -179,6 +173,35 @@ def _row_by_row(
     return out
 
 
+def _node_by_node(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    parents: torch.Tensor,
+    scale: float,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Each node of trees over a copy of the keys of its own path, in the order of their positions."""
+    out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    for row, slot in enumerate(slots.tolist()):
+        root, ancestors = int(positions[row, 0]), parents[row].tolist()
+        for node, position in enumerate(positions[row].tolist()):
+            path = [node]
+            while (ancestor := ancestors[path[-1]]) >= 0:
+                path.append(ancestor)
+            places = torch.tensor([*range(root), *(root + on_path for on_path in reversed(path))], device=q.device)
+            own = slice(row, row + 1), slice(node, node + 1)
+            keys, values = k_cache[slot, places][None], v_cache[slot, places][None]
+            alone, at = slots.new_zeros(1), torch.tensor([[position]], device=q.device)
+            out[own] = _row_by_row(q[own], keys, values, alone, at, scale, window, chunk, softcap, sinks, False)
+    return out
+
+
 def _products(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -225,14 +248,19 @@ def _products(
 def _attention(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
 ):
-    _refuse(window, chunk, parents)
-    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=False)
+    refuse_sizes(window, chunk)
+    options = scale, window, chunk, softcap, sinks
+    if parents is not None:
+        return _node_by_node(q, k_cache, v_cache, slots, positions, parents, *options)
+    return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=False)
 
 
 def _attention_fixed_order(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
 ):
-    _refuse(window, chunk, parents)
+    refuse_sizes(window, chunk)
+    if parents is not None:
+        raise RuntimeError("speccompile::attention_fixed_order has no kernel for parents")
     return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=True)
 
 

@@ -60,7 +60,7 @@ def _int8_linears(x, packed, scales, biases, features):  # type: ignore[no-untyp
 
 
 def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
-    """See ``speccompile::attention``; no ``parents``."""
+    """See ``speccompile::attention``."""
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
 
 

@@ -352,12 +352,6 @@ def test_fixed_order_of_plain_products_does_not_depend_on_the_width(options: dic
 named_too = pytest.mark.parametrize("op", [*OPS.values(), reference], ids=[*OPS, "reference"])
 
 
-@named
-def test_trees_are_refused(op: Any) -> None:
-    with pytest.raises(RuntimeError, match="speccompile::attention has no kernel for parents yet"):
-        op(*make().arguments, parents=torch.zeros(2, 3, dtype=torch.int64))
-
-
 @named_too
 @pytest.mark.parametrize("option", ["window", "chunk"])
 def test_a_query_sees_itself_at_least(op: Any, option: str) -> None:

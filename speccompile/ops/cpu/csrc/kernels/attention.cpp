@@ -206,6 +206,87 @@ void block_part(const Attention& p, const Queries& piece, const float* gathered,
   }
 }
 
+int64_t root_of(const Attention& p, const Queries& piece) {
+  return p.positions[piece.first / p.width * p.width];
+}
+
+// A block that reaches beyond the root. Each node has the keys of its own ancestors there, each in the column of its
+// position: so its result has the bits that a chain of these tokens has.
+template <typename T>
+void tree_block_part(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
+  const int64_t group = p.heads / p.groups, start = block * kBlock, root = root_of(p, piece);
+  const int64_t row = piece.first / p.width, slot = p.slots[row];
+  const T* keys = static_cast<const T*>(p.k) + slot * p.k_slot + piece.group * p.k_head;
+  const T* values = static_cast<const T*>(p.v) + slot * p.v_slot + piece.group * p.v_head;
+  float* transposed = at_least(scratch().keys, padded(p.depth) * kBlock);
+  float* scores = at_least(scratch().scores, group * kBlock);
+  float* rows = at_least(scratch().values, kBlock * part.columns);
+  const auto copy_value = [&](int64_t from, int64_t to) {
+    float* copied = rows + to * part.columns;
+    for (int64_t i = 0; i < p.value_depth; ++i) {
+      copied[i] = static_cast<float>(values[from * p.v_place + i]);
+    }
+    std::fill(copied + p.value_depth, copied + part.columns, 0.0f);
+  };
+  // What all nodes see.
+  const int64_t common = std::clamp<int64_t>(root + 1 - start, 0, kBlock);
+  transpose<T>(keys + start * p.k_place, p.k_place, common, p.depth, transposed, [](int64_t, int64_t) {});
+  for (int64_t place = 0; place < common; ++place) {
+    copy_value(start + place, place);
+  }
+  for (int64_t at = piece.first; at < piece.last; ++at) {
+    const int64_t position = p.positions[at], first_query = (at - piece.first) * group;
+    const int64_t places = std::min(kBlock, position + 1 - start);
+    if (places <= 0) {
+      std::fill_n(part.tops + first_query, group, kForbidden);
+      std::fill_n(part.totals + first_query, group, 0.0f);
+      continue;
+    }
+    int64_t node = at % p.width;
+    for (int64_t ancestor = position; ancestor > root; --ancestor, node = p.parents[row * p.width + node]) {
+      const int64_t column = ancestor - start;
+      if (column < 0 || column >= kBlock) {
+        continue;
+      }
+      const T* key = keys + (root + node) * p.k_place;
+      for (int64_t i = 0; i < p.depth; ++i) {
+        transposed[i * kBlock + column] = static_cast<float>(key[i]);
+      }
+      copy_value(root + node, column);
+    }
+    const int64_t count = padded(places);
+    for (int64_t column = 0; column < count; column += kColumns) {
+      product<float>(
+          group, gathered + first_query * p.depth, p.depth, transposed + column, kBlock, p.depth, scores + column,
+          kBlock, false);
+    }
+    for (int64_t head = 0; head < group; ++head) {
+      float* own = scores + head * kBlock;
+      hide(p, own, position, start, count);
+      softmax(p, own, count, part.tops[first_query + head], part.totals[first_query + head]);
+      if (part.totals[first_query + head] == 0.0f) {
+        std::fill_n(own, count, 0.0f);
+      }
+    }
+    const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, 0, places);
+    for (int64_t column = 0; column < part.columns; column += kColumns) {
+      product<float>(
+          group, scores + first, kBlock, rows + first * part.columns + column, part.columns, places - first,
+          part.values + first_query * part.columns + column, part.columns, false);
+    }
+  }
+}
+
+// Of the queries of a piece over a block of keys.
+template <typename T>
+void part_of(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
+  if (p.parents != nullptr && (block + 1) * kBlock > root_of(p, piece) + 1) {
+    tree_block_part<T>(p, piece, gathered, block, part);
+  } else {
+    block_part<T>(p, piece, gathered, block, part);
+  }
+}
+
 // Before any block. A sink is a score that came first, without a value.
 void begin(const Attention& p, const Queries& piece, int64_t queries, Part state) {
   const int64_t group = p.heads / p.groups;
@@ -276,7 +357,9 @@ Plan plan(const Attention& problem, Queries* pieces) {
   const int64_t most = places_at_once(problem), places = problem.rows * problem.width;
   const auto slot = [&](int64_t place) { return problem.slots[place / problem.width]; };
   for (int64_t first = 0, last = 0; first < places; first = last) {
-    while (last < places && last < first + most && slot(last) == slot(first)) {
+    // Each row of trees has a root of its own.
+    const int64_t end = problem.parents ? (first / problem.width + 1) * problem.width : places;
+    while (last < end && last < first + most && slot(last) == slot(first)) {
       ++last;
     }
     const auto [nearest, furthest] = std::minmax_element(problem.positions + first, problem.positions + last);
@@ -308,7 +391,7 @@ void attend(const Attention& problem, const Queries& piece) {
     using T = decltype(zero);
     const float* gathered = gather_queries<T>(problem, piece);
     for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
-      block_part<T>(problem, piece, gathered, block, part);
+      part_of<T>(problem, piece, gathered, block, part);
       join(problem, queries, state, part);
     }
   });
@@ -318,7 +401,7 @@ void attend(const Attention& problem, const Queries& piece) {
 void attend_block(const Attention& problem, const Queries& piece, int64_t block, float* part) {
   with_type(problem.type, [&](auto zero) {
     using T = decltype(zero);
-    block_part<T>(
+    part_of<T>(
         problem, piece, gather_queries<T>(problem, piece), block, Part(part, problem, query_count(problem, piece)));
   });
 }

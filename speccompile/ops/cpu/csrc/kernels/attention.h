@@ -20,7 +20,10 @@ struct Attention {
   int64_t window, chunk;  // kNone where there is none.
   float softcap;          // 0 where there is none.
   const float* sinks;     // [heads], or null.
-  float* out;             // [rows, width, heads, value_depth]
+  // [rows, width], or null for chains: of the nodes of trees the parent's index in the row, -1 of node 0, the root. The
+  // key of node i stands at the root's place plus i; its position is the root's plus its depth.
+  const int64_t* parents;
+  float* out;  // [rows, width, heads, value_depth]
 };
 
 // The queries of some places of one slot, in the heads that share one KV head. Places are counted through all rows, so

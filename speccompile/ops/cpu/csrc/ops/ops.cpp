@@ -236,11 +236,28 @@ void share_out(const std::vector<int64_t>& costs, Run run) {
 
 }  // namespace
 
+namespace {
+
+// A node comes after its parent: what is walked from a node on ends at the root.
+void check_parents(const Tensor& parents, int64_t rows, int64_t width) {
+  STD_TORCH_CHECK(
+      parents.dim() == 2 && parents.size(0) == rows && parents.size(1) == width,
+      "speccompile::attention: parents have another shape than positions");
+  const int64_t* of = static_cast<const int64_t*>(parents.data_ptr());
+  for (int64_t i = 0; i < rows * width; ++i) {
+    const int64_t node = i % width;
+    STD_TORCH_CHECK(
+        node == 0 ? of[i] == -1 : of[i] >= 0 && of[i] < node, "speccompile::attention: node ", node, " has the parent ",
+        of[i]);
+  }
+}
+
+}  // namespace
+
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
     double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,
     const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents) {
-  STD_TORCH_CHECK(!parents, "speccompile::attention has no kernel for parents yet");
   STD_TORCH_CHECK(
       window.value_or(1) >= 1, "speccompile::attention needs a window of at least 1, not ", window.value_or(1));
   STD_TORCH_CHECK(chunk.value_or(1) >= 1, "speccompile::attention needs a chunk of at least 1, not ", chunk.value_or(1));
@@ -250,8 +267,12 @@ Tensor native_attention(
       "speccompile::attention: queries, keys and values have different dtypes");
   STD_TORCH_CHECK(k_cache.stride(3) == 1 && v_cache.stride(3) == 1, "speccompile::attention: a head's features lie apart");
   const Tensor own_slots = side_by_side(slots), own_positions = side_by_side(positions);
-  // Any tensor stands in for sinks that are not there.
+  // Any tensor stands in for those that are not there.
   const Tensor own_sinks = sinks ? side_by_side(as_float(*sinks)) : slots;
+  const Tensor own_parents = parents ? side_by_side(*parents) : slots;
+  if (parents) {
+    check_parents(own_parents, q.size(0), q.size(1));
+  }
   Tensor out = new_floats({q.size(0), q.size(1), q.size(2), v_cache.size(3)});
   Attention problem{};
   problem.rows = q.size(0);
@@ -280,6 +301,7 @@ Tensor native_attention(
   problem.chunk = chunk.value_or(kNone);
   problem.softcap = static_cast<float>(softcap.value_or(0.0));
   problem.sinks = sinks ? static_cast<const float*>(own_sinks.data_ptr()) : nullptr;
+  problem.parents = parents ? static_cast<const int64_t*>(own_parents.data_ptr()) : nullptr;
   problem.out = static_cast<float*>(out.data_ptr());
 
   std::vector<Queries> pieces(most_pieces(problem));
