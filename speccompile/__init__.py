@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         sampling,
         training,
     )
+    from speccompile.graph.tree import Tree
     from speccompile.lowering.backends import register_backend
     from speccompile.modes import register as register_mode
     from speccompile.sampling import register_processor
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Speculator",
+    "Tree",
     "__version__",
     "acceptance",
     "backends",
@@ -69,6 +71,7 @@ _SUBMODULES = frozenset(
 )
 _MEMBERS = {
     "Speculator": ("speccompile.speculator.speculator", "Speculator"),
+    "Tree": ("speccompile.graph.tree", "Tree"),
     "load": ("speccompile.wrapping", "load"),
     "register_backend": ("speccompile.lowering.backends", "register_backend"),
     "register_mode": ("speccompile.modes", "register"),

@@ -26,6 +26,8 @@ class Rule(ABC):
     uses_draft_probs: ClassVar[bool] = False
     #: It is another rule where the drafter has none: ``wrap`` refuses such a mode.
     needs_draft_probs: ClassVar[bool] = False
+    #: Drafts may be a tree. Passes of :mod:`speccompile.passes.step.tree_accept` judge them.
+    judges_trees: ClassVar[bool] = False
     #: It decides nothing about tokens that are drawn: requests that sample are refused.
     greedy_only: ClassVar[bool] = False
     #: Rows get as many drafts as the tier has places, also where the drafter proposes fewer.

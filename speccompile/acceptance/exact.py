@@ -23,6 +23,7 @@ class Exact(Rule):
     name: ClassVar[str] = "exact"
     lossless: ClassVar[bool] = True
     text_invariant: ClassVar[bool] = True
+    judges_trees: ClassVar[bool] = True
 
     def passes(self, kind: Kind) -> list[Pass]:
         return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), ExactAccept()]

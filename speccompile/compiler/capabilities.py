@@ -22,6 +22,15 @@ def rule_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
     return ""
 
 
+def tree_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
+    """Why drafts of ``mode`` under ``rule`` cannot be trees; empty if they can."""
+    if not mode.drafts_trees:
+        return f"drafts of mode {mode.name!r} are chains"
+    if not rule.judges_trees:
+        return f"the acceptance rule {rule.name!r} judges chains"
+    return ""
+
+
 def backend_refusal(mode: Mode | type[Mode], backend: str) -> str:
     """Why ``mode`` does not run on any device that ``backend`` runs on; empty if it does."""
     if set(mode.devices).isdisjoint(backends()[backend].devices):

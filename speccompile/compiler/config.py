@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from speccompile.acceptance import Exact, Rule
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import Route
+from speccompile.graph.tree import Tree, chains
 from speccompile.hidden_states.options import SavedRows
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.kernels import STOCK, Kernels
@@ -79,7 +80,17 @@ class BuildConfig:
 
     @property
     def max_draft_len(self) -> int:
-        return max(self.tiers)
+        """Most draft tokens of a step, of a chain or of a tree."""
+        return int(max(self.tiers))
+
+    @property
+    def chains(self) -> tuple[int, ...]:
+        """Draft lengths of the tiers that are chains."""
+        return chains(self.tiers)
+
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        return tuple(shape for shape in self.tiers if isinstance(shape, Tree))
 
     @property
     def row_counts(self) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ class ExecutableMaker:
     def _make_mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
         config, tiers = self._config, {}
         with self._listening(), task(f"build the mixed {kind} steps"):
-            for draft_len, rows in itertools.product(config.tiers, config.mixed_row_counts):
+            for draft_len, rows in itertools.product(config.chains, config.mixed_row_counts):
                 step = self._steps.finish(mixed_pipeline(config, draft_len, rows, kind))
                 self._steps.store([step])
                 key = TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width)

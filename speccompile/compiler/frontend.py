@@ -14,6 +14,7 @@ from speccompile.compiler.executables import steps_of_kind
 from speccompile.compiler.layout import plan_layout
 from speccompile.compiler.pipelines import model_pipeline
 from speccompile.compiler.step_store import StepMaker
+from speccompile.errors import InvalidTiers
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
 from speccompile.graph.keys import Kind, PrefillName, TierName
@@ -95,6 +96,7 @@ def build_stages(
         drafter = make_drafter(config.network, config, arena.layout, storage if stored else None)
         attach(drafter, captured)
     config = replace(config, route=observed.route)
+    check_trees(config)
     probe = None
     if consumed is not None:
         # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
@@ -111,6 +113,23 @@ def build_stages(
         tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
     from_store = known is not None or (drafter is not None and drafter.from_store)
     return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe, drafter)
+
+
+def check_trees(config: BuildConfig) -> None:
+    """Refuse trees where attention has none.
+
+    Raises:
+        InvalidTiers: it has none.
+    """
+    if not config.trees:
+        return
+    reason = ""
+    if config.route != "attention":
+        reason = "the model runs its own attention, which has no trees"
+    elif config.one_shape:
+        reason = "deterministic=True needs kernels whose results do not depend on the number of nodes"
+    if reason:
+        raise InvalidTiers(tiers=config.tiers, reason=f"there are trees, and {reason}")
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:

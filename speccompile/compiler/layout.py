@@ -49,6 +49,7 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *sampling_state(),
         *recorded_state(vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores),
         *config.mode.state(),
+        *(config.mode.tree_state() if config.trees else []),
         *split_state(config),
         *config.rule.state(),
         *(spec for item in config.passes for spec in state_specs_of(item)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from speccompile.errors import InvalidOption, InvalidTiers, shown
+from speccompile.graph.tree import Tree
 from speccompile.policies import parse_policy
 from speccompile.runtime.options import EngineOptions
 from speccompile.utils.numbers import python_numbers
@@ -32,18 +33,18 @@ DEFAULT_MAX_LEN = 2048
 
 
 def read_tiers(tiers: Any) -> tuple[int, ...]:
-    """Distinct draft lengths, 0 among them, in ascending order.
+    """Distinct draft lengths and trees, 0 among them, in ascending order of their draft tokens.
 
     Raises:
         InvalidTiers: ``tiers`` are something else.
     """
     try:
-        values = tuple(python_numbers(value) for value in tiers)
+        values = tuple(value if isinstance(value, Tree) else python_numbers(value) for value in tiers)
     except TypeError:
         raise InvalidTiers(tiers=tiers, reason="it is no sequence") from None
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} is no draft length")
+            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} is no draft length, and no Tree")
     if 0 not in values:
         raise InvalidTiers(tiers=tiers, reason="0 is missing")
     if len(set(values)) != len(values):
@@ -80,7 +81,8 @@ class WrapOptions(Options):
 
     mode: str | Sequence[str] | None = field(default=DEFAULT_MODE, metadata=option("How to draft."))
     tiers: Sequence[int] | None = field(
-        default=None, metadata=option("Draft lengths to build, 0 among them.", _tiers_or_none)
+        default=None,
+        metadata=option("Draft lengths to build, 0 among them, and trees (`speccompile.Tree`).", _tiers_or_none),
     )
     max_batch: int = field(
         default=1, metadata=option("Number of slots: most requests that run at a time.", WholeNumber(1))

@@ -13,12 +13,13 @@ from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths, state_specs
 from speccompile.errors import InvalidOption
 from speccompile.graph.keys import KINDS, ChunkKind, Kind
+from speccompile.graph.tree import Tree
 from speccompile.hidden_states.options import SavedRows
 from speccompile.modes.network.split import DropTarget
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.native.choose_sampling import ChooseSampling
-from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafting
+from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafting, ChooseTreeOps
 from speccompile.passes.native.step_ops import UseStepOps
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placement import place_passes
@@ -27,6 +28,7 @@ from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
+from speccompile.passes.step.move_path import MovePath
 from speccompile.passes.step.record_prompt import RecordPrompt
 from speccompile.passes.step.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.step.rows import BindRows
@@ -34,12 +36,15 @@ from speccompile.passes.step.sample import ProcessLogits
 from speccompile.passes.step.save_hidden import MarkSaved, SaveHidden
 from speccompile.passes.step.share_subexpressions import ShareSubexpressions
 from speccompile.passes.step.skip_logits import SkipLogits
+from speccompile.passes.step.tree_accept import TreeExactAccept, TreeGreedyAccept
+from speccompile.passes.step.tree_inputs import TreeInputs
 from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.passes.target.bound_positions import BoundPositions
 from speccompile.passes.target.choose_attention import ChooseAttention, KeepAttention
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
+from speccompile.passes.target.tree_bodies import AddTreeBodies
 from speccompile.passes.user_pass import state_specs_of
 
 
@@ -58,12 +63,15 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         *([PackLinears(packs), JoinLinears()] if native else [KeepLinears()]),
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
+        *[AddTreeBodies()] * bool(config.trees),
     ]
     return _pipeline(config, passes, facts("outlined"), "the captured model")
 
 
 def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:
     """Passes that make the step of one tier out of the outlined model."""
+    if isinstance(draft_len, Tree):
+        return tree_pipeline(config, draft_len, rows, kind)
     passes = [
         BindRows(rows),
         *_drafts(config, draft_len, kind),
@@ -74,6 +82,26 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
         ShareSubexpressions(),
     ]
     return _pipeline(config, passes, goals(config, kind), tier_name(draft_len, rows, kind))
+
+
+def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "greedy") -> Pipeline:
+    """Passes that make the step of a tier whose drafts are a tree."""
+    accept: list[Pass] = [TreeGreedyAccept(tree) if kind == "greedy" else TreeExactAccept(tree)]
+    scored = kind == "scored"
+    passes = [
+        BindRows(rows),
+        *config.mode.tree_draft_passes(tree),
+        TreeInputs(tree),
+        *accept,
+        MovePath(scored),
+        *[RecordLogprobs()] * scored,
+        *[ChooseTreeOps()] * config.kernels.native,
+        ChooseSampling(config.kernels.native),
+        Commit(),
+        *_after_commit(config, kind),
+        ShareSubexpressions(),
+    ]
+    return _pipeline(config, passes, goals(config, kind), tier_name(tree, rows, kind))
 
 
 def mixed_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:
@@ -169,6 +197,8 @@ def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
     yield model_pipeline(config, WeightPacks(config.weights))
     width = prefill_widths(config.max_len)[0]
     for kind in KINDS:
+        for tree in config.trees:
+            yield tree_pipeline(config, tree, 1, kind)
         for draft_len in {0, config.max_draft_len}:
             yield tier_pipeline(config, draft_len, 1, kind)
             yield mixed_pipeline(config, draft_len, 1, kind)
@@ -243,6 +273,8 @@ def _choice(config: BuildConfig, kind: Kind) -> list[Pass]:
 def _after_commit(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
     """A drafter's own state, unless no tier could use it, the rule's, and that of guides."""
     mode = config.mode.commit_passes() if config.max_draft_len else []
+    if config.trees:
+        mode = [*mode, *config.mode.tree_commit_passes()]
     passes = [*mode, *(config.rule.commit_passes() if kind != "inner" else [])]
     if config.kernels.native:
         proposes = bool(mode) and "proposed" in config.mode.goals
@@ -265,7 +297,8 @@ def _pipeline(config: BuildConfig, passes: Sequence[Pass], goals: Facts, name: s
 
 
 def tier_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
-    return f"tier K={draft_len}, {rows} row{'s' * (rows > 1)}{_of_kind(kind)}"
+    shape = str(draft_len) if isinstance(draft_len, Tree) else f"K={draft_len}"
+    return f"tier {shape}, {rows} row{'s' * (rows > 1)}{_of_kind(kind)}"
 
 
 def mixed_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:

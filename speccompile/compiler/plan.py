@@ -11,11 +11,12 @@ from transformers import PreTrainedModel
 
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
-from speccompile.compiler.capabilities import backend_refusal, rule_refusal
+from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tree_refusal
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
 from speccompile.compiler.pipelines import check_anchors
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
+from speccompile.graph.tree import Tree, chains
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.hidden_states.options import SavedRows, SaveHiddenStates, saved_rows
@@ -25,6 +26,7 @@ from speccompile.modes.auto import Auto, Choice, Failed, replacing
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.placement import check_passes
+from speccompile.policies import Fixed
 from speccompile.policies.default import default_policy
 from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
@@ -70,6 +72,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     with replacing(choice):
         mode.check(info)
         _check_rule(rule, mode, draft_lens)
+        _check_trees(options, mode, rule)
     saves = _choose_saves(options.save_hidden_states, mode)
     if saves is not None:
         saves.check(model)
@@ -164,8 +167,11 @@ def _choose_max_len(model: PreTrainedModel, given: int | None) -> tuple[int, str
 
 
 def _choose_policy(options: WrapOptions, tiers: tuple[int, ...], rule: Rule) -> AnyPolicy:
-    given = options.policy
-    return parse_policy(default_policy(tiers, text_invariant=rule.text_invariant) if given is None else given, tiers)
+    if options.policy is not None:
+        return parse_policy(options.policy, tiers)
+    # Policies that learn choose among chains.
+    lens = chains(tiers)
+    return Fixed(tiers[-1]) if max(lens) == 0 else default_policy(lens, text_invariant=rule.text_invariant)
 
 
 def _choose_saves(given: Any, mode: Mode) -> SaveHiddenStates | None:
@@ -228,6 +234,19 @@ def _check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
     reason = rule_refusal(mode, rule)
     if reason and max(tiers) > 0:
         raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
+
+
+def _check_trees(options: WrapOptions, mode: Mode, rule: Rule) -> None:
+    """Raises InvalidTiers."""
+    if not any(isinstance(shape, Tree) for shape in options.draft_lens):
+        return
+    reason = tree_refusal(mode, rule)
+    if not reason and options.scores:
+        reason = "scores=True records the scores of chains"
+    if not reason and (options.save_hidden_states is not None or mode.saves is not None):
+        reason = "hidden states are saved at the positions of chains"
+    if reason:
+        raise InvalidTiers(tiers=options.draft_lens, reason=f"there are trees, and {reason}")
 
 
 def _check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, consume: bool) -> None:

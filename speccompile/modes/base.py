@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidOption
 from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.tree import PROPOSAL, Tree
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.modes.network.draft_network import DraftNetwork
@@ -19,6 +20,8 @@ from speccompile.modes.network.split import ReadStoredDrafts
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose, ProposeFunction
+from speccompile.passes.step.propose_tree import ProposeTree
+from speccompile.passes.step.tree_drafts import ReadTree
 
 #: A row's text and Kmax to at most so many draft tokens, or None.
 HostDraft = Callable[[list[int], int], Sequence[int] | None]
@@ -43,6 +46,8 @@ class Mode(ABC):
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     #: Of a split drafter that is ready, too: its executables run only where a row has no proposal.
     network_on_demand: ClassVar[bool] = False
+    #: Its drafts can be a tree: :meth:`tree_draft_passes`, :meth:`tree_state` and :meth:`tree_commit_passes`.
+    drafts_trees: ClassVar[bool] = False
     #: An option makes it :attr:`split`.
     splits: ClassVar[bool] = False
     #: It drafts from hidden states of the target.
@@ -123,6 +128,19 @@ class Mode(ABC):
                 names none counts as certain.
         """
         return self.draft_passes(draft_len)
+
+    def tree_draft_passes(self, tree: Tree) -> list[Pass]:
+        """Of a mode that :attr:`drafts_trees`: passes that provide ``drafts``, ``drafts_limited`` and ``tree`` in a
+        step of that shape."""
+        raise NotImplementedError(f"mode {self.name!r} has drafts_trees, and needs tree_draft_passes")
+
+    def tree_state(self) -> list[StateSpec]:
+        """State tensors that it needs besides where a tier is a tree."""
+        return []
+
+    def tree_commit_passes(self) -> list[Pass]:
+        """Passes that run after :meth:`commit_passes` where a tier is a tree."""
+        return []
 
     def mark_passes(self) -> list[Pass]:
         """Passes that run before the target's inputs are bound, in every tier and in prefill: they mark values of the
@@ -210,6 +228,38 @@ class ReadyMode(Mode):
             ``scored``, also float32 ``[B, Kmax]``: for each draft the probability that it and all before it are
             right, which policies look at.
         """
+
+    def propose_tree(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of a mode that :attr:`drafts_trees`: a tree of draft tokens for every row. It runs after :meth:`propose`.
+
+        Args:
+            tokens, length, own_state: as :meth:`propose` has them.
+            nodes: most tokens of a proposal, P.
+
+        Returns:
+            Draft tokens, int64 ``[B, P]``, the likeliest first, and no token before its parent: tiers of any shape take
+            the first ones that fit. The parent of each, int64 ``[B, P]``: 0 for the newest committed token, else i + 1
+            for the draft token i. How many there are, int64 ``[B]``.
+        """
+        raise NotImplementedError(f"mode {self.name!r} has drafts_trees, and needs propose_tree")
+
+    @property
+    def tree_proposer(self) -> ProposeFunction:
+        """:meth:`propose_tree`, as steps hold it; see :attr:`proposer`."""
+        return self.propose_tree
+
+    def tree_state(self) -> list[StateSpec]:
+        i64 = torch.int64
+        tokens, parents = (StateSpec(name, (N, K), i64, low=0, high=1) for name in PROPOSAL[:2])
+        return [tokens, parents, StateSpec(PROPOSAL[2], (N,), i64, high=K + 1)]
+
+    def tree_draft_passes(self, tree: Tree) -> list[Pass]:
+        return [ReadTree(tree)]
+
+    def tree_commit_passes(self) -> list[Pass]:
+        return [ProposeTree(self.tree_proposer, self.own_state)]
 
     @property
     def proposer(self) -> ProposeFunction:

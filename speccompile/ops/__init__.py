@@ -5,6 +5,7 @@ from speccompile.ops import choose as choose
 from speccompile.ops import commit as commit
 from speccompile.ops import native as native
 from speccompile.ops import ngram as ngram
+from speccompile.ops import tree as tree
 from speccompile.ops import within_top as within_top
 
-__all__ = ["attention", "choose", "commit", "native", "ngram", "within_top"]
+__all__ = ["attention", "choose", "commit", "native", "ngram", "tree", "within_top"]

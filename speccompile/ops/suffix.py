@@ -25,6 +25,12 @@ SCHEMAS = {
     ),
     "suffix_earlier_": ("(Tensor(a!) used, Tensor(b!) nodes, Tensor(c!) index, Tensor(d!) cursor, int room, ", 5),
 }
+#: The op that proposes trees.
+TREE = "suffix_tree"
+_TREE_SCHEMA = (
+    "(Tensor nodes, Tensor which, Tensor suffixes, int longest, float factor, float offset, float least)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 Drafts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -144,6 +150,37 @@ def earlier(
     return _as_tensors(slots, longest, proposals)
 
 
+def tree(
+    nodes: torch.Tensor,
+    which: torch.Tensor,
+    suffixes: torch.Tensor,
+    longest: int,
+    factor: float,
+    offset: float,
+    least: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Trees of drafts after texts that were learned or followed before.
+
+    Args:
+        nodes: ``[X, 4, ...]``, several tries; which: int64 ``[B]``, the trie of each row.
+        suffixes: ``[B, D + 1]``, of each row's text in it.
+        longest: most tokens, P.
+
+    Returns:
+        Tokens and parents, int64 ``[B, P]``, as :meth:`~speccompile.ops.suffix_trie.Trie.propose_tree` has them; how
+        many there are, int64 ``[B]``; their cumulative probabilities, float32 ``[B, P]``.
+    """
+    speculation = Speculation(suffixes.shape[1] - 1, factor, offset, least)
+    tokens, count, scores = _empty(which, longest)
+    parents, unused = torch.zeros_like(tokens), nodes.new_zeros(2)
+    for row, trie in enumerate(which.tolist()):
+        found = Trie(unused, nodes[trie], unused).propose_tree(suffixes[row].numpy().data, longest, speculation)
+        count[row] = len(found[0])
+        for into, values in zip((tokens, parents, scores), found, strict=True):
+            into[row, : len(values)] = torch.tensor(values, dtype=into.dtype)
+    return tokens, parents, count, scores
+
+
 def _as_tensors(slots: torch.Tensor, longest: int, proposals: list[Proposal]) -> Drafts:
     drafts, lens, scores = _empty(slots, longest)
     for row, (found, chances) in enumerate(proposals):
@@ -174,7 +211,16 @@ def _define(name: str) -> None:
     torch.library.register_fake(f"speccompile::{name}", fake, lib=_library)
 
 
+def _tree_fake(nodes, which, suffixes, longest, *rest):  # type: ignore[no-untyped-def]
+    tokens, count, scores = _empty(which, longest)
+    return tokens, torch.empty_like(tokens), count, scores
+
+
 for _name, _definition in (("suffix_draft_", own), ("suffix_given_", given), ("suffix_earlier_", earlier)):
     _define(_name)
     _define(f"native_{_name}")
     _library.impl(_name, _definition, "CPU")
+for _name in (TREE, f"native_{TREE}"):
+    _library.define(_name + _TREE_SCHEMA)
+    torch.library.register_fake(f"speccompile::{_name}", _tree_fake, lib=_library)
+_library.impl(TREE, tree, "CPU")

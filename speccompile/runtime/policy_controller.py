@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from speccompile.graph.tree import chains
 from speccompile.policies.base import (
     AnyPolicy,
     Chooser,
@@ -32,7 +33,7 @@ class Policies:
 
     Args:
         policy: the first one.
-        draft_lens: of the tiers, ascending.
+        draft_lens: of the tiers, ascending. Policies that learn choose among those that are chains.
         ready: the drafts of a step exist before its tier is chosen.
         measure: times the tiers; called once, when a policy needs it.
     """
@@ -55,7 +56,7 @@ class Policies:
     @policy.setter
     def policy(self, policy: AnyPolicy) -> None:
         if isinstance(policy, LearningPolicy):
-            policy.check(self._draft_lens)
+            policy.check(chains(self._draft_lens))
         # Tiers may be timed between two steps only, and this may be another thread than the one that steps.
         self._policy, self._chooser = policy, None
 
@@ -65,7 +66,7 @@ class Policies:
         if chooser is None:
             if isinstance(policy, LearningPolicy) and policy.uses_costs and self.costs is None:
                 self.costs = self._measure()
-            chooser = self._chooser = start(policy, Ladder(self._draft_lens, self.costs))
+            chooser = self._chooser = start(policy, Ladder(chains(self._draft_lens), self.costs))
         return chooser
 
     @property

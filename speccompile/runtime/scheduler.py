@@ -144,7 +144,7 @@ class Scheduler:
         draft_len, tiers, note = self._choice.draft_len(offered, len(self.flights)), self._table.tiers, budget.note_step
         if reader is not None:
             self._prompts.point_at(reader)
-            draft_len = budget.mixed_draft_len(draft_len, self._table.draft_lens)
+            draft_len = budget.mixed_draft_len(draft_len, self._table.chains)
             tiers, note = self._table.mixed_tiers, budget.note_mixed
         name = self._choice.name(draft_len)
         tier = self.tier = tiers[name]

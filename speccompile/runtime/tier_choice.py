@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import TierName
+from speccompile.graph.tree import PROPOSAL, Tree
 from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row
 from speccompile.runtime.batch import Batch
@@ -31,7 +32,7 @@ class TierChoice:
 
     def policy_inputs(self) -> list[Row]:
         """For each row, how many drafts the next step could verify."""
-        traits, longest = self._traits, self._table.draft_lens[-1]
+        traits, longest = self._traits, self._table.chains[-1]
         scores = self._policies.learns
         return policy_rows(
             self._batch.rows,
@@ -51,12 +52,19 @@ class TierChoice:
             unread: runs whose results have not been read.
         """
         draft_len = self._policies.choose(offered, unread)
+        if isinstance(draft_len, Tree):
+            return draft_len if self._any_tree() and not self._batch.without_drafts else 0
         # Every row's context is longer than the network reads.
         beyond = self._traits.reach is not None and not any(row.draft_len for row in offered)
         if self._batch.without_drafts or beyond:
             return 0
         most = max((row.draft_len for row in offered), default=0) if self._traits.ready else self._most_requested()
-        return min(size for size in self._table.draft_lens if size >= min(draft_len, most))
+        return min(size for size in self._table.chains if size >= min(draft_len, most))
+
+    def _any_tree(self) -> bool:
+        """Whether a tree of drafts waits for some row."""
+        count = self._arena[PROPOSAL[2]]
+        return any(int(count[request.slot]) for request in self._batch.rows)
 
     def name(self, draft_len: int) -> TierName:
         """The name of the tier of that draft length for the current rows."""
@@ -69,6 +77,6 @@ class TierChoice:
 
     def _most_requested(self) -> int:
         """The largest ``num_draft_tokens`` of the rows; a request without one has no limit of its own."""
-        longest = self._table.draft_lens[-1]
+        longest = self._table.chains[-1]
         limits = (request.params.num_draft_tokens for request in self._batch.rows)
         return max((longest if limit is None else limit for limit in limits), default=0)

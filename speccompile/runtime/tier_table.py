@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from speccompile.graph.keys import ChunkKind, Kind, TierName
+from speccompile.graph.tree import chains
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.utils.build_lock import one_build
 
@@ -21,7 +22,7 @@ class TierTable:
     Attributes:
         tiers, mixed_tiers: by draft length, row count and kind.
         prefill: prompt chunks, by width and kind.
-        draft_lens, row_counts: of the tiers, ascending.
+        draft_lens, row_counts: of the tiers, ascending; chains are the draft lengths of tiers that are no trees.
     """
 
     def __init__(
@@ -34,9 +35,14 @@ class TierTable:
         self.mixed_tiers: dict[TierName, Tier] = {}
         self.prefill: dict[tuple[int, ChunkKind], Tier] = dict(sorted(executables.prefill.items()))
         self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
+        self.chains = chains(self.draft_lens)
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
         self._make, self._make_mixed = make, make_mixed
         self._mixed_kinds: set[Kind] = set()
+
+    @property
+    def chain_tiers(self) -> Mapping[TierName, Tier]:
+        return {name: tier for name, tier in self.tiers.items() if name[0] in self.chains}
 
     def prepared(self, kind: Kind, *, watched: bool) -> bool:
         """Whether the executables of a kind are built. For requests whose tokens are ``watched`` these include the

@@ -23,6 +23,7 @@ def stable_key(value: Any) -> Any:
         NoStableKey: the value has no such form, or it contains code from outside this package, whose inputs are
             unknown.
     """
+    # A subclass of a number says by its repr what it is (a Tree).
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, tuple | list):

@@ -69,6 +69,33 @@ class Search:
         drafts, lens, scores = best
         return drafts, lens, scores
 
+    def propose_tree(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Follow the tries, which :meth:`propose` has brought up to date; of several the one whose tree expects most
+        accepted tokens."""
+        slots, *tables = own_state
+        depth, how = self.speculation.depth, self.speculation
+        sources = [(tables[2], slots, tables[1][slots])]
+        if self.given:
+            given_nodes, cursor = tables[6], tables[8]
+            sources.append((given_nodes[None], torch.zeros_like(slots), cursor[slots, 1:]))
+        if self.room:
+            earlier_nodes, cursor = tables[-3], tables[-1]
+            for side in (0, 1):
+                suffixes = cursor[slots, 1 + side * (depth + 1) : 1 + (side + 1) * (depth + 1)]
+                sources.append((earlier_nodes, torch.full_like(slots, side), suffixes))
+        rest = (nodes, float(how.factor), float(how.offset), float(how.least))
+        best, *others = [torch.ops.speccompile.suffix_tree(*source, *rest) for source in sources]
+        for other in others:
+            better = other[3].sum(1) > best[3].sum(1)
+            best = tuple(
+                torch.where(better if mine.ndim == 1 else better[:, None], theirs, mine)
+                for mine, theirs in zip(best, other, strict=True)
+            )
+        found, parents, count, _ = best
+        return found, parents, count
+
 
 @dataclass(frozen=True)
 class Suffix(ReadyMode):
@@ -98,6 +125,7 @@ class Suffix(ReadyMode):
 
     name: ClassVar[str] = "suffix"
     scored: ClassVar[bool] = True
+    drafts_trees: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def check(self, info: ModelInfo) -> None:
@@ -178,6 +206,15 @@ class Suffix(ReadyMode):
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self._search.propose(tokens, length, *own_state, draft_len=draft_len)
+
+    def propose_tree(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._search.propose_tree(tokens, length, *own_state, nodes=nodes)
+
+    @property
+    def tree_proposer(self) -> ProposeFunction:
+        return self._search.propose_tree
 
     @property
     def proposer(self) -> ProposeFunction:

@@ -9,7 +9,8 @@ import torch
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
-from speccompile.ops.suffix import SCHEMAS
+from speccompile.ops.suffix import SCHEMAS, TREE
+from speccompile.ops.tree import SCHEMAS as TREE_SCHEMAS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.choose_native import choose_native
 
@@ -40,6 +41,17 @@ class ChooseCommit(_ChooseNative):
 
 
 @dataclass(frozen=True)
+class ChooseTreeOps(_ChooseNative):
+    """The C++ ops of trees."""
+
+    name: ClassVar[str] = "choose_tree_ops"
+    looks_for: ClassVar[str] = "an op of trees"
+    requires: ClassVar[Facts] = facts("path_moved")
+    provides: ClassVar[Facts] = facts("tree_ops_chosen")
+    ops: ClassVar[tuple[str, ...]] = tuple(TREE_SCHEMAS)
+
+
+@dataclass(frozen=True)
 class ChooseDrafting(_ChooseNative):
     """The C++ ops of drafters that have some."""
 
@@ -47,4 +59,4 @@ class ChooseDrafting(_ChooseNative):
     looks_for: ClassVar[str] = "an op of a drafter"
     requires: ClassVar[Facts] = facts("proposed")
     provides: ClassVar[Facts] = facts("drafting_chosen")
-    ops: ClassVar[tuple[str, ...]] = ("match_ngram", *SCHEMAS)
+    ops: ClassVar[tuple[str, ...]] = ("match_ngram", *SCHEMAS, TREE)

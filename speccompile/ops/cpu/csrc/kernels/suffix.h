@@ -31,6 +31,11 @@ class Trie {
   int64_t propose(
       const int32_t* active, int64_t longest, const Speculation& speculation, int64_t* drafts, float* scores,
       double& expected) const;
+  // Writes the likeliest tokens on the paths of all matches, their parents (0 or the token's index plus one) and their
+  // cumulative probabilities; returns how many there are.
+  int64_t propose_tree(
+      const int32_t* active, int64_t most, const Speculation& speculation, int64_t* tokens, int64_t* parents,
+      float* scores) const;
 
  private:
   int64_t place_of(int32_t parent, int32_t token) const;

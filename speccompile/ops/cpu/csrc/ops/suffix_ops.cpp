@@ -184,7 +184,30 @@ Drafts suffix_earlier(
   return rows.result();
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> suffix_tree(
+    const Tensor& nodes, const Tensor& which, const Tensor& suffixes, int64_t longest, double factor, double offset,
+    double least) {
+  const Tensor tries = side_by_side(which), own_suffixes = side_by_side(suffixes);
+  const int64_t rows = which.size(0), capacity = nodes.size(2), depth = suffixes.size(1) - 1;
+  const Speculation speculation{depth, factor, offset, least};
+  Tensor tokens = torch::stable::new_zeros(which, {rows, longest}),
+         parents = torch::stable::new_zeros(which, {rows, longest}), count = torch::stable::new_zeros(which, {rows}),
+         scores = torch::stable::new_zeros(which, {rows, longest}, ScalarType::Float);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t trie = static_cast<int64_t*>(tries.data_ptr())[row];
+    // Paths are read off the nodes alone.
+    const Trie of(nullptr, table(nodes) + 4 * capacity * trie, capacity, nullptr, 0);
+    static_cast<int64_t*>(count.data_ptr())[row] = of.propose_tree(
+        table(own_suffixes) + (depth + 1) * row, longest, speculation,
+        static_cast<int64_t*>(tokens.data_ptr()) + row * longest,
+        static_cast<int64_t*>(parents.data_ptr()) + row * longest,
+        static_cast<float*>(scores.data_ptr()) + row * longest);
+  }
+  return {tokens, parents, count, scores};
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("native_suffix_tree", TORCH_BOX(&suffix_tree));
   m.impl("native_suffix_draft_", TORCH_BOX(&suffix_draft));
   m.impl("native_suffix_given_", TORCH_BOX(&suffix_given));
   m.impl("native_suffix_earlier_", TORCH_BOX(&suffix_earlier));

@@ -1,0 +1,133 @@
+"""Draft trees as the shapes of tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from speccompile.errors import InvalidOption
+
+#: State of a ready drafter's proposals: tokens and parents ``[N, P]``, and how many there are, ``[N]``.
+PROPOSAL = ("tree_tokens", "tree_parents", "tree_count")
+
+
+class Tree(int):
+    """The shape of a tier whose drafts are a tree. As an ``int`` it is the number of its draft tokens, which is what
+    widths, buffers and costs depend on, as they do on the draft length of a chain.
+
+    Node 0 is the newest committed token; the draft tokens are the nodes from 1 on, parents before children.
+
+    Attributes:
+        depth: of the deepest node: a step accepts at most so many draft tokens.
+        branches: most children of a node.
+        parents: of a static tree, the parent of each node from 1 on; None for a dynamic one.
+        ranks: of a static tree, which child of its parent each of these nodes is.
+    """
+
+    depth: int
+    branches: int
+    parents: tuple[int, ...] | None
+    ranks: tuple[int, ...] | None
+
+    @classmethod
+    def static(cls, paths: Iterable[Iterable[int]]) -> Tree:
+        """A tree of fixed form: each path leads from the root to a node, as branch indices. ``(0,)`` is the likeliest
+        first token, ``(1, 0)`` the likeliest one after the second likeliest first one.
+
+        Raises:
+            InvalidOption: a path is empty or not of indices, occurs twice, or continues a path that is not given.
+        """
+        given = [tuple(path) if isinstance(path, Iterable) else path for path in paths]
+
+        def refuse(reason: str) -> InvalidOption:
+            return InvalidOption(where="Tree.static", name="paths", value=given, reason=reason)
+
+        for path in given:
+            whole = isinstance(path, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in path)
+            if not whole or not path or min(path) < 0:
+                raise refuse(f"{path!r} must be a path: branch indices from the root on, each at least 0")
+        if not given:
+            raise refuse("give at least one path")
+        ordered = sorted(set(given), key=lambda path: (len(path), path))
+        if len(ordered) < len(given):
+            raise refuse("a path occurs twice")
+        nodes = {(): 0} | {path: node for node, path in enumerate(ordered, 1)}
+        if missing := next((path[:-1] for path in ordered if path[:-1] not in nodes), None):
+            raise refuse(f"the path {missing!r} is missing, and others continue it")
+        parents, ranks = tuple(nodes[path[:-1]] for path in ordered), tuple(path[-1] for path in ordered)
+        return cls._of(len(ordered), max(map(len, ordered)), max(ranks) + 1, parents, ranks)
+
+    @classmethod
+    def dynamic(cls, nodes: int, depth: int, branches: int) -> Tree:
+        """A tree that takes, for each sequence in each step, the ``nodes`` likeliest draft tokens that the drafter
+        proposes, no deeper than ``depth`` and at most ``branches`` after one token.
+
+        Raises:
+            InvalidOption: a number is not valid, or the tree cannot have so many nodes.
+        """
+        for name, value in (("nodes", nodes), ("depth", depth), ("branches", branches)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                reason = "it must be an int of at least 1"
+                raise InvalidOption(where="Tree.dynamic", name=name, value=value, reason=reason)
+        if depth > nodes:
+            reason = f"a tree of {nodes} nodes is at most {nodes} deep"
+            raise InvalidOption(where="Tree.dynamic", name="depth", value=depth, reason=reason)
+        if branches == 1 and nodes > depth:
+            reason = f"with one branch, a tree of depth {depth} has {depth} nodes"
+            raise InvalidOption(where="Tree.dynamic", name="nodes", value=nodes, reason=reason)
+        return cls._of(nodes, depth, branches, None, None)
+
+    @classmethod
+    def _of(
+        cls, nodes: int, depth: int, branches: int, parents: tuple[int, ...] | None, ranks: tuple[int, ...] | None
+    ) -> Tree:
+        tree = int.__new__(cls, nodes)
+        tree.depth, tree.branches, tree.parents, tree.ranks = depth, branches, parents, ranks
+        return tree
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Of a static tree."""
+        found: list[tuple[int, ...]] = [()]
+        for parent, rank in zip(self.parents or (), self.ranks or (), strict=True):
+            found.append((*found[parent], rank))
+        return tuple(found[1:])
+
+    @property
+    def _shape(self) -> tuple[Any, ...]:
+        return int(self), self.depth, self.branches, self.parents, self.ranks
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tree) and self._shape == other._shape
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._shape)
+
+    def __str__(self) -> str:
+        if self.parents is None:
+            return f"tree of {int(self)} nodes, depth {self.depth}, {self.branches} branches"
+        return f"tree of {' '.join('.'.join(map(str, path)) for path in self.paths)}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __repr__(self) -> str:
+        if self.parents is None:
+            return f"Tree.dynamic(nodes={int(self)}, depth={self.depth}, branches={self.branches})"
+        return f"Tree.static({list(self.paths)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tree._of, self._shape
+
+
+def chains(draft_lens: Iterable[int]) -> tuple[int, ...]:
+    """Of the shapes of tiers those that are chains."""
+    return tuple(shape for shape in draft_lens if not isinstance(shape, Tree))
+
+
+def depth_of(shape: int) -> int:
+    """Most draft tokens that a step of this shape accepts."""
+    return shape.depth if isinstance(shape, Tree) else shape

@@ -1,0 +1,89 @@
+// The ops of draft trees as torch sees them; speccompile/ops/tree.py defines them.
+#include <torch/csrc/stable/library.h>
+
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+#include "../kernels/tree.h"
+#include "tensors.h"
+
+namespace speccompile {
+namespace {
+
+int64_t* numbers(const Tensor& tensor) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous(), "speccompile: trees are int64, side by side");
+  return static_cast<int64_t*>(tensor.data_ptr());
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> native_fit_tree(
+    const Tensor& tokens, const Tensor& parents, const Tensor& count, const Tensor& limit, int64_t nodes, int64_t depth,
+    int64_t branches, const std::vector<int64_t>& static_parents, const std::vector<int64_t>& static_ranks) {
+  const Tensor own_tokens = side_by_side(tokens), own_parents = side_by_side(parents), own_count = side_by_side(count),
+               own_limit = side_by_side(limit);
+  const int64_t rows = tokens.size(0), proposed = tokens.size(1);
+  const bool fixed = !static_parents.empty();
+  const TreeShape shape{
+      nodes, depth, branches, fixed ? static_parents.data() : nullptr, fixed ? static_ranks.data() : nullptr};
+  Tensor drafts = new_integers({rows, nodes}), taken = new_integers({rows, nodes + 1}),
+         depths = new_integers({rows, nodes + 1}), lens = new_integers({rows});
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t* of = numbers(own_parents) + row * proposed;
+    const int64_t most = std::min({numbers(own_count)[row], numbers(own_limit)[row], proposed});
+    for (int64_t i = 0; i < most; ++i) {
+      STD_TORCH_CHECK(of[i] >= 0 && of[i] <= i, "speccompile::fit_tree: draft token ", i, " has the parent ", of[i]);
+    }
+    const FittedTree out{
+        numbers(drafts) + row * nodes, numbers(taken) + row * (nodes + 1), numbers(depths) + row * (nodes + 1)};
+    numbers(lens)[row] = fit_tree(numbers(own_tokens) + row * proposed, of, most, shape, out);
+  }
+  return {drafts, taken, depths, lens};
+}
+
+std::tuple<Tensor, Tensor> native_walk_tree(
+    const Tensor& target, const Tensor& drafts, const Tensor& parents, int64_t depth) {
+  const Tensor own_target = side_by_side(target), own_drafts = side_by_side(drafts), own_parents = side_by_side(parents);
+  const int64_t rows = target.size(0), width = target.size(1);
+  STD_TORCH_CHECK(
+      drafts.size(1) == width - 1 && parents.size(1) == width, "speccompile::walk_tree: the sizes do not fit");
+  Tensor path = new_integers({rows, depth + 1}), accepted = new_integers({rows});
+  for (int64_t row = 0; row < rows; ++row) {
+    numbers(accepted)[row] = walk_tree(
+        numbers(own_target) + row * width, numbers(own_drafts) + row * (width - 1), numbers(own_parents) + row * width,
+        width - 1, depth, numbers(path) + row * (depth + 1));
+  }
+  return {path, accepted};
+}
+
+void native_move_path(
+    std::vector<Tensor> kv, const Tensor& slots, const Tensor& root, const Tensor& path, const Tensor& accepted) {
+  const Tensor own_slots = side_by_side(slots), own_root = side_by_side(root), own_path = side_by_side(path),
+               own_accepted = side_by_side(accepted);
+  const int64_t rows = path.size(0), width = path.size(1);
+  for (const Tensor& tensor : kv) {
+    STD_TORCH_CHECK(tensor.is_contiguous(), "speccompile::move_path_: KV lies side by side");
+    const int64_t places = tensor.size(1);
+    const size_t bytes = tensor.numel() / (tensor.size(0) * places) * tensor.element_size();
+    for (int64_t row = 0; row < rows; ++row) {
+      char* from = static_cast<char*>(tensor.data_ptr()) +
+          (numbers(own_slots)[row] * places + numbers(own_root)[row]) * bytes;
+      // A node never stands before its depth, so no place is read after it was written.
+      for (int64_t depth = 1; depth <= numbers(own_accepted)[row]; ++depth) {
+        const int64_t node = numbers(own_path)[row * width + depth];
+        if (node != depth) {
+          std::memcpy(from + depth * bytes, from + node * bytes, bytes);
+        }
+      }
+    }
+  }
+}
+
+STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("native_fit_tree", TORCH_BOX(&native_fit_tree));
+  m.impl("native_walk_tree", TORCH_BOX(&native_walk_tree));
+  m.impl("native_move_path_", TORCH_BOX(&native_move_path));
+}
+
+}  // namespace
+}  // namespace speccompile

@@ -1,0 +1,169 @@
+"""Draft trees in a step: what of a proposal a tier takes, which path is accepted, and where its KV belongs.
+
+Nodes are numbered from 0, the newest committed token; node i > 0 is the draft token i - 1. ``native_`` ops are the C++
+form (``ops/cpu/csrc/kernels/tree.cpp``).
+"""
+
+from __future__ import annotations
+
+import torch
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+
+#: Of each op the schema.
+SCHEMAS = {
+    "fit_tree": (
+        "(Tensor tokens, Tensor parents, Tensor count, Tensor limit, int nodes, int depth, int branches, "
+        "int[] static_parents, int[] static_ranks) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+    "walk_tree": "(Tensor target, Tensor drafts, Tensor parents, int depth) -> (Tensor, Tensor)",
+    "move_path_": "(Tensor(a!)[] kv, Tensor slots, Tensor root, Tensor path, Tensor accepted) -> ()",
+}
+
+
+def fit_tree(
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    count: torch.Tensor,
+    limit: torch.Tensor,
+    nodes: int,
+    depth: int,
+    branches: int,
+    static_parents: list[int],
+    static_ranks: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a tier's shape holds of the rows' proposals.
+
+    Args:
+        tokens: int64 ``[B, P]``, the likeliest first, so that the first ones always are a tree.
+        parents: int64 ``[B, P]``, the parent of the node of each token, 0 for the root.
+        count, limit: int64 ``[B]``, how many tokens are proposed, and how many the request wants at most.
+        nodes, depth, branches: of the :class:`~speccompile.graph.tree.Tree`.
+        static_parents, static_ranks: of a static one, else empty.
+
+    Returns:
+        ``drafts`` int64 ``[B, nodes]``, -1 where the shape has a node and the proposal none; ``parents`` int64
+        ``[B, 1 + nodes]``, -1 for the root; ``depths`` int64 ``[B, 1 + nodes]``; and int64 ``[B]``, how many there are.
+    """
+    rows = tokens.shape[0]
+    drafts = tokens.new_full((rows, nodes), -1)
+    taken_parents, depths = tokens.new_zeros((rows, nodes + 1)), tokens.new_ones((rows, nodes + 1))
+    taken_parents[:, 0], depths[:, 0] = -1, 0
+    if static_parents:
+        for node, parent in enumerate(static_parents, 1):
+            taken_parents[:, node] = parent
+            depths[:, node] = depths[:, parent] + 1
+    lens = torch.zeros_like(count)
+    for row in range(rows):
+        lens[row] = _fit_row(
+            tokens[row].tolist(),
+            parents[row].tolist(),
+            min(int(count[row]), int(limit[row])),
+            (nodes, depth, branches),
+            {pair: node for node, pair in enumerate(zip(static_parents, static_ranks, strict=True), 1)},
+            (drafts[row], taken_parents[row], depths[row]),
+        )
+    return drafts, taken_parents, depths, lens
+
+
+def _fit_row(
+    tokens: list[int],
+    parents: list[int],
+    count: int,
+    sizes: tuple[int, int, int],
+    static: dict[tuple[int, int], int],
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> int:
+    nodes, depth, branches = sizes
+    drafts, taken_parents, depths = out
+    children = [0] * (len(tokens) + 1)
+    # Of each proposed node its node in the shape; 0 is the root, and None was not taken.
+    taken: list[int | None] = [0] + [None] * len(tokens)
+    found = 0
+    for index in range(count):
+        parent = taken[parents[index]]
+        rank = children[parents[index]]
+        children[parents[index]] += 1
+        if parent is None or tokens[index] < 0:
+            continue
+        if static:
+            node = static.get((parent, rank))
+        else:
+            fits = found < nodes and rank < branches and int(depths[parent]) < depth
+            node = found + 1 if fits else None
+        if node is None:
+            continue
+        taken[index + 1] = node
+        drafts[node - 1] = tokens[index]
+        taken_parents[node] = parent
+        depths[node] = depths[parent] + 1
+        found += 1
+    return found
+
+
+def walk_tree(
+    target: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, depth: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From the root to the child that is the target's token, as long as there is one.
+
+    Args:
+        target: int64 ``[B, T]``, the target's token after each node; drafts: int64 ``[B, T - 1]``, -1 for none;
+        parents: int64 ``[B, T]``.
+        depth: of the tree.
+
+    Returns:
+        The nodes on the path, int64 ``[B, 1 + depth]``, the last one again after its end, and how many draft tokens
+        are on it, int64 ``[B]``.
+    """
+    now = torch.zeros_like(target[:, 0])
+    path, accepted, walks = [now], torch.zeros_like(now), torch.ones_like(now, dtype=torch.bool)
+    for _ in range(depth):
+        now, walks = child_of(drafts, parents, now, target.gather(1, now[:, None])[:, 0], walks)
+        accepted = accepted + walks
+        path.append(now)
+    return torch.stack(path, 1), accepted
+
+
+def child_of(
+    drafts: torch.Tensor, parents: torch.Tensor, now: torch.Tensor, token: torch.Tensor, walks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the nodes ``now`` ``[B]`` the first child that is ``token`` ``[B]``, and whether there is one; without one, or
+    where ``walks`` (bool ``[B]``) is False, ``now``."""
+    fits = (parents[:, 1:] == now[:, None]) & (drafts == token[:, None]) & (token >= 0)[:, None] & walks[:, None]
+    found = fits.any(1)
+    return torch.where(found, fits.long().argmax(1) + 1, now), found
+
+
+def move_path_(
+    kv: list[torch.Tensor], slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor
+) -> None:
+    """Move what an accepted path has left to where a chain would have left it.
+
+    Args:
+        kv: tensors that follow the text, ``[N, S, ...]``; that of node i lies at the root's place plus i.
+        slots: int64 ``[B]``, distinct; root: int64 ``[B]``, the root's place.
+        path, accepted: of :func:`walk_tree`.
+    """
+    offsets = torch.arange(path.shape[1], device=path.device)
+    places = root[:, None] + torch.where(offsets <= accepted[:, None], path, offsets)
+    to = root[:, None] + offsets
+    for tensor in kv:
+        tensor.index_put_((slots[:, None], to), tensor[slots[:, None], places])
+
+
+def _fit_fake(tokens, parents, count, limit, nodes, *rest):  # type: ignore[no-untyped-def]
+    rows = tokens.shape[0]
+    wide = tokens.new_empty((rows, nodes + 1))
+    return tokens.new_empty((rows, nodes)), wide, wide.clone(), torch.empty_like(count)
+
+
+def _walk_fake(target, drafts, parents, depth):  # type: ignore[no-untyped-def]
+    return target.new_empty((target.shape[0], depth + 1)), target.new_empty((target.shape[0],))
+
+
+_OPS = {"fit_tree": (fit_tree, _fit_fake), "walk_tree": (walk_tree, _walk_fake), "move_path_": (move_path_, None)}
+for _name, (_function, _fake) in _OPS.items():
+    for _form in (_name, f"native_{_name}"):
+        _library.define(_form + SCHEMAS[_name])
+        torch.library.register_fake(f"speccompile::{_form}", _fake or (lambda *_: None), lib=_library)
+    _library.impl(_name, _function, "CompositeExplicitAutograd")

@@ -1,0 +1,56 @@
+"""A ready drafter's tree of draft tokens, proposed at the end of a step for the step after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import PROPOSAL
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.propose import ProposeFunction
+
+
+@dataclass(frozen=True)
+class ProposeTree(Pass):
+    """Traces ``propose(tokens, length, *own, nodes=P)`` into the step and keeps the result: tokens and parents
+    ``[B, P]``, and how many there are, ``[B]``. It runs after the drafter's chain was proposed.
+
+    Args:
+        propose: see :meth:`speccompile.modes.base.ReadyMode.propose_tree`.
+        state: names of the mode's own state tensors, which it receives whole after the rows' slots ``[B]``.
+    """
+
+    propose: ProposeFunction
+    state: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "propose_tree"
+    looks_for: ClassVar[str] = "committed tokens"
+    requires: ClassVar[Facts] = facts("committed", "proposed")
+    provides: ClassVar[Facts] = facts("tree_proposed")
+
+    def run(self, graph: StepGraph) -> Changes:
+        text = [graph.state(name) for name in ("tokens", "length", *PROPOSAL)]
+        own = [graph.state(name) for name in self.state]
+        longest = graph.layout.max_draft_len
+        graph.insert(propose_and_store, *text, graph.values["slots"], *own, propose=self.propose, longest=longest)
+        return Changes(1, f"up to {longest} draft tokens for the next step")
+
+
+def propose_and_store(
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    tree_tokens: torch.Tensor,
+    tree_parents: torch.Tensor,
+    tree_count: torch.Tensor,
+    slots: torch.Tensor,
+    *own: torch.Tensor,
+    propose: ProposeFunction,
+    longest: int,
+) -> None:
+    state = (slots, *own) if own else ()
+    proposed = propose(tokens[slots], length[slots], *state, nodes=longest)
+    for kept, value in zip((tree_tokens, tree_parents, tree_count), proposed, strict=True):
+        kept.index_put_((slots,), value)

@@ -1,0 +1,112 @@
+"""Acceptance of trees by the rule ``exact``: from the root to the child that the target chooses itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+import speccompile.ops  # noqa: F401  defines the ops
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import Tree
+from speccompile.ops.tree import child_of
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.draft_chain import append_token, text_so_far
+from speccompile.passes.step.sample import draw, process
+
+
+@dataclass(frozen=True)
+class TreeGreedyAccept(Pass):
+    """Names ``target_tokens`` ``[B, 1 + depth]`` and ``path`` ``[B, 1 + depth]``, the target's tokens after the nodes
+    on the accepted path and these nodes, and ``row_accepted`` ``[B]``."""
+
+    tree: Tree
+
+    name: ClassVar[str] = "tree_greedy_accept"
+    looks_for: ClassVar[str] = "logits and a tree of drafts"
+    requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
+    provides: ClassVar[Facts] = facts("accepted", "path")
+
+    def run(self, graph: StepGraph) -> Changes:
+        names = ("logits", "drafts", "parents")
+        found = graph.insert(greedy_path, *[graph.values[name] for name in names], depth=self.tree.depth)
+        for name, node in zip(("target_tokens", "path", "row_accepted"), found, strict=True):
+            graph.name_value(name, node)
+        return Changes(1, f"{int(self.tree)} nodes judged")
+
+
+def greedy_path(
+    logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, *, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    target = torch.ops.speccompile.choose(logits)
+    path, accepted = torch.ops.speccompile.walk_tree(target, drafts, parents, depth)
+    return target.gather(1, path), path, accepted
+
+
+@dataclass(frozen=True)
+class TreeExactAccept(Pass):
+    """The same for tokens that are drawn. Noise depends on the position alone, so all nodes of a depth share it. Only
+    nodes on the path are judged: the logits of one node go through the request's pipeline, with the path as its text,
+    and the drawn token decides which node is next."""
+
+    tree: Tree
+
+    name: ClassVar[str] = "tree_exact_accept"
+    looks_for: ClassVar[str] = "logits and a tree of drafts"
+    requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
+    provides: ClassVar[Facts] = facts("accepted", "path")
+
+    def run(self, graph: StepGraph) -> Changes:
+        before: fx.Node = graph.output
+        slots, values = graph.values["slots"], graph.values
+        state = [graph.state(name) for name in ("tokens", "length")]
+        noise = [graph.state(name) for name in ("temperature", "seed")]
+        context, length = graph.insert(text_so_far, *state, slots)
+        now, walks, accepted = graph.insert(at_the_root, slots)
+        tokens, path = [], [now]
+        for depth in range(self.tree.depth + 1):
+            logits = graph.insert(logits_of, values["logits"], now)
+            # Processors on the host are called once for each token; a row that has some has no drafts.
+            scores = process(graph, logits, context, length, before, drafted=depth, calls_host=depth == 0)
+            token = graph.insert(draw, scores, length, slots, *noise)
+            tokens.append(token)
+            if depth == self.tree.depth:
+                break
+            step = (values["drafts"], values["parents"], now, token, walks, accepted)
+            now, walks, accepted = graph.insert(next_node, *step)
+            path.append(now)
+            context, length = graph.insert(append_token, context, length, token)
+        graph.name_value("target_tokens", graph.insert(as_columns, *tokens))
+        graph.name_value("path", graph.insert(as_columns, *path))
+        graph.name_value("row_accepted", accepted)
+        return Changes(1, f"a path of up to {self.tree.depth} drafts judged")
+
+
+def at_the_root(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The root ``[B]``, True ``[B]``, and no accepted drafts ``[B]``."""
+    return torch.zeros_like(slots), torch.ones_like(slots, dtype=torch.bool), torch.zeros_like(slots)
+
+
+def logits_of(logits: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """Of the nodes ``now`` ``[B]``, ``[B, 1, V]`` of ``[B, T, V]``."""
+    return logits[torch.arange(logits.shape[0], device=logits.device), now][:, None]
+
+
+def next_node(
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    now: torch.Tensor,
+    token: torch.Tensor,
+    walks: torch.Tensor,
+    accepted: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The child of ``now`` ``[B]`` that is ``token`` ``[B, 1]``, whether there is one, and the accepted drafts."""
+    now, walks = child_of(drafts, parents, now, token[:, 0], walks)
+    return now, walks, accepted + walks
+
+
+def as_columns(*columns: torch.Tensor) -> torch.Tensor:
+    """``[B, n]`` of n tensors ``[B]`` or ``[B, 1]``."""
+    return torch.stack([column.flatten() for column in columns], dim=1)

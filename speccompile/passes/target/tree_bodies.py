@@ -1,0 +1,79 @@
+"""A second form of each body, for steps whose tokens are the nodes of trees."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+import speccompile.ops  # noqa: F401  defines the ops
+from speccompile.errors import AnchorError
+from speccompile.graph.body import Body
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+
+#: What the names of such bodies end with.
+SUFFIX = "_of_trees"
+#: Arguments of the attention op before ``parents``, and where ``positions`` are.
+BEFORE_PARENTS, POSITIONS = 10, 4
+
+
+@dataclass(frozen=True)
+class AddTreeBodies(Pass):
+    """Adds to each body one that has two more inputs: ``places`` int64 ``[B, T]``, where the KV of the tokens belongs,
+    and ``parents`` int64 ``[B, T]``, as the attention op has them. Bodies of chains stay as they are."""
+
+    name: ClassVar[str] = "add_tree_bodies"
+    looks_for: ClassVar[str] = "bodies of decoder layers"
+    requires: ClassVar[Facts] = facts("outlined", "attention_chosen")
+    provides: ClassVar[Facts] = facts("tree_bodies")
+
+    def run(self, graph: StepGraph) -> Changes:
+        bodies = {name + SUFFIX: tree_body(body) for name, body in graph.bodies.items()}
+        graph.bodies.update(bodies)
+        return Changes(len(bodies), ", ".join(bodies))
+
+
+def tree_body(body: Body) -> Body:
+    """The same function of trees.
+
+    Raises:
+        AnchorError: its layers do not attend by the attention op.
+    """
+    inner = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result = inner.graph_copy(body.module.graph, copies)
+    placeholders = [node for node in inner.nodes if node.op == "placeholder"]
+    ops = torch.ops.speccompile
+    attends = {ops.attention.default, ops.native_attention.default}
+    calls = [node for node in inner.nodes if node.target in attends]
+    if not calls:
+        raise AnchorError(anchor=f"attention of {body.name}", reason="trees need layers that call the attention op")
+    positions = calls[0].args[POSITIONS]
+    assert isinstance(positions, fx.Node)
+    with inner.inserting_after(placeholders[-1]):
+        places = inner.placeholder("places")
+    with inner.inserting_after(places):
+        parents = inner.placeholder("parents")
+    for added in (places, parents):
+        added.meta = {"val": positions.meta["val"]}
+    for node in calls:
+        given = (*node.args, *[None] * (BEFORE_PARENTS - len(node.args)))
+        node.args = (*given, parents)
+    for node in inner.nodes:
+        if node.target is torch.ops.aten.index_put_.default:
+            tensor, (slots, at), *rest = node.args
+            node.args = (tensor, [slots, places if at is positions else at], *rest)
+    inner.output(result)
+    name, size = body.name + SUFFIX, ("B", "T")
+    return replace(
+        body,
+        name=name,
+        module=fx.GraphModule(torch.nn.Module(), inner, class_name=name),
+        dims=(*body.dims, size, size),
+        dtypes=(*body.dtypes, torch.int64, torch.int64),
+        key=hashlib.sha256(f"{body.key} of trees".encode()).hexdigest(),
+    )

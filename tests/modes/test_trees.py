@@ -1,0 +1,194 @@
+"""Tiers whose drafts are trees: texts and KV are those of no speculation, whatever shapes follow one another."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, Tree, wrap
+from speccompile.errors import InvalidTiers
+from speccompile.guides import regex_guide
+from speccompile.modes import registry
+from support.errors import raises
+from support.families import model_of
+from support.guide_tokenizers import EOS, common
+from support.tiny import tiny_llama
+from support.tree_drafter import STRIDE, VOCAB, Branching
+
+NEW = 40
+MAX_LEN = 128
+STATIC = Tree.static([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)])
+WIDE, DEEP = Tree.dynamic(nodes=12, depth=3, branches=3), Tree.dynamic(nodes=9, depth=6, branches=2)
+SHAPES = (0, 2, STATIC, WIDE, DEEP)
+#: Each begins with its number.
+PROMPTS = [
+    [row, *(random.Random(row).randrange(VOCAB) for _ in range(length))] for row, length in enumerate((3, 17, 40))
+]
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
+KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
+    """All prompts side by side; each step runs another shape."""
+    rng = random.Random(seed)
+    requests = [
+        spec.engine.submit(prompt, max_new_tokens=NEW + 5 * row, seed=row if options else None, **options)
+        for row, prompt in enumerate(PROMPTS)
+    ]
+    while not all(request.finished for request in requests):
+        spec.set_tier(rng.choice(shapes))
+        spec.engine.step()
+    return [request.result().token_ids for request in requests]
+
+
+def known(texts: list[list[int]]) -> tuple[int, ...]:
+    whole = [[*prompt, *text] for prompt, text in zip(PROMPTS, texts, strict=True)]
+    return tuple(token for text in whole for token in (text + [0] * STRIDE)[:STRIDE])
+
+
+@pytest.fixture(scope="module", params=["eager", "inductor"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(model: LlamaForCausalLM, backend: str) -> dict[str, list[list[int]]]:
+    plain = wrap(model, "none", tiers=(0,), max_batch=3, max_len=MAX_LEN, backend=backend)
+    return {kind: texts_of(plain, (0,), **options) for kind, options in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def specs(
+    model: LlamaForCausalLM, backend: str, expected: dict[str, list[list[int]]]
+) -> Iterator[dict[str, Speculator]]:
+    """For each kind one whose drafter knows the texts of that kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_modes", dict(registry._modes) | {"branching": Branching})
+        options: dict[str, Any] = {"tiers": SHAPES, "max_batch": 3, "max_len": MAX_LEN, "backend": backend}
+        yield {kind: wrap(model, "branching", texts=known(texts), **options) for kind, texts in expected.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shapes", [(STATIC,), (WIDE,), (DEEP,), SHAPES], ids=["static", "wide", "deep", "all"])
+def test_texts_do_not_depend_on_shapes(
+    specs: dict[str, Speculator], expected: dict[str, list[list[int]]], kind: str, shapes: tuple[int, ...]
+) -> None:
+    spec = specs[kind]
+    spec.stats.reset()
+    before = spec.arena.fingerprint()
+    assert texts_of(spec, shapes, seed=len(shapes), **KINDS[kind]) == expected[kind]
+    assert spec.stats.acceptance_length > 1.4, "the drafter is right on some branch, most of the time"
+    # Kinds and mixed tiers are built on demand: what there was stays where it was.
+    assert set(before) <= set(spec.arena.fingerprint())
+
+
+@pytest.mark.parametrize("shape", [STATIC, WIDE, DEEP], ids=["static", "wide", "deep"])
+def test_the_kv_is_that_of_the_text(specs: dict[str, Speculator], backend: str, shape: Tree) -> None:
+    """Of all but the newest token, in every layer, as plain steps leave it."""
+    spec = specs["greedy"]
+
+    def kv(tier: int) -> list[torch.Tensor]:
+        spec.set_tier(tier)
+        # Stops before its end: slots are not reset.
+        request = spec.engine.submit(PROMPTS[1], max_new_tokens=NEW)
+        while len(request.new_tokens) < NEW - 8:
+            spec.engine.step()
+        length = int(spec.arena["length"][request.slot])
+        found = [spec.arena[f"{part}_{layer}"][request.slot, : length - 1].clone() for layer in (0, 1) for part in "kv"]
+        request.cancel()
+        return found
+
+    for ours, plain in zip(kv(shape), kv(0), strict=True):
+        shared = min(len(ours), len(plain))
+        assert shared > len(PROMPTS[1]) + NEW - 10
+        if backend == "inductor":
+            assert torch.equal(ours[:shared], plain[:shared]), "the kernels have one order for each row"
+        else:
+            torch.testing.assert_close(ours[:shared], plain[:shared], rtol=1e-4, atol=1e-4)
+
+
+def test_a_chain_written_as_a_tree_has_its_bits(model: LlamaForCausalLM) -> None:
+    chain = Tree.static([(0,), (0, 0), (0, 0, 0)])
+    spec = wrap(model, "suffix", tiers=(0, 3, chain), max_len=MAX_LEN, backend="inductor")
+    prompt = PROMPTS[1] * 2
+    found = []
+    for tier in (3, chain):
+        spec.set_tier(tier)
+        request = spec.engine.submit(prompt, max_new_tokens=NEW, logprobs=True)
+        found.append((request.result().token_ids, request.result().logprobs))
+        assert spec.stats.tier_steps[tier] > 0
+    assert found[0] == found[1]
+
+
+def test_sequences_of_shapes_follow_a_guide() -> None:
+    guide = regex_guide("((ab|ba|c)d){8,}", common())
+    options: dict[str, Any] = {"do_sample": True, "seed": 3, "guide": guide, "eos_token_id": EOS}
+    spec = wrap(tiny_llama(vocab=300), "suffix", tiers=(0, STATIC, WIDE), max_len=MAX_LEN, backend="eager")
+    texts = []
+    for shape in (0, STATIC, WIDE):
+        spec.set_tier(shape)
+        texts.append(spec.engine.submit(PROMPTS[0] * 3, max_new_tokens=50, **options).result().token_ids)
+        assert shape == 0 or spec.stats.tier_steps[shape] > 0
+    assert texts[0] == texts[1] == texts[2]
+    assert spec.stats.accepted_tokens > 0
+
+
+def test_requests_may_limit_their_nodes(specs: dict[str, Speculator], expected: dict[str, list[list[int]]]) -> None:
+    spec = specs["greedy"]
+    spec.set_tier(WIDE)
+    for limit, most in ((1, 2), (3, 3)):
+        request = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW, num_draft_tokens=limit)
+        assert request.result().token_ids == expected["greedy"][0]
+        assert request.stats.draft_tokens <= limit * request.stats.row_steps
+        assert request.stats.acceptance_length <= most
+
+
+def test_windows_soft_caps_and_a_known_beginning() -> None:
+    for family in ("gemma2", "mistral"):
+        model = model_of(family)
+        spec = wrap(model, "suffix", tiers=(0, WIDE), max_len=MAX_LEN, backend="inductor")
+        prompt = PROMPTS[2] + PROMPTS[2]
+        texts = []
+        for tier in (0, WIDE, WIDE):
+            spec.set_tier(tier)
+            request = spec.engine.submit(prompt, max_new_tokens=30)
+            texts.append(request.result().token_ids)
+        assert texts[0] == texts[1] == texts[2]
+        assert request.stats.reused_tokens > 0
+
+
+def test_the_policy_of_trees_alone_is_the_largest(model: LlamaForCausalLM) -> None:
+    spec = wrap(model, "suffix", tiers=(0, STATIC), max_len=MAX_LEN, backend="eager")
+    assert spec.engine.policy.choose(1) == STATIC
+    assert "tree of 0 1 2" in repr(spec)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "reason"),
+    [
+        ("early_exit", {}, "drafts of mode 'early_exit' are chains"),
+        ("suffix", {"acceptance": "typical"}, "the acceptance rule 'typical' judges chains"),
+        ("suffix", {"scores": True}, "scores=True records the scores of chains"),
+        ("suffix", {"save_hidden_states": "somewhere"}, "hidden states are saved at the positions of chains"),
+        ("suffix", {"deterministic": True}, "kernels whose results do not depend on the number of nodes"),
+    ],
+)
+def test_what_has_no_trees_is_refused(model: LlamaForCausalLM, mode: str, options: dict[str, Any], reason: str) -> None:
+    with raises(InvalidTiers, reason=re.compile(re.escape(reason))):
+        wrap(model, mode, tiers=(0, STATIC), max_len=MAX_LEN, backend="eager", **options)
+
+
+def test_models_that_run_their_own_attention_have_no_trees() -> None:
+    with raises(InvalidTiers, reason=re.compile("the model runs its own attention")):
+        wrap(model_of("bloom"), "suffix", tiers=(0, STATIC), max_len=64, backend="eager")
