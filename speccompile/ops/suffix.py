@@ -176,7 +176,7 @@ def tree(
     for row, trie in enumerate(which.tolist()):
         found = Trie(unused, nodes[trie], unused).propose_tree(suffixes[row].numpy().data, longest, speculation)
         count[row] = len(found[0])
-        for into, values in zip((tokens, parents, scores), found, strict=True):
+        for into, values in ((tokens, found[0]), (parents, found[1]), (scores, found[2])):
             into[row, : len(values)] = torch.tensor(values, dtype=into.dtype)
     return tokens, parents, count, scores
 

@@ -6,6 +6,9 @@ form (``ops/cpu/csrc/kernels/tree.cpp``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
@@ -161,9 +164,13 @@ def _walk_fake(target, drafts, parents, depth):  # type: ignore[no-untyped-def]
     return target.new_empty((target.shape[0], depth + 1)), target.new_empty((target.shape[0],))
 
 
-_OPS = {"fit_tree": (fit_tree, _fit_fake), "walk_tree": (walk_tree, _walk_fake), "move_path_": (move_path_, None)}
-for _name, (_function, _fake) in _OPS.items():
+_FAKES: dict[str, Callable[..., Any]] = {
+    "fit_tree": _fit_fake,
+    "walk_tree": _walk_fake,
+    "move_path_": lambda *_: None,
+}
+for _name, _function in (("fit_tree", fit_tree), ("walk_tree", walk_tree), ("move_path_", move_path_)):
     for _form in (_name, f"native_{_name}"):
         _library.define(_form + SCHEMAS[_name])
-        torch.library.register_fake(f"speccompile::{_form}", _fake or (lambda *_: None), lib=_library)
+        torch.library.register_fake(f"speccompile::{_form}", _FAKES[_name], lib=_library)
     _library.impl(_name, _function, "CompositeExplicitAutograd")

@@ -18,6 +18,8 @@ from speccompile.training.after_lm_head import AfterLmHead, possible
 
 #: Largest difference between logits and what is computed from the final hidden state, relative to the greatest logit.
 TOLERANCE = 0.02
+#: Tokens among which a choice is made once more where logits are rounded.
+CANDIDATES = 16
 #: Positions whose whole logits are in memory at a time.
 CHUNK = 2048
 
@@ -42,7 +44,8 @@ class Teacher:
 
     Args:
         taps: decoder layers whose outputs are wanted.
-        bfloat16: the target's forward runs in autocast. Choices are of logits in the target's own precision.
+        bfloat16: the target's forward runs in autocast. Of its best tokens by rounded logits, the choice is the best by
+            logits in the target's own precision.
 
     Raises:
         UnsupportedModel: its logits are not a linear of the hidden state that its lm_head reads, times a factor and
@@ -67,8 +70,7 @@ class Teacher:
         """``input_ids`` int64 ``[B, T]``, on any device, where the result is, too."""
         (tapped, final), logits = self._forward(input_ids, bfloat16=self._bfloat16)
         device = input_ids.device
-        # Rounded logits are often equal.
-        choices = self.choices(final) if self._bfloat16 else logits.argmax(-1)
+        choices = self._best_of(final, logits) if self._bfloat16 else logits.argmax(-1)
         return TargetStates(tapped.to(device), final.to(device), choices.to(device))
 
     def states(
@@ -90,6 +92,15 @@ class Teacher:
         # A cap rounds logits to equal ones; the target chooses the first of these.
         found = [self.after(F.linear(chunk, self.weight, self.bias)).argmax(-1) for chunk in rows.split(CHUNK)]
         return torch.cat(found).view(final.shape[:-1]).to(final.device)
+
+    def _best_of(self, final: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        """The choices ``[B, T]`` among the tokens that are best by ``rounded`` logits ``[B, T, V]``, of which the best
+        are often equal."""
+        best = rounded.topk(min(CANDIDATES, rounded.shape[-1]), dim=-1).indices
+        logits = torch.einsum("btm,btcm->btc", final.to(self.weight.dtype), self.weight[best])
+        if self.bias is not None:
+            logits = logits + self.bias[best]
+        return best.gather(-1, self.after(logits).argmax(-1, keepdim=True))[..., 0]
 
     @torch.no_grad()
     def probs(self, final: torch.Tensor) -> torch.Tensor:

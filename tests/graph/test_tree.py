@@ -1,0 +1,78 @@
+"""The shapes of tree tiers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccompile import Tree
+from speccompile.errors import InvalidOption
+from speccompile.graph.tree import chains, depth_of
+from support.errors import raises
+
+#: A tree as the parents and ranks that a static one has.
+paths = st.lists(st.tuples(*[st.integers(0, 3)] * 4), min_size=1, max_size=5).map(
+    lambda leaves: sorted({leaf[:depth] for leaf in leaves for depth in range(1, 5)})
+)
+
+
+@given(paths, st.randoms(use_true_random=False))
+def test_a_static_tree_is_its_paths_in_any_order(given_paths: list[tuple[int, ...]], rng: Any) -> None:
+    shuffled = list(given_paths)
+    rng.shuffle(shuffled)
+    tree = Tree.static(shuffled)
+    assert tree == Tree.static(given_paths) and sorted(tree.paths) == given_paths
+    assert int(tree) == len(given_paths)
+    assert tree.depth == max(map(len, given_paths)) and tree.branches == max(max(path) for path in given_paths) + 1
+    assert tree.parents is not None and all(parent < node for node, parent in enumerate(tree.parents, 1))
+    # Prefixes come first, so the first nodes of a tree are a tree.
+    assert [len(path) for path in tree.paths] == sorted(len(path) for path in tree.paths)
+
+
+def test_as_a_number_it_is_its_draft_tokens() -> None:
+    tree = Tree.dynamic(nodes=8, depth=4, branches=3)
+    assert tree + 1 == 9 and max(7, tree) is tree and sorted([tree, 0, 9, 3]) == [0, 3, tree, 9]
+    assert chains((0, 3, tree, 9)) == (0, 3, 9)
+    assert (depth_of(tree), depth_of(7)) == (4, 7)
+
+
+def test_shapes_differ_from_draft_lengths_and_from_one_another() -> None:
+    tree, other = Tree.dynamic(nodes=8, depth=4, branches=3), Tree.dynamic(nodes=8, depth=5, branches=3)
+    assert tree == Tree.dynamic(nodes=8, depth=4, branches=3) and hash(tree) == hash(copy.copy(tree))
+    assert tree not in [8, other] and 8 not in [tree] and tree != 8
+    assert {8: "chain", tree: "tree"}[tree] == "tree" and tree not in (8, other)
+    assert len({str(shape) for shape in (tree, other, 8, Tree.static([(0,), (0, 0)]), Tree.static([(0,), (1,)]))}) == 5
+
+
+@pytest.mark.parametrize("tree", [Tree.dynamic(8, 4, 3), Tree.static([(1,), (0,), (1, 2)])], ids=["dynamic", "static"])
+def test_it_is_pickled_and_printed_as_code(tree: Tree) -> None:
+    assert pickle.loads(pickle.dumps(tree)) == tree == copy.deepcopy(tree)
+    assert eval(repr(tree), {"Tree": Tree}) == tree
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "reason"),
+    [
+        (lambda: Tree.static([]), "paths", "at least one path"),
+        (lambda: Tree.static([()]), "paths", "branch indices from the root on"),
+        (lambda: Tree.static([(0,), (-1,)]), "paths", r"\(-1,\) must be a path"),
+        (lambda: Tree.static([(0,), (True,)]), "paths", "must be a path"),
+        (lambda: Tree.static([0, 1]), "paths", "0 must be a path"),
+        (lambda: Tree.static([(0,), (0,)]), "paths", "occurs twice"),
+        (lambda: Tree.static([(0,), (1, 0)]), "paths", r"the path \(1,\) is missing"),
+        (lambda: Tree.dynamic(0, 1, 1), "nodes", "at least 1"),
+        (lambda: Tree.dynamic(4, 5, 2), "depth", "at most 4 deep"),
+        (lambda: Tree.dynamic(4, 2, 1), "nodes", "has 2 nodes"),
+        (lambda: Tree.dynamic(4, 2, 1.5), "branches", "an int"),
+    ],
+)
+def test_malformed_trees_are_refused(make: Callable[[], Tree], name: str, reason: str) -> None:
+    with raises(InvalidOption, name=name, reason=re.compile(reason)):
+        make()
