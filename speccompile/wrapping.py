@@ -70,7 +70,9 @@ def wrap(
             "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
             ``auto`` chooses by what is given (``head=``, ``draft=``) and by what the model's checkpoint has;
             ``explain()`` says why. Where it is left out, it is ``auto`` with ``head=`` or ``draft=``, else ``ngram``.
-        tiers: Draft lengths to build, 0 among them. None is (0, 1, 3, 7), or as far as the drafter goes.
+        tiers: Draft lengths to build, 0 among them, and trees (`speccompile.Tree`). None is (0, 1, 3, 7), or as far as
+            the drafter goes. A policy chooses among the draft lengths; a tree runs after ``set_tier(tree)``, or with
+            ``policy=Fixed(tree)``.
         max_batch: Number of slots: most requests that run at a time. Further ones wait. Steps run over the smallest of
             1, 2, 4, ... rows that holds those alive.
         max_len: Most tokens of a sequence, prompt included; by default 2048, or the model's positions if fewer.

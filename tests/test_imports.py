@@ -33,8 +33,8 @@ ALLOWED = {
     "speculator": "graph ops sampling passes hidden_states policies modes lowering runtime compiler",
     "wrapping": "ops sampling passes graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
     "__init__": (
-        "backends passes sampling lowering guides acceptance hidden_states policies pretrained modes heads speculator "
-        "wrapping training"
+        "backends graph passes sampling lowering guides acceptance hidden_states policies pretrained modes heads "
+        "speculator wrapping training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",

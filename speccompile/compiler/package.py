@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from speccompile.acceptance import RULES, Rule
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_facts import own_code
 from speccompile.graph_capture.model_info import inspect_model, named_tensors
 from speccompile.graph_capture.store import CaptureStore, config_text
@@ -131,6 +132,8 @@ def _json_value(name: str, value: Any) -> Any:
         return [_json_value(name, item) for item in value]
     if isinstance(value, SaveHiddenStates):
         raise CannotSave(name=name, reason="its folder is one of this machine")
+    if isinstance(value, Tree):
+        return {"tree": value.fields}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, os.PathLike):
@@ -213,6 +216,8 @@ def read_wrap_options(manifest: Mapping[str, Any]) -> WrapOptions:
 
 
 def _read_option(value: Any) -> Any:
+    if isinstance(value, dict) and "tree" in value:
+        return Tree.of(value["tree"])
     if isinstance(value, dict):
         return RULES[value["rule"]](**{name: _read_option(item) for name, item in value["options"].items()})
     return tuple(_read_option(item) for item in value) if isinstance(value, list) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from speccompile.errors import InvalidOption
@@ -94,6 +94,18 @@ class Tree(int):
         return tuple(found[1:])
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """Plain values, from which :meth:`of` makes the same tree."""
+        if self.parents is None:
+            return {"nodes": int(self), "depth": self.depth, "branches": self.branches}
+        return {"paths": [list(path) for path in self.paths]}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Tree:
+        """The tree of :attr:`fields`."""
+        return cls.static(fields["paths"]) if "paths" in fields else cls.dynamic(**fields)
+
+    @property
     def _shape(self) -> tuple[Any, ...]:
         return int(self), self.depth, self.branches, self.parents, self.ranks
 
@@ -120,7 +132,7 @@ class Tree(int):
         return f"Tree.static({list(self.paths)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tree._of, self._shape
+        return Tree.of, (self.fields,)
 
 
 def chains(draft_lens: Iterable[int]) -> tuple[int, ...]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from speccompile import Speculator, Tree, wrap
-from speccompile.errors import InvalidTiers
+from speccompile import Speculator, Tree, load, wrap
+from speccompile.errors import InvalidTiers, PassError
 from speccompile.guides import regex_guide
 from speccompile.modes import registry
 from support.errors import raises
@@ -166,6 +167,40 @@ def test_windows_soft_caps_and_a_known_beginning() -> None:
             texts.append(request.result().token_ids)
         assert texts[0] == texts[1] == texts[2]
         assert request.stats.reused_tokens > 0
+
+
+def test_a_package_has_its_trees(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    spec = wrap(model, "suffix", tiers=(0, STATIC, WIDE), max_len=MAX_LEN, backend="eager")
+    spec.save(tmp_path / "package")
+    again = load(tmp_path / "package", model)
+    assert tuple(again.tiers) == (0, STATIC, WIDE)
+    texts = []
+    for own in (spec, again):
+        own.set_tier(WIDE)
+        texts.append(own.engine.submit(PROMPTS[1] * 2, max_new_tokens=20).result().token_ids)
+    assert texts[0] == texts[1] and again.stats.tier_steps[WIDE] > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "returned"),
+    [
+        (lambda tokens, parents, count: (tokens, parents), "(FakeTensor("),
+        (lambda tokens, parents, count: (tokens, parents[:, :1], count), "torch.int64[1, 1]"),
+        (lambda tokens, parents, count: (tokens.float(), parents, count), "torch.float32"),
+    ],
+)
+def test_a_drafter_that_returns_something_else_is_named(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, answer: Any, returned: str
+) -> None:
+    def propose_tree(
+        self: Branching, tokens: torch.Tensor, length: torch.Tensor, *own: torch.Tensor, nodes: int
+    ) -> Any:
+        return answer(tokens[:, :nodes], tokens[:, :nodes], length)
+
+    monkeypatch.setattr(registry, "_modes", dict(registry._modes) | {"branching": Branching})
+    monkeypatch.setattr(Branching, "propose_tree", propose_tree)
+    with raises(PassError, returned=re.compile(re.escape(returned))):
+        wrap(model, "branching", texts=(0,) * STRIDE, tiers=(0, WIDE), max_len=MAX_LEN, backend="eager")
 
 
 def test_the_policy_of_trees_alone_is_the_largest(model: LlamaForCausalLM) -> None:

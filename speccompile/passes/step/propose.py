@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -54,7 +55,7 @@ class Propose(Pass):
         own = [*self.read(graph), *[graph.state(name) for name in self.state]]
         weights = [graph.constant(name, value) for name, value in self.weights]
         whole = self.whole if uses_step_ops(graph) else None
-        try:
+        with tracing(self.propose, self.drafter, self.advice):
             drafts, _ = graph.insert(
                 propose_and_store,
                 *core,
@@ -69,21 +70,32 @@ class Propose(Pass):
                 stateful=bool(self.state),
                 vocab_size=graph.layout.vocab_size if self.foreign else None,
             )
-        except PassError:
-            raise
-        except Exception as error:
-            drafter = self.drafter or getattr(self.propose, "__qualname__", repr(self.propose))
-            raise PassError(
-                f"the drafter {drafter} cannot be traced into the step: {error}. It has to be plain PyTorch without "
-                f"decisions on values; constants come from torch.arange, torch.full or state{self.advice}",
-                drafter=drafter,
-                reason=error_line(error),
-            ) from error
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
     def read(self, graph: StepGraph) -> list[fx.Node]:
         """What ``propose`` receives of the step, besides its text: nothing."""
         return []
+
+
+@contextlib.contextmanager
+def tracing(propose: ProposeFunction, drafter: str = "", advice: str = "") -> Iterator[None]:
+    """What goes wrong inside is the fault of ``propose``; ``drafter`` and ``advice`` as of :class:`Propose`.
+
+    Raises:
+        PassError: it cannot be traced.
+    """
+    try:
+        yield
+    except PassError:
+        raise
+    except Exception as error:
+        drafter = drafter or getattr(propose, "__qualname__", repr(propose))
+        raise PassError(
+            f"the drafter {drafter} cannot be traced into the step: {error}. It has to be plain PyTorch without "
+            f"decisions on values; constants come from torch.arange, torch.full or state{advice}",
+            drafter=drafter,
+            reason=error_line(error),
+        ) from error
 
 
 def propose_and_store(
@@ -119,8 +131,11 @@ def propose_and_store(
         proposal = whole(tokens, length, slots, draft_len=longest)
     else:
         proposal = propose(tokens[slots], length[slots], *own, draft_len=longest)
-    drafts, lens, *scores = _checked(proposal, slots.shape[0], longest, scored=scored)
-    for draft_score, value in zip(kept, scores, strict=True):
+    i64, rows = torch.int64, slots.shape[0]
+    parts = [Part("draft tokens", (rows, longest), i64), Part("lengths", (rows,), i64)]
+    parts += [Part("scores", (rows, longest), torch.float32)] * scored
+    drafts, lens, *scores_of = checked(proposal, parts)
+    for draft_score, value in zip(kept, scores_of, strict=True):
         draft_score.index_put_((slots,), value)
     if vocab_size is not None:
         are_tokens = (drafts >= 0) & (drafts < vocab_size)
@@ -131,22 +146,28 @@ def propose_and_store(
     return drafts, lens
 
 
-def _checked(proposal: Any, rows: int, longest: int, *, scored: bool) -> tuple[torch.Tensor, ...]:
+@dataclass(frozen=True)
+class Part:
+    """What one of the tensors of a proposal has to be."""
+
+    what: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def checked(proposal: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, ...]:
     """What a drafter returned, if it is what it has to be.
 
     Raises:
         PassError: it returned something else.
     """
-    i64, f32 = torch.int64, torch.float32
-    parts = [((rows, longest), i64, "draft tokens"), ((rows,), i64, "lengths")]
-    parts += [((rows, longest), f32, "scores")] * scored
-    names = " and ".join(f"{_kind(dtype)}{list(shape)} {what}" for shape, dtype, what in parts)
+    names = " and ".join(f"{_kind(part.dtype)}{list(part.shape)} {part.what}" for part in parts)
     form = f"it has to return {names}"
     if not (isinstance(proposal, tuple) and len(proposal) == len(parts)):
         seen = "one tensor" if isinstance(proposal, torch.Tensor) else repr(proposal)
         raise PassError(f"the drafter returned {seen}; {form}", returned=seen)
-    for value, (shape, dtype, _) in zip(proposal, parts, strict=True):
-        if not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != dtype:
+    for value, part in zip(proposal, parts, strict=True):
+        if not isinstance(value, torch.Tensor) or value.shape != part.shape or value.dtype != part.dtype:
             seen = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
             raise PassError(f"the drafter returned {seen}; {form}", returned=seen)
     return proposal

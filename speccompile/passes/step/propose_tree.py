@@ -10,7 +10,7 @@ import torch
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.step.propose import ProposeFunction
+from speccompile.passes.step.propose import Part, ProposeFunction, checked, tracing
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class ProposeTree(Pass):
         text = [graph.state(name) for name in ("tokens", "length", *PROPOSAL)]
         own = [graph.state(name) for name in self.state]
         longest = graph.layout.max_draft_len
-        graph.insert(propose_and_store, *text, graph.values["slots"], *own, propose=self.propose, longest=longest)
+        with tracing(self.propose):
+            graph.insert(propose_and_store, *text, graph.values["slots"], *own, propose=self.propose, longest=longest)
         return Changes(1, f"up to {longest} draft tokens for the next step")
 
 
@@ -50,7 +51,12 @@ def propose_and_store(
     propose: ProposeFunction,
     longest: int,
 ) -> None:
+    """Keep in ``tree_tokens``, ``tree_parents`` ``[N, P]`` and ``tree_count`` ``[N]`` what ``propose`` returns for the
+    rows ``slots`` ``[B]``."""
     state = (slots, *own) if own else ()
-    proposed = propose(tokens[slots], length[slots], *state, nodes=longest)
+    rows = slots.shape[0]
+    parts = [Part(what, (rows, longest), torch.int64) for what in ("draft tokens", "parents")]
+    parts.append(Part("counts", (rows,), torch.int64))
+    proposed = checked(propose(tokens[slots], length[slots], *state, nodes=longest), parts)
     for kept, value in zip((tree_tokens, tree_parents, tree_count), proposed, strict=True):
         kept.index_put_((slots,), value)
