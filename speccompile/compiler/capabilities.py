@@ -50,19 +50,22 @@ def table() -> str:
         return f"no ({reasons.index(reason) + 1})"
 
     rules, backends = list(RULES.values()), list(BACKENDS)
-    head = ["mode", "drafts", "probabilities", *(f"`{rule.name}`" for rule in rules), *(f"`{b}`" for b in backends)]
+    head = ["mode", "drafts", "trees", "probabilities", *(f"`{rule.name}`" for rule in rules), *(f"`{b}`" for b in backends)]
     lines = [head, ["---"] * len(head)]
     for mode in sorted(BUILT_IN, key=lambda mode: mode.name):
         drafting = "ready" if mode.ready else "in the step, or split" if mode.splits else "in the step"
         judged = [cell(rule_refusal(mode, rule)) for rule in rules]
         lowered = [cell(backend_refusal(mode, backend)) for backend in backends]
-        lines.append([f"`{mode.name}`", drafting, "yes" if mode.draft_probs else "no", *judged, *lowered])
+        traits = ["yes" if trait else "no" for trait in (mode.drafts_trees, mode.draft_probs)]
+        lines.append([f"`{mode.name}`", drafting, *traits, *judged, *lowered])
     rows = [f"| {' | '.join(line)} |" for line in lines]
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
     policies = (
         f"Every mode goes with every policy: {', '.join(f'`{name}`' for name in ('fixed', 'schedule', *LEARNING))}."
     )
-    return "\n".join([*rows, "", *notes, "", policies])
+    judges = " and ".join(f"`{rule.name}`" for rule in rules if rule.judges_trees)
+    trees = f"Trees are judged by {judges}, on a CPU, where the model attends by the attention op."
+    return "\n".join([*rows, "", *notes, "", policies, trees])
 
 
 if __name__ == "__main__":

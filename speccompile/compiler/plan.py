@@ -32,6 +32,7 @@ from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
+from speccompile.utils.devices import traits_of
 from speccompile.utils.warn import warn_caller
 
 
@@ -72,7 +73,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     with replacing(choice):
         mode.check(info)
         _check_rule(rule, mode, draft_lens)
-        _check_trees(options, mode, rule)
+        _check_trees(options, mode, rule, info)
     saves = _choose_saves(options.save_hidden_states, mode)
     if saves is not None:
         saves.check(model)
@@ -236,11 +237,13 @@ def _check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
         raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
 
 
-def _check_trees(options: WrapOptions, mode: Mode, rule: Rule) -> None:
+def _check_trees(options: WrapOptions, mode: Mode, rule: Rule, info: ModelInfo) -> None:
     """Raises InvalidTiers."""
     if not any(isinstance(shape, Tree) for shape in options.draft_lens):
         return
     reason = tree_refusal(mode, rule)
+    if not reason and not traits_of(info.device).host_memory:
+        reason = f"their ops have no kernels for {info.device.type} yet"
     if not reason and options.scores:
         reason = "scores=True records the scores of chains"
     if not reason and (options.save_hidden_states is not None or mode.saves is not None):
