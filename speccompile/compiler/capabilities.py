@@ -50,7 +50,14 @@ def table() -> str:
         return f"no ({reasons.index(reason) + 1})"
 
     rules, backends = list(RULES.values()), list(BACKENDS)
-    head = ["mode", "drafts", "trees", "probabilities", *(f"`{rule.name}`" for rule in rules), *(f"`{b}`" for b in backends)]
+    head = [
+        "mode",
+        "drafts",
+        "trees",
+        "probabilities",
+        *(f"`{rule.name}`" for rule in rules),
+        *(f"`{b}`" for b in backends),
+    ]
     lines = [head, ["---"] * len(head)]
     for mode in sorted(BUILT_IN, key=lambda mode: mode.name):
         drafting = "ready" if mode.ready else "in the step, or split" if mode.splits else "in the step"

@@ -31,6 +31,7 @@ class NGram(ReadyMode):
     min_ngram: int = 1
 
     name: ClassVar[str] = "ngram"
+    drafts_trees: ClassVar[bool] = True
 
     def check(self, info: ModelInfo) -> None:
         for name in ("max_ngram", "min_ngram"):
@@ -45,6 +46,13 @@ class NGram(ReadyMode):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Continue the text as it went on after the match; see :func:`speccompile.ops.ngram.continue_match`."""
         return continue_match(tokens, length, self.max_ngram, self.min_ngram, draft_len)
+
+    def propose_tree(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What followed several matches; see :func:`speccompile.ops.ngram.tree`."""
+        found, parents, count = torch.ops.speccompile.ngram_tree(tokens, length, self.max_ngram, self.min_ngram, nodes)
+        return found, parents, count
 
     def commit_passes(self) -> list[Pass]:
         # A mode that proposes something else is no match.

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.tree import merged
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 _SCHEMA = (
     "(Tensor tokens, Tensor length, Tensor slots, int max_ngram, int min_ngram, int draft_len) -> (Tensor, Tensor)"
 )
+
+#: The op that proposes trees.
+TREE = "ngram_tree"
+_TREE_SCHEMA = "(Tensor tokens, Tensor length, int max_ngram, int min_ngram, int nodes) -> (Tensor, Tensor, Tensor)"
+#: Matches that a tree is made of, and how likely a draft token is thought to be where the one before it is right.
+MATCHES, CONTINUES = 4, 0.8
 
 
 def continue_match(
@@ -60,10 +69,62 @@ def reference(
     return continue_match(tokens[slots], length[slots], max_ngram, min_ngram, draft_len)
 
 
+def tree(
+    tokens: torch.Tensor, length: torch.Tensor, max_ngram: int, min_ngram: int, nodes: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What followed the :data:`MATCHES` best matches of each row's newest tokens, as one tree: the longest first, then
+    the most recent. Each match is assumed to be half as likely as the one before it, and each token :data:`CONTINUES`
+    times as likely as the one before it.
+
+    Args:
+        tokens: int64 ``[B, S]``; length: int64 ``[B]``.
+
+    Returns:
+        Draft tokens and parents, int64 ``[B, P]``, as :meth:`speccompile.modes.base.ReadyMode.propose_tree` has them,
+        and how many there are, int64 ``[B]``.
+    """
+    rows = tokens.shape[0]
+    found, parents = tokens.new_zeros((rows, nodes)), tokens.new_zeros((rows, nodes))
+    count = torch.zeros_like(length)
+    for row in range(rows):
+        text = tokens[row, : int(length[row])].tolist()
+        paths = [
+            ([text[place] for place in places], [share * CONTINUES**depth for depth in range(1, nodes + 1)])
+            for places, share in _continuations(text, max_ngram, min_ngram, nodes)
+        ]
+        drafts, of, _ = merged(paths, nodes)
+        count[row] = len(drafts)
+        found[row, : len(drafts)] = torch.tensor(drafts, dtype=torch.int64)
+        parents[row, : len(of)] = torch.tensor(of, dtype=torch.int64)
+    return found, parents, count
+
+
+def _continuations(text: list[int], max_ngram: int, min_ngram: int, nodes: int) -> Iterator[tuple[list[int], float]]:
+    """The places of the tokens that follow each match, around again at the end, and how likely it is."""
+    newest = len(text) - 1
+    matches = []
+    for place in range(newest - 1, -1, -1):
+        matched = 0
+        while matched < min(max_ngram, place + 1) and text[place - matched] == text[newest - matched]:
+            matched += 1
+        if matched >= min_ngram:
+            matches.append((matched, place))
+    # Stable: of equally long ones the most recent first.
+    best = sorted(matches, key=lambda match: -match[0])[:MATCHES]
+    for rank, (_, place) in enumerate(best):
+        distance = newest - place
+        yield [newest + 1 - distance + i % distance for i in range(nodes)], 0.5**rank
+
+
 def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
     from speccompile.ops.triton.ngram import match
 
     return match(*arguments)
+
+
+def _tree_fake(tokens, length, max_ngram, min_ngram, nodes):  # type: ignore[no-untyped-def]
+    wide = tokens.new_empty((tokens.shape[0], nodes))
+    return wide, wide.clone(), torch.empty_like(length)
 
 
 def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: ignore[no-untyped-def]
@@ -73,5 +134,9 @@ def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: igno
 for _name in ("match_ngram", "native_match_ngram"):
     _library.define(_name + _SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+for _name in (TREE, f"native_{TREE}"):
+    _library.define(_name + _TREE_SCHEMA)
+    torch.library.register_fake(f"speccompile::{_name}", _tree_fake, lib=_library)
+_library.impl(TREE, tree, "CPU")
 _library.impl("match_ngram", reference, "CPU")
 register_on_cuda(_library, "match_ngram", _on_cuda)

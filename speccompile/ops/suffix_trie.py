@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from speccompile.ops.tree import TreeProposal, merged
+
 #: What is kept of a node.
 PARENT, TOKEN, COUNT, BEST = range(4)
 #: Between two texts that lie one after the other.
@@ -42,8 +44,6 @@ class Speculation:
 
 
 Proposal = tuple[list[int], list[float]]
-#: Tokens, the parent of each (0 for the root, else the token's index plus one), and cumulative probabilities.
-TreeProposal = tuple[list[int], list[int], list[float]]
 
 
 def expected(chances: Sequence[float]) -> float:
@@ -136,29 +136,10 @@ class Trie:
         return drafts, scores
 
     def propose_tree(self, active: Active, nodes: int, speculation: Speculation) -> TreeProposal:
-        """The paths of all matches as one tree: its ``nodes`` likeliest tokens, the likeliest first. A token on several
-        paths has the greatest of its probabilities."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        chances: list[float] = []
-        for matched in range(speculation.depth - 1, 0, -1):
-            if not active[matched]:
-                continue
-            node = 0
-            path = self._path(active[matched], speculation.most(matched, nodes), speculation.least)
-            for token, chance in zip(*path, strict=True):
-                children = (i for i, parent in enumerate(parents) if parent == node and tokens[i] == token)
-                if (known := next(children, None)) is None:
-                    known = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                    chances.append(0.0)
-                chances[known] = max(chances[known], chance)
-                node = known + 1
-        # Stable, and no child is likelier than its parent: so no token is before its parent.
-        order = sorted(range(len(tokens)), key=lambda i: -chances[i])[:nodes]
-        number = {0: 0} | {old + 1: new for new, old in enumerate(order, 1)}
-        return [tokens[i] for i in order], [number[parents[i]] for i in order], [chances[i] for i in order]
+        """The paths of all matches, the longest match first, as one tree of at most ``nodes`` tokens."""
+        found = [matched for matched in range(speculation.depth - 1, 0, -1) if active[matched]]
+        most, least = speculation.most, speculation.least
+        return merged([self._path(active[matched], most(matched, nodes), least) for matched in found], nodes)
 
     def _path(self, node: int, most: int, least: float) -> Proposal:
         count, best, token = self._count, self._best, self._token

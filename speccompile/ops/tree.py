@@ -6,7 +6,7 @@ form (``ops/cpu/csrc/kernels/tree.cpp``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,33 @@ SCHEMAS = {
     "walk_tree": "(Tensor target, Tensor drafts, Tensor parents, int depth) -> (Tensor, Tensor)",
     "move_path_": "(Tensor(a!)[] kv, Tensor slots, Tensor root, Tensor path, Tensor accepted) -> ()",
 }
+
+
+#: Tokens, the parent of each (0 for the root, else the token's index plus one), and cumulative probabilities.
+TreeProposal = tuple[list[int], list[int], list[float]]
+
+
+def merged(paths: Iterable[tuple[Sequence[int], Sequence[float]]], nodes: int) -> TreeProposal:
+    """The tree of ``paths``, each of tokens and cumulative probabilities: its ``nodes`` likeliest tokens, the likeliest
+    first. A token on several paths has the greatest of its probabilities."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    chances: list[float] = []
+    for path in paths:
+        node = 0
+        for token, chance in zip(*path, strict=True):
+            children = (i for i, parent in enumerate(parents) if parent == node and tokens[i] == token)
+            if (known := next(children, None)) is None:
+                known = len(tokens)
+                tokens.append(token)
+                parents.append(node)
+                chances.append(0.0)
+            chances[known] = max(chances[known], chance)
+            node = known + 1
+    # Stable, and no child is likelier than its parent: so no token is before its parent.
+    order = sorted(range(len(tokens)), key=lambda i: -chances[i])[:nodes]
+    number = {0: 0} | {old + 1: new for new, old in enumerate(order, 1)}
+    return [tokens[i] for i in order], [number[parents[i]] for i in order], [chances[i] for i in order]
 
 
 def fit_tree(

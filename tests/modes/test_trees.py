@@ -119,9 +119,10 @@ def test_the_kv_is_that_of_the_text(specs: dict[str, Speculator], backend: str, 
             torch.testing.assert_close(ours[:shared], plain[:shared], rtol=1e-4, atol=1e-4)
 
 
-def test_a_chain_written_as_a_tree_has_its_bits(model: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("mode", ["suffix", "ngram"])
+def test_a_chain_written_as_a_tree_has_its_bits(model: LlamaForCausalLM, mode: str) -> None:
     chain = Tree.static([(0,), (0, 0), (0, 0, 0)])
-    spec = wrap(model, "suffix", tiers=(0, 3, chain), max_len=MAX_LEN, backend="inductor")
+    spec = wrap(model, mode, tiers=(0, 3, chain), max_len=MAX_LEN, backend="inductor")
     prompt = PROMPTS[1] * 2
     found = []
     for tier in (3, chain):

@@ -9,7 +9,9 @@ import torch
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
-from speccompile.ops.suffix import SCHEMAS, TREE
+from speccompile.ops.ngram import TREE as NGRAM_TREE
+from speccompile.ops.suffix import SCHEMAS
+from speccompile.ops.suffix import TREE as SUFFIX_TREE
 from speccompile.ops.tree import SCHEMAS as TREE_SCHEMAS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.choose_native import choose_native
@@ -59,4 +61,4 @@ class ChooseDrafting(_ChooseNative):
     looks_for: ClassVar[str] = "an op of a drafter"
     requires: ClassVar[Facts] = facts("proposed")
     provides: ClassVar[Facts] = facts("drafting_chosen")
-    ops: ClassVar[tuple[str, ...]] = ("match_ngram", *SCHEMAS, TREE)
+    ops: ClassVar[tuple[str, ...]] = ("match_ngram", NGRAM_TREE, *SCHEMAS, SUFFIX_TREE)

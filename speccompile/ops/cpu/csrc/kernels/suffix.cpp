@@ -2,10 +2,10 @@
 // nodes at the same places, and the same drafts.
 #include "suffix.h"
 
+#include "tree.h"
+
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <vector>
 
 namespace speccompile {
 
@@ -117,44 +117,15 @@ int64_t Trie::propose(
 int64_t Trie::propose_tree(
     const int32_t* active, int64_t most, const Speculation& speculation, int64_t* tokens, int64_t* parents,
     float* scores) const {
-  struct Found {
-    int64_t token, parent;
-    double chance;
-  };
-  thread_local std::vector<Found> all;
-  all.clear();
+  PathTree tree;
   for (int64_t matched = speculation.depth - 1; matched > 0; --matched) {
-    if (active[matched] == 0) {
-      continue;
+    if (active[matched] != 0) {
+      tree.begin();
+      const auto add = [&](int32_t token, double chance) { tree.add(token, chance); };
+      path(active[matched], speculation.most(matched, most), speculation.least, add);
     }
-    int64_t parent = 0;
-    path(active[matched], speculation.most(matched, most), speculation.least, [&](int32_t token, double chance) {
-      size_t at = 0;
-      while (at < all.size() && !(all[at].parent == parent && all[at].token == token)) {
-        ++at;
-      }
-      if (at == all.size()) {
-        all.push_back({token, parent, 0.0});
-      }
-      all[at].chance = std::max(all[at].chance, chance);
-      parent = static_cast<int64_t>(at) + 1;
-    });
   }
-  thread_local std::vector<int64_t> order, number;
-  order.resize(all.size());
-  std::iota(order.begin(), order.end(), 0);
-  // Stable, and no child is likelier than its parent: so no token is before its parent.
-  std::stable_sort(
-      order.begin(), order.end(), [&](int64_t one, int64_t other) { return all[one].chance > all[other].chance; });
-  const int64_t count = std::min<int64_t>(most, static_cast<int64_t>(order.size()));
-  number.assign(all.size() + 1, 0);
-  for (int64_t i = 0; i < count; ++i) {
-    number[order[i] + 1] = i + 1;
-    tokens[i] = all[order[i]].token;
-    parents[i] = number[all[order[i]].parent];
-    scores[i] = static_cast<float>(all[order[i]].chance);
-  }
-  return count;
+  return tree.finish(most, tokens, parents, scores);
 }
 
 }  // namespace speccompile

@@ -2,6 +2,7 @@
 #include "tree.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 namespace speccompile {
@@ -19,6 +20,38 @@ int64_t node_of(const TreeShape& shape, int64_t parent, int64_t rank) {
 }
 
 }  // namespace
+
+void PathTree::add(int64_t token, double chance) {
+  size_t at = 0;
+  while (at < nodes_.size() && !(nodes_[at].parent == parent_ && nodes_[at].token == token)) {
+    ++at;
+  }
+  if (at == nodes_.size()) {
+    nodes_.push_back({token, parent_, 0.0});
+  }
+  nodes_[at].chance = std::max(nodes_[at].chance, chance);
+  parent_ = static_cast<int64_t>(at) + 1;
+}
+
+int64_t PathTree::finish(int64_t most, int64_t* tokens, int64_t* parents, float* scores) const {
+  std::vector<int64_t> order(nodes_.size()), number(nodes_.size() + 1, 0);
+  std::iota(order.begin(), order.end(), 0);
+  // Stable, and no child is likelier than its parent: so no token is before its parent.
+  std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) {
+    return nodes_[one].chance > nodes_[other].chance;
+  });
+  const int64_t count = std::min<int64_t>(most, static_cast<int64_t>(order.size()));
+  for (int64_t i = 0; i < count; ++i) {
+    const Node& node = nodes_[order[i]];
+    number[order[i] + 1] = i + 1;
+    tokens[i] = node.token;
+    parents[i] = number[node.parent];
+    if (scores != nullptr) {
+      scores[i] = static_cast<float>(node.chance);
+    }
+  }
+  return count;
+}
 
 int64_t fit_tree(
     const int64_t* tokens, const int64_t* parents, int64_t count, const TreeShape& shape, const FittedTree& out) {

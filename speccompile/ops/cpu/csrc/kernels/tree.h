@@ -2,8 +2,29 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace speccompile {
+
+// A tree of several paths of draft tokens, see merged in speccompile/ops/tree.py.
+class PathTree {
+ public:
+  // A path from the root.
+  void begin() {
+    parent_ = 0;
+  }
+  void add(int64_t token, double chance);
+  // Writes the likeliest tokens, their parents and, unless it is null, their probabilities; returns how many there are.
+  int64_t finish(int64_t most, int64_t* tokens, int64_t* parents, float* scores) const;
+
+ private:
+  struct Node {
+    int64_t token, parent;
+    double chance;
+  };
+  std::vector<Node> nodes_;
+  int64_t parent_ = 0;
+};
 
 // The shape of a tier. Of a static one, the parent and the rank of each node from 1 on; null of a dynamic one.
 struct TreeShape {

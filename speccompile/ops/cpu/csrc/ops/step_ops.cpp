@@ -83,7 +83,24 @@ std::tuple<Tensor, Tensor> native_match_ngram(
   return {drafts, lens};
 }
 
+std::tuple<Tensor, Tensor, Tensor> native_ngram_tree(
+    const Tensor& tokens, const Tensor& length, int64_t max_ngram, int64_t min_ngram, int64_t nodes) {
+  const Tensor own_tokens = side_by_side(tokens), own_length = side_by_side(length);
+  const int64_t rows = tokens.size(0), capacity = tokens.size(1);
+  // As speccompile/ops/ngram.py has them.
+  const NgramTree how{max_ngram, min_ngram, 4, 0.8};
+  Tensor found = torch::stable::new_zeros(length, {rows, nodes}), parents = torch::stable::new_zeros(length, {rows, nodes}),
+         count = new_integers({rows});
+  for (int64_t row = 0; row < rows; ++row) {
+    integers(count)[row] = ngram_tree(
+        integers(own_tokens) + row * capacity, integers(own_length)[row], how, integers(found) + row * nodes,
+        integers(parents) + row * nodes, nodes);
+  }
+  return {found, parents, count};
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("native_ngram_tree", TORCH_BOX(&native_ngram_tree));
   m.impl("native_accept_commit_", TORCH_BOX(&native_accept_commit));
   m.impl("native_match_ngram", TORCH_BOX(&native_match_ngram));
 }
