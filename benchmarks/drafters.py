@@ -117,7 +117,10 @@ def groups(categories: Sequence[str]) -> list[Group]:
     return [*found, Group("all", tuple(range(len(categories))))]
 
 
-def report(ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence[str]) -> dict[str, Any]:
+def report(
+    ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence[str], bases: Sequence[str] = BASES
+) -> dict[str, Any]:
+    """The figures of each group; ``bases`` are the ways that the others' speeds are divided by."""
     rows = []
     for group in groups(categories):
         summaries = {name: group.summary(own) for name, own in runs.items()}
@@ -128,7 +131,7 @@ def report(ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence
                 "prompts": len(group.indices),
                 "acceptance_length": {name: summary.acceptance_length for name, summary in summaries.items()},
                 "decode_tokens_per_second": speeds,
-                "ratios": {base: {name: speeds[name] / speeds[base] for name in speeds} for base in BASES},
+                "ratios": {base: {name: speeds[name] / speeds[base] for name in speeds} for base in bases},
             }
         )
     steps = {way.name: {str(k): n / way.steps.total() for k, n in sorted(way.steps.items())} for way in ways}
@@ -144,7 +147,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
         lengths.add_row(category, str(row["prompts"]), *[f"{row['acceptance_length'][name]:.2f}" for name in names[1:]])
         speeds.add_row(category, *[f"{row['decode_tokens_per_second'][name]:.1f}" for name in names])
     found = [lengths, speeds]
-    for base in BASES:
+    for base in report["categories"][0]["ratios"]:
         others = [name for name in names if name != base]
         table = _table(f"speed over {base}", others)
         for row in report["categories"]:
@@ -203,7 +206,7 @@ def main(
         console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
         for table in tables(result):
             console.print(table)
-        different = _different(target, ids, runs)
+        different = different_texts(target, ids, runs)
         for line in different:
             console.print(line)
         console.print(f"the same texts as without drafts: {'no' if different else 'yes'}")
@@ -215,7 +218,7 @@ def main(
             json_file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def _different(target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
+def different_texts(target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
     """Where a text differs from the one without drafts, and by how much the logits that decide it do."""
     found = []
     for name, own in runs.items():

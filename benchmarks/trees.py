@@ -1,0 +1,75 @@
+"""Trees beside chains of as many draft tokens, over the same prompts, by category.
+
+``python -m benchmarks.trees --prompts FILE --mode suffix --nodes 8``; see README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.drafters import NONE, PIPED_WIDTH, Way, different_texts, report, tables, warm_up
+from benchmarks.machine import describe
+from benchmarks.serving import fitting_prompts
+from speccompile import Tree, wrap
+from speccompile.cli.measure import measure
+from speccompile.cli.models import load
+from speccompile.cli.progress import count_runs
+from speccompile.cli.session import session
+from speccompile.policies import Fixed
+
+CHAIN = "chain"
+
+
+def main(
+    model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
+    mode: Annotated[str, typer.Option(help="A mode that drafts trees.")] = "suffix",
+    nodes: Annotated[int, typer.Option(min=2, help="Draft tokens of chain and trees.")] = 8,
+    prompts: Annotated[Path | None, typer.Option(help="Spec-Bench's or HumanEval's JSON lines, also .gz.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="So many prompts, spread over the categories.")] = None,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 96,
+    backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
+    max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+) -> None:
+    """Compare K=0, a chain, and trees of as many tokens: two branches, and three."""
+    with session():
+        target, tokenizer = load(model)
+        fitting = fitting_prompts(tokenizer, prompts, count, max_len - new_tokens)
+        ids = [torch.tensor([own], device=target.device) for _, own in fitting]
+        shapes = {
+            f"tree, {b} branches": Tree.dynamic(nodes, nodes if b == 2 else max(2, nodes // 2), b) for b in (2, 3)
+        }
+        tiers = (0, nodes, *shapes.values())
+        with wrap(target, mode, tiers=tiers, max_len=max_len, backend=backend, prefix_reuse=False) as spec:
+            names: dict[str, int] = {NONE: 0, CHAIN: nodes, **shapes}
+            ways = [Way(name, spec, Fixed(shape), Counter()) for name, shape in names.items()]
+            for way in ways:
+                warm_up(way, ids[0])
+            variants = [way.variant(0.0) for way in ways]
+            with count_runs("Decoding, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
+                runs = measure(variants, ids, new_tokens, after_run)
+        result = report(ways, runs, [prompt.category for prompt, _ in fitting], (NONE, CHAIN))
+        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+        for table in tables(result):
+            console.print(table)
+        different = different_texts(target, ids, runs)
+        for line in different:
+            console.print(line)
+        console.print(f"the same texts as without drafts: {'no' if different else 'yes'}")
+        if json_file is not None:
+            settings: dict[str, Any] = {"model": model, "mode": mode, "nodes": nodes, "prompts": str(prompts)}
+            settings |= {"count": len(ids), "new_tokens": new_tokens, "max_len": max_len}
+            whole = {"machine": describe(), "settings": settings, "different_texts": different, **result}
+            json_file.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
