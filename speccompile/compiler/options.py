@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from speccompile.errors import InvalidOption, InvalidTiers, shown
-from speccompile.graph.tree import Tree
+from speccompile.graph.tree import Tree, in_order
 from speccompile.policies import parse_policy
 from speccompile.runtime.options import EngineOptions
 from speccompile.utils.numbers import python_numbers
@@ -49,7 +49,7 @@ def read_tiers(tiers: Any) -> tuple[int, ...]:
         raise InvalidTiers(tiers=tiers, reason="0 is missing")
     if len(set(values)) != len(values):
         raise InvalidTiers(tiers=tiers, reason="a draft length occurs twice")
-    return tuple(sorted(values))
+    return in_order(values)
 
 
 def _tiers_or_none(where: str, name: str, tiers: Any) -> tuple[int, ...] | None:

@@ -126,6 +126,10 @@ def _json_value(name: str, value: Any) -> Any:
             raise CannotSave(name=name, reason=f"the rule {type(value).__qualname__} is not one of this package's")
         fields = {key: _json_value(f"{name}.{key}", item) for key, item in asdict(value).items()}
         return {"rule": value.name, "options": fields}
+    if isinstance(value, Fixed) and isinstance(value.draft_len, Tree):
+        return {"fixed": value.draft_len.fields}
+    if isinstance(value, Schedule | ScheduleUpTo) and any(isinstance(shape, Tree) for _, shape in value.steps):
+        raise CannotSave(name=name, reason="a schedule with trees has no text form")
     if isinstance(value, Fixed | Schedule | ScheduleUpTo | Cost | Ema | Gate):
         return str(value)
     if isinstance(value, list | tuple):
@@ -218,6 +222,8 @@ def read_wrap_options(manifest: Mapping[str, Any]) -> WrapOptions:
 def _read_option(value: Any) -> Any:
     if isinstance(value, dict) and "tree" in value:
         return Tree.of(value["tree"])
+    if isinstance(value, dict) and "fixed" in value:
+        return Fixed(Tree.of(value["fixed"]))
     if isinstance(value, dict):
         return RULES[value["rule"]](**{name: _read_option(item) for name, item in value["options"].items()})
     return tuple(_read_option(item) for item in value) if isinstance(value, list) else value

@@ -37,11 +37,13 @@ class Tree(int):
         Raises:
             InvalidOption: a path is empty or not of indices, occurs twice, or continues a path that is not given.
         """
-        given = [tuple(path) if isinstance(path, Iterable) else path for path in paths]
 
         def refuse(reason: str) -> InvalidOption:
-            return InvalidOption(where="Tree.static", name="paths", value=given, reason=reason)
+            return InvalidOption(where="Tree.static", name="paths", value=paths, reason=reason)
 
+        if not isinstance(paths, Iterable):
+            raise refuse("give paths from the root, such as [(0,), (1,), (0, 0)]")
+        given = [tuple(path) if isinstance(path, Iterable) else path for path in paths]
         for path in given:
             whole = isinstance(path, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in path)
             if not whole or not path or min(path) < 0:
@@ -133,6 +135,11 @@ class Tree(int):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tree.of, (self.fields,)
+
+
+def in_order(shapes: Iterable[int]) -> tuple[int, ...]:
+    """By their draft tokens; of as many, chains before trees."""
+    return tuple(sorted(shapes, key=lambda shape: (int(shape), isinstance(shape, Tree), str(shape))))
 
 
 def chains(draft_lens: Iterable[int]) -> tuple[int, ...]:

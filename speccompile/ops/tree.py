@@ -85,15 +85,24 @@ def fit_tree(
             depths[:, node] = depths[:, parent] + 1
     lens = torch.zeros_like(count)
     for row in range(rows):
+        most = max(0, min(int(count[row]), int(limit[row]), tokens.shape[1]))
+        _check_parents(parents[row, :most].tolist())
         lens[row] = _fit_row(
             tokens[row].tolist(),
             parents[row].tolist(),
-            min(int(count[row]), int(limit[row])),
+            most,
             (nodes, depth, branches),
             {pair: node for node, pair in enumerate(zip(static_parents, static_ranks, strict=True), 1)},
             (drafts[row], taken_parents[row], depths[row]),
         )
     return drafts, taken_parents, depths, lens
+
+
+def _check_parents(parents: list[int]) -> None:
+    """Raises RuntimeError."""
+    for index, parent in enumerate(parents):
+        if not 0 <= parent <= index:
+            raise RuntimeError(f"speccompile::fit_tree: draft token {index} has the parent {parent}")
 
 
 def _fit_row(

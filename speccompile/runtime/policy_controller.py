@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from speccompile.errors import InvalidOption
 from speccompile.graph.tree import chains
 from speccompile.policies.base import (
     AnyPolicy,
@@ -103,7 +104,14 @@ class Policies:
             recorder.add(done, offered)
 
     def record(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace from now on. It replaces one that is being written."""
+        """Write a trace from now on. It replaces one that is being written.
+
+        Raises:
+            InvalidOption: a tier is a tree.
+        """
+        if self._draft_lens != chains(self._draft_lens):
+            reason = "a tier is a tree, and policy-lab replays chains"
+            raise InvalidOption(where="record_trace", name="path", value=str(path), reason=reason)
         self.end_record()
         self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from speccompile.graph.arena import Arena
+from speccompile.graph.tree import Tree, depth_of
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
@@ -164,7 +165,9 @@ class Scheduler:
         }
         outcome, mixed = self.outcomes.take(), reader is not None
         self.flights.append(Flight(rows, outcome, records, offered, tier.draft_len, started, mixed))
-        self._stats.count_step(tier.draft_len, tier.key.rows, proposed=any(row.draft_len for row in offered))
+        # A tree runs only where a row has one.
+        proposed = isinstance(tier.draft_len, Tree) or any(row.draft_len for row in offered)
+        self._stats.count_step(tier.draft_len, tier.key.rows, proposed=proposed)
         if reader is not None:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
 
@@ -180,8 +183,9 @@ class Scheduler:
                 self._retry_without_drafts(request)
                 continue
             self._batch.without_drafts.discard(request)
-            self._stats.count(emitted, accepted, proposed)
-            request.stats.count(emitted, accepted, proposed)
+            depth = depth_of(flight.draft_len)
+            self._stats.count(emitted, accepted, proposed, depth)
+            request.stats.count(emitted, accepted, proposed, depth)
             self._delivery.deliver(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
         self._departures.retire(flight.rows)
 

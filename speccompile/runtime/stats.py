@@ -40,12 +40,13 @@ class Counters:
         self.proposed_at = [0] * self.max_draft_len
         self.accepted_at = [0] * self.max_draft_len
 
-    def count(self, emitted: int, accepted: int, proposed: int) -> None:
+    def count(self, emitted: int, accepted: int, proposed: int, depth: int | None = None) -> None:
+        """One step of a row; ``depth`` of its tree, whose nodes share positions, None of a chain."""
         self.row_steps += 1
         self.emitted_tokens += emitted
         self.draft_tokens += proposed
         self.accepted_tokens += accepted
-        for position in range(proposed):
+        for position in range(proposed if depth is None else min(proposed, depth)):
             self.proposed_at[position] += 1
             self.accepted_at[position] += position < accepted
 

@@ -62,9 +62,11 @@ class TierChoice:
         return min(size for size in self._table.chains if size >= min(draft_len, most))
 
     def _any_tree(self) -> bool:
-        """Whether a tree of drafts waits for some row."""
+        """Whether a tree of drafts waits for some row that wants drafts."""
         count = self._arena[PROPOSAL[2]]
-        return any(int(count[request.slot]) for request in self._batch.rows)
+        return any(
+            int(count[request.slot]) > 0 and request.params.num_draft_tokens != 0 for request in self._batch.rows
+        )
 
     def name(self, draft_len: int) -> TierName:
         """The name of the tier of that draft length for the current rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from speccompile.graph.keys import ChunkKind, Kind, TierName
-from speccompile.graph.tree import chains
+from speccompile.graph.tree import chains, in_order
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.utils.build_lock import one_build
 
@@ -34,7 +34,7 @@ class TierTable:
         self.tiers: dict[TierName, Tier] = dict(sorted(executables.tiers.items()))
         self.mixed_tiers: dict[TierName, Tier] = {}
         self.prefill: dict[tuple[int, ChunkKind], Tier] = dict(sorted(executables.prefill.items()))
-        self.draft_lens = tuple(sorted({draft_len for draft_len, _, _ in self.tiers}))
+        self.draft_lens = in_order({draft_len for draft_len, _, _ in self.tiers})
         self.chains = chains(self.draft_lens)
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
         self._make, self._make_mixed = make, make_mixed

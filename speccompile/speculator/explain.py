@@ -23,6 +23,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         drafts = "ready when a step ends where a lookup found some; for other rows by executables of the network's own"
     elif config.mode.ready:
         drafts = "ready when a step ends: the smallest tier that serves them runs next"
+        drafts += ", or a tree that was chosen" * bool(config.trees)
     elif config.mode.split:
         drafts = f"made before the step, by separate executables of the drafter, {forwards}"
         if config.drafts_in_segments:

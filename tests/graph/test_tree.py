@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from speccompile import Tree
 from speccompile.errors import InvalidOption
-from speccompile.graph.tree import chains, depth_of
+from speccompile.graph.tree import chains, depth_of, in_order
 from support.errors import raises
 
 #: A tree as the parents and ranks that a static one has.
@@ -40,6 +40,7 @@ def test_as_a_number_it_is_its_draft_tokens() -> None:
     tree = Tree.dynamic(nodes=8, depth=4, branches=3)
     assert tree + 1 == 9 and max(7, tree) is tree and sorted([tree, 0, 9, 3]) == [0, 3, tree, 9]
     assert chains((0, 3, tree, 9)) == (0, 3, 9)
+    assert in_order({tree, 8, 0, Tree.static([(0,)]), 9}) == (0, Tree.static([(0,)]), 8, tree, 9)
     assert (depth_of(tree), depth_of(7)) == (4, 7)
 
 
@@ -60,6 +61,7 @@ def test_it_is_pickled_and_printed_as_code(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("make", "name", "reason"),
     [
+        (lambda: Tree.static(3), "paths", "give paths from the root"),  # type: ignore[arg-type]
         (lambda: Tree.static([]), "paths", "at least one path"),
         (lambda: Tree.static([()]), "paths", "branch indices from the root on"),
         (lambda: Tree.static([(0,), (-1,)]), "paths", r"\(-1,\) must be a path"),

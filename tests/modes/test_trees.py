@@ -13,9 +13,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, Tree, load, wrap
-from speccompile.errors import InvalidTiers, PassError
+from speccompile.errors import CannotSave, InvalidOption, InvalidTiers, PassError
 from speccompile.guides import regex_guide
 from speccompile.modes import registry
+from speccompile.policies import Fixed, Schedule
 from support.errors import raises
 from support.families import model_of
 from support.guide_tokenizers import EOS, common
@@ -180,6 +181,36 @@ def test_a_package_has_its_trees(model: LlamaForCausalLM, tmp_path: Path) -> Non
         own.set_tier(WIDE)
         texts.append(own.engine.submit(PROMPTS[1] * 2, max_new_tokens=20).result().token_ids)
     assert texts[0] == texts[1] and again.stats.tier_steps[WIDE] > 0
+
+
+def test_a_package_keeps_a_tree_as_policy(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tiers": (0, 2, WIDE), "max_len": 64, "backend": "eager"}
+    wrap(model, "suffix", policy=Fixed(WIDE), **options).save(tmp_path / "package")
+    assert load(tmp_path / "package", model).engine.policy == Fixed(WIDE)
+    with raises(CannotSave, name="policy"):
+        wrap(model, "suffix", policy=Schedule(((1, WIDE), (2, 0))), **options).save(tmp_path / "other")
+
+
+def test_statistics_are_by_depth(specs: dict[str, Speculator], tmp_path: Path) -> None:
+    spec = specs["greedy"]
+    spec.set_tier(WIDE)
+    spec.stats.reset()
+    request = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW)
+    request.result()
+    # The prompt's last token may be read by a step, before there is a proposal.
+    ran = spec.stats.tier_steps[WIDE]
+    assert spec.stats.row_steps - ran == spec.stats.no_proposal_steps <= 1 and spec.stats.draft_tokens == 12 * ran
+    assert spec.stats.proposed_at[: WIDE.depth] == [ran] * WIDE.depth
+    assert not any(spec.stats.proposed_at[WIDE.depth :]) and 1 < request.stats.acceptance_length <= WIDE.depth + 1
+    with raises(InvalidOption, where="record_trace"), spec.record_trace(tmp_path / "trace.jsonl"):
+        pass
+
+
+def test_rows_that_want_no_drafts_run_no_tree(specs: dict[str, Speculator], runs: list[str]) -> None:
+    spec = specs["greedy"]
+    spec.set_tier(WIDE)
+    spec.engine.submit(PROMPTS[0], max_new_tokens=8, num_draft_tokens=0).result()
+    assert not any("tree" in name for name in runs)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,13 @@ def test_what_is_no_tree_is_refused(parents: list[int]) -> None:
         NATIVE(*case.arguments, parents=torch.tensor([parents]))
 
 
+def test_positions_that_are_no_depths_are_refused() -> None:
+    case = Trees((0, 1), 4, rows=1)
+    case.positions[0, 2] += 1
+    with pytest.raises(RuntimeError, match="node 2 is at position 7"):
+        case.through(NATIVE)
+
+
 def test_parents_of_another_shape_are_refused() -> None:
     case = Trees((0, 1), 4)
     with pytest.raises(RuntimeError, match="another shape"):

@@ -147,9 +147,24 @@ def test_a_walk_is_the_longest_path_of_the_targets_tokens(parents: tuple[int, ..
     assert not any(drafts[0, node - 1] == target[0, found[-1]] for node in children)
 
 
-def test_a_parent_that_comes_later_is_refused() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_parent_that_comes_later_is_refused(form: str) -> None:
     with pytest.raises(RuntimeError, match="draft token 0 has the parent 2"):
-        fit([[5, 6]], [[2, 0]], [2], Tree.dynamic(2, 2, 2), "native_")
+        fit([[5, 6]], [[2, 0]], [2], Tree.dynamic(2, 2, 2), form)
+    with pytest.raises(RuntimeError, match="draft token 1 has the parent -1"):
+        fit([[5, 6]], [[0, -1]], [2], Tree.dynamic(2, 2, 2), form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_counts_that_are_no_counts_are_bounded(form: str) -> None:
+    drafts, _, _, lens = fit([[5, 6], [7, 8]], [[0, 1], [0, 1]], [-3, 9], Tree.dynamic(2, 2, 2), form)
+    assert drafts.tolist() == [[-1, -1], [7, 8]] and lens.tolist() == [0, 2]
+
+
+def test_a_static_tree_needs_all_its_ranks() -> None:
+    one = torch.ones(1, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="a parent and a rank for each node"):
+        OPS.native_fit_tree(one[None], one[None] - 1, one, one, 2, 2, 1, [0, 1], [0])
 
 
 @pytest.mark.parametrize("form", FORMS)

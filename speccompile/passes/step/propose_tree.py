@@ -57,6 +57,7 @@ def propose_and_store(
     rows = slots.shape[0]
     parts = [Part(what, (rows, longest), torch.int64) for what in ("draft tokens", "parents")]
     parts.append(Part("counts", (rows,), torch.int64))
-    proposed = checked(propose(tokens[slots], length[slots], *state, nodes=longest), parts)
+    found, parents, count = checked(propose(tokens[slots], length[slots], *state, nodes=longest), parts)
+    proposed = found, parents, count.clamp(min=0, max=longest)
     for kept, value in zip((tree_tokens, tree_parents, tree_count), proposed, strict=True):
         kept.index_put_((slots,), value)

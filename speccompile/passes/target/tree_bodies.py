@@ -41,7 +41,7 @@ def tree_body(body: Body) -> Body:
     """The same function of trees.
 
     Raises:
-        AnchorError: its layers do not attend by the attention op.
+        AnchorError: its layers do not attend by the attention op, or write their KV elsewhere than at its positions.
     """
     inner = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -65,8 +65,14 @@ def tree_body(body: Body) -> Body:
         node.args = (*given, parents)
     for node in inner.nodes:
         if node.target is torch.ops.aten.index_put_.default:
-            tensor, (slots, at), *rest = node.args
-            node.args = (tensor, [slots, places if at is positions else at], *rest)
+            tensor, indices, *rest = node.args
+            if not (isinstance(tensor, fx.Node) and tensor.op == "placeholder"):
+                continue
+            slots, at = indices
+            if at is not positions:
+                reason = f"node {node.name} writes at {at}, not at the positions that its attention has"
+                raise AnchorError(anchor=f"KV of {body.name}", reason=reason)
+            node.args = (tensor, [slots, places], *rest)
     inner.output(result)
     name, size = body.name + SUFFIX, ("B", "T")
     return replace(

@@ -238,17 +238,20 @@ void share_out(const std::vector<int64_t>& costs, Run run) {
 
 namespace {
 
-// A node comes after its parent: what is walked from a node on ends at the root.
-void check_parents(const Tensor& parents, int64_t rows, int64_t width) {
+// A node comes after its parent, and one place further on: what is walked from a node on ends at the root.
+void check_parents(const Tensor& parents, const Tensor& positions, int64_t rows, int64_t width) {
   STD_TORCH_CHECK(
       parents.dim() == 2 && parents.size(0) == rows && parents.size(1) == width,
       "speccompile::attention: parents have another shape than positions");
   const int64_t* of = static_cast<const int64_t*>(parents.data_ptr());
+  const int64_t* at = static_cast<const int64_t*>(positions.data_ptr());
   for (int64_t i = 0; i < rows * width; ++i) {
     const int64_t node = i % width;
     STD_TORCH_CHECK(
         node == 0 ? of[i] == -1 : of[i] >= 0 && of[i] < node, "speccompile::attention: node ", node, " has the parent ",
         of[i]);
+    STD_TORCH_CHECK(
+        node == 0 || at[i] == at[i - node + of[i]] + 1, "speccompile::attention: node ", node, " is at position ", at[i]);
   }
 }
 
@@ -271,7 +274,7 @@ Tensor native_attention(
   const Tensor own_sinks = sinks ? side_by_side(as_float(*sinks)) : slots;
   const Tensor own_parents = parents ? side_by_side(*parents) : slots;
   if (parents) {
-    check_parents(own_parents, q.size(0), q.size(1));
+    check_parents(own_parents, own_positions, q.size(0), q.size(1));
   }
   Tensor out = new_floats({q.size(0), q.size(1), q.size(2), v_cache.size(3)});
   Attention problem{};

@@ -1,6 +1,7 @@
 // The ops of draft trees as torch sees them; speccompile/ops/tree.py defines them.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <tuple>
 #include <vector>
@@ -24,13 +25,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> native_fit_tree(
                own_limit = side_by_side(limit);
   const int64_t rows = tokens.size(0), proposed = tokens.size(1);
   const bool fixed = !static_parents.empty();
+  const auto size = static_cast<int64_t>(static_parents.size());
+  STD_TORCH_CHECK(
+      !fixed || (size == nodes && static_ranks.size() == static_parents.size()),
+      "speccompile::fit_tree: a static tree has a parent and a rank for each node");
   const TreeShape shape{
       nodes, depth, branches, fixed ? static_parents.data() : nullptr, fixed ? static_ranks.data() : nullptr};
   Tensor drafts = new_integers({rows, nodes}), taken = new_integers({rows, nodes + 1}),
          depths = new_integers({rows, nodes + 1}), lens = new_integers({rows});
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t* of = numbers(own_parents) + row * proposed;
-    const int64_t most = std::min({numbers(own_count)[row], numbers(own_limit)[row], proposed});
+    const int64_t most =
+        std::max<int64_t>(0, std::min({numbers(own_count)[row], numbers(own_limit)[row], proposed}));
     for (int64_t i = 0; i < most; ++i) {
       STD_TORCH_CHECK(of[i] >= 0 && of[i] <= i, "speccompile::fit_tree: draft token ", i, " has the parent ", of[i]);
     }
@@ -61,6 +67,9 @@ void native_move_path(
   const Tensor own_slots = side_by_side(slots), own_root = side_by_side(root), own_path = side_by_side(path),
                own_accepted = side_by_side(accepted);
   const int64_t rows = path.size(0), width = path.size(1);
+  for (int64_t row = 0; row < rows; ++row) {
+    STD_TORCH_CHECK(numbers(own_accepted)[row] < width, "speccompile::move_path_: more drafts than the path has");
+  }
   for (const Tensor& tensor : kv) {
     STD_TORCH_CHECK(tensor.is_contiguous(), "speccompile::move_path_: KV lies side by side");
     const int64_t places = tensor.size(1);
