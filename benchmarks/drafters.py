@@ -203,13 +203,7 @@ def main(
         with count_runs("Decoding, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
             runs = measure(variants, ids, new_tokens, after_run)
         result = report(contenders, runs, [prompt.category for prompt, _ in fitting])
-        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-        for table in tables(result):
-            console.print(table)
-        different = different_texts(target, ids, runs)
-        for line in different:
-            console.print(line)
-        console.print(f"the same texts as without drafts: {'no' if different else 'yes'}")
+        different = show(result, target, ids, runs)
         if json_file is not None:
             settings = {"model": model, "head": str(head), "prompts": str(prompts or "built in"), "count": len(ids)}
             settings |= {"new_tokens": new_tokens, "draft_len": draft_len, "temperature": temperature}
@@ -218,7 +212,19 @@ def main(
             json_file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def different_texts(target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
+def show(result: dict[str, Any], target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
+    """Print the tables, and where texts differ, which is returned."""
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    for table in tables(result):
+        console.print(table)
+    different = _different_texts(target, ids, runs)
+    for line in different:
+        console.print(line)
+    console.print(f"the same texts as without drafts: {'no' if different else 'yes'}")
+    return different
+
+
+def _different_texts(target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
     """Where a text differs from the one without drafts, and by how much the logits that decide it do."""
     found = []
     for name, own in runs.items():

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks.drafters import NONE, PIPED_WIDTH, Way, different_texts, report, tables, warm_up
+from benchmarks.drafters import NONE, Way, report, show, warm_up
 from benchmarks.machine import describe
 from benchmarks.serving import fitting_prompts
 from speccompile import Tree, wrap
@@ -57,13 +55,7 @@ def main(
             with count_runs("Decoding, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
                 runs = measure(variants, ids, new_tokens, after_run)
         result = report(ways, runs, [prompt.category for prompt, _ in fitting], (NONE, CHAIN))
-        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-        for table in tables(result):
-            console.print(table)
-        different = different_texts(target, ids, runs)
-        for line in different:
-            console.print(line)
-        console.print(f"the same texts as without drafts: {'no' if different else 'yes'}")
+        different = show(result, target, ids, runs)
         if json_file is not None:
             settings: dict[str, Any] = {"model": model, "mode": mode, "nodes": nodes, "prompts": str(prompts)}
             settings |= {"count": len(ids), "new_tokens": new_tokens, "max_len": max_len}

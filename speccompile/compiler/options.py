@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from speccompile.errors import InvalidOption, InvalidTiers, shown
-from speccompile.graph.tree import Tree, in_order
+from speccompile.graph.tree import in_order
 from speccompile.policies import parse_policy
 from speccompile.runtime.options import EngineOptions
 from speccompile.utils.numbers import python_numbers
@@ -39,12 +39,12 @@ def read_tiers(tiers: Any) -> tuple[int, ...]:
         InvalidTiers: ``tiers`` are something else.
     """
     try:
-        values = tuple(value if isinstance(value, Tree) else python_numbers(value) for value in tiers)
+        values = tuple(python_numbers(value) for value in tiers)
     except TypeError:
         raise InvalidTiers(tiers=tiers, reason="it is no sequence") from None
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} is no draft length, and no Tree")
+            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} is no draft length or Tree")
     if 0 not in values:
         raise InvalidTiers(tiers=tiers, reason="0 is missing")
     if len(set(values)) != len(values):

@@ -22,7 +22,7 @@ class TierTable:
     Attributes:
         tiers, mixed_tiers: by draft length, row count and kind.
         prefill: prompt chunks, by width and kind.
-        draft_lens, row_counts: of the tiers, ascending; chains are the draft lengths of tiers that are no trees.
+        draft_lens, row_counts: of the tiers, ascending; chains are those of them that are draft lengths.
     """
 
     def __init__(
