@@ -17,8 +17,10 @@ endif
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
 
+# One process more than cores: each waits a quarter of its time, for other processes and for the disk.
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=15 $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $$(( $$(nproc) + 1 )) --maxprocesses 5 --dist worksteal \
+		--durations=15 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

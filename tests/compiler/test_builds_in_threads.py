@@ -268,9 +268,11 @@ def test_modules_of_another_thread_are_called_past_the_tracer(module: nn.Module)
 
 
 def test_modules_of_another_thread_are_called_past_what_inductor_traces(
-    module: nn.Module, monkeypatch: pytest.MonkeyPatch
+    module: nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = []
+    # What another test has compiled is not compiled again.
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
 
     def traced(x: torch.Tensor) -> torch.Tensor:
         seen.append(elsewhere(lambda: module(torch.ones(4))))
