@@ -171,6 +171,20 @@ def test_windows_soft_caps_and_a_known_beginning() -> None:
         assert request.stats.reused_tokens > 0
 
 
+@pytest.mark.parametrize("options", [{"corpus": [PROMPTS[2] * 2]}, {"remember": 256}], ids=["corpus", "remember"])
+def test_trees_of_other_texts(model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    spec = wrap(model, "suffix", tiers=(0, WIDE), max_len=MAX_LEN, backend="inductor", prefix_reuse=False, **options)
+    texts = []
+    for tier in (0, WIDE, WIDE):
+        spec.set_tier(tier)
+        spec.stats.reset()
+        texts.append(spec.engine.submit(PROMPTS[2], max_new_tokens=30).result().token_ids)
+    assert texts[0] == texts[1] == texts[2]
+    assert spec.stats.draft_tokens > 0
+    if "remember" in options:
+        assert spec.stats.acceptance_length > 2, "the same request was answered before"
+
+
 def test_a_package_has_its_trees(model: LlamaForCausalLM, tmp_path: Path) -> None:
     spec = wrap(model, "suffix", tiers=(0, STATIC, WIDE), max_len=MAX_LEN, backend="eager")
     spec.save(tmp_path / "package")
