@@ -26,6 +26,8 @@ def tree_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
     """Why drafts of ``mode`` under ``rule`` cannot be trees; empty if they can."""
     if not mode.drafts_trees:
         return f"drafts of mode {mode.name!r} are chains"
+    if isinstance(mode, Mode) and mode.drafts_chains_alone:
+        return f"drafts of mode {mode.name!r} are chains: {mode.drafts_chains_alone}"
     if not rule.judges_trees:
         return f"the acceptance rule {rule.name!r} judges chains"
     return ""

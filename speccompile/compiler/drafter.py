@@ -9,6 +9,7 @@ import torch
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.pipelines import model_pipeline
+from speccompile.errors import InvalidTiers
 from speccompile.graph.arena import Arena
 from speccompile.graph.splicing import PREFIX, prefix_bodies, prefix_names
 from speccompile.graph.stage import Stage, Stages
@@ -16,7 +17,7 @@ from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.backends import Eager, lower
 from speccompile.modes.network.draft_network import DraftNetwork, prefixed
-from speccompile.modes.network.draft_windows import add_wider_bodies
+from speccompile.modes.network.draft_windows import add_wider_bodies, has_windows
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.utils.progress import task
 from speccompile.utils.storage import Storage
@@ -72,7 +73,10 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
 
     Raises:
         CaptureError, PassError.
+        InvalidTiers: there are trees, and its attention has none.
     """
+    if config.trees and network.route != "attention":
+        raise InvalidTiers(tiers=config.tiers, reason="there are trees, and the drafter runs its own attention")
     layout = network.layout(target)
     with task("capture the drafter"):
         captured, from_store = network.capture(layout, storage)
@@ -85,6 +89,9 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     outlined, stages = model_pipeline(own, packs).run(named, first)
     prefix_bodies(outlined, PREFIX)
     if network.windows_stay:
+        if config.trees and has_windows(outlined):
+            reason = "sliding windows of the drafter are made wider for each token of a chain"
+            raise InvalidTiers(tiers=config.tiers, reason=f"there are trees, and {reason}")
         add_wider_bodies(outlined, config.max_draft_len)
     return Drafter(network, captured, _ending_in(stages, outlined), packs, from_store)
 

@@ -28,7 +28,7 @@ from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
-from speccompile.passes.step.move_path import MovePath
+from speccompile.passes.step.move_path import FollowPath, MovePath
 from speccompile.passes.step.record_prompt import RecordPrompt
 from speccompile.passes.step.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.step.rows import BindRows
@@ -90,14 +90,15 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
     scored = kind == "scored"
     passes = [
         BindRows(rows),
-        *config.mode.tree_draft_passes(tree),
-        TreeInputs(tree),
+        *config.mode.tree_draft_passes(tree, draws=kind != "greedy"),
+        *_target_inputs(config, TreeInputs(tree)),
         *accept,
         MovePath(scored),
         *[RecordLogprobs()] * scored,
         *[ChooseTreeOps()] * config.kernels.native,
         ChooseSampling(config.kernels.native),
         Commit(),
+        *[FollowPath()] * (config.network is not None),
         *_after_commit(config, kind),
         ShareSubexpressions(),
     ]

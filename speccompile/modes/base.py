@@ -129,10 +129,19 @@ class Mode(ABC):
         """
         return self.draft_passes(draft_len)
 
-    def tree_draft_passes(self, tree: Tree) -> list[Pass]:
+    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
         """Of a mode that :attr:`drafts_trees`: passes that provide ``drafts``, ``drafts_limited`` and ``tree`` in a
-        step of that shape."""
+        step of that shape.
+
+        Args:
+            draws: the step draws its tokens: a drafter with probabilities of its own draws with the target's noise.
+        """
         raise NotImplementedError(f"mode {self.name!r} has drafts_trees, and needs tree_draft_passes")
+
+    @property
+    def drafts_chains_alone(self) -> str:
+        """Of a mode that :attr:`drafts_trees`: why it does not with these options; empty if it does."""
+        return ""
 
     def tree_state(self) -> list[StateSpec]:
         """State tensors that it needs besides where a tier is a tree."""
@@ -255,7 +264,7 @@ class ReadyMode(Mode):
         tokens, parents = (StateSpec(name, (N, K), i64, low=0, high=1) for name in PROPOSAL[:2])
         return [tokens, parents, StateSpec(PROPOSAL[2], (N,), i64, high=K + 1)]
 
-    def tree_draft_passes(self, tree: Tree) -> list[Pass]:
+    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
         return [ReadTree(tree)]
 
     def tree_commit_passes(self) -> list[Pass]:

@@ -60,10 +60,10 @@ def reference(
         softcap: scores are squeezed between plus and minus this before anything is hidden.
         sinks: ``[H]``, one more logit for each head, whose share of the softmax is dropped.
         parents: int64 ``[B, T]``, where a row's queries are the nodes of a tree: the index of each node's parent in
-            the row, -1 for the root, which is node 0. The key of node i stands at place ``positions[b, 0] + i`` of
-            the cache; its position, ``positions[b, i]``, is the root's plus its depth. A node sees the places
-            before the root's, where place and position are one, its ancestors and itself; window and chunk go by
-            positions. ``parents[b, i] = i - 1`` is the chain that None stands for.
+            the row, -1 for the root, which is node 0, and for other roots beside it, at its position. The key of node i
+            stands at place ``positions[b, 0] + i`` of the cache; its position, ``positions[b, i]``, is the root's plus
+            its depth. A node sees the places before the root's, where place and position are one, its ancestors and
+            itself; window and chunk go by positions. ``parents[b, i] = i - 1`` is the chain that None stands for.
 
     Returns:
         ``[B, T, H, Dv]`` in the dtype of ``q``.

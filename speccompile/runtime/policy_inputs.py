@@ -22,7 +22,7 @@ def policy_rows(
     """For each row, how many drafts a step could verify.
 
     Args:
-        longest: the largest draft length.
+        longest: most drafts that a step can accept.
         ready: the drafter's proposals are in the arena.
         scores: include the drafter's scores of its proposals, if it has any.
         reach: the longest context that the drafter can read; None is unlimited.

@@ -32,12 +32,12 @@ class TierChoice:
 
     def policy_inputs(self) -> list[Row]:
         """For each row, how many drafts the next step could verify."""
-        traits, longest = self._traits, self._table.chains[-1]
+        traits = self._traits
         scores = self._policies.learns
         return policy_rows(
             self._batch.rows,
             self._arena,
-            longest,
+            self._table.deepest,
             ready=traits.ready,
             scores=scores,
             reach=traits.reach,
@@ -52,21 +52,22 @@ class TierChoice:
             unread: runs whose results have not been read.
         """
         draft_len = self._policies.choose(offered, unread)
-        if isinstance(draft_len, Tree):
-            return draft_len if self._any_tree() and not self._batch.without_drafts else 0
         # Every row's context is longer than the network reads.
         beyond = self._traits.reach is not None and not any(row.draft_len for row in offered)
         if self._batch.without_drafts or beyond:
             return 0
+        if isinstance(draft_len, Tree):
+            return draft_len if self._any_tree() else 0
         most = max((row.draft_len for row in offered), default=0) if self._traits.ready else self._most_requested()
         return min(size for size in self._table.chains if size >= min(draft_len, most))
 
     def _any_tree(self) -> bool:
-        """Whether a tree of drafts waits for some row that wants drafts."""
+        """Whether some row wants drafts, and has a tree of them or is about to."""
+        wanting = [request for request in self._batch.rows if request.params.num_draft_tokens != 0]
+        if not self._traits.ready:
+            return bool(wanting)
         count = self._arena[PROPOSAL[2]]
-        return any(
-            int(count[request.slot]) > 0 and request.params.num_draft_tokens != 0 for request in self._batch.rows
-        )
+        return any(int(count[request.slot]) > 0 for request in wanting)
 
     def name(self, draft_len: int) -> TierName:
         """The name of the tier of that draft length for the current rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from speccompile.graph.keys import ChunkKind, Kind, TierName
-from speccompile.graph.tree import chains, in_order
+from speccompile.graph.tree import chains, depth_of, in_order
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.utils.build_lock import one_build
 
@@ -23,6 +23,7 @@ class TierTable:
         tiers, mixed_tiers: by draft length, row count and kind.
         prefill: prompt chunks, by width and kind.
         draft_lens, row_counts: of the tiers, ascending; chains are those of them that are draft lengths.
+        deepest: most draft tokens that a step can accept.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class TierTable:
         self.prefill: dict[tuple[int, ChunkKind], Tier] = dict(sorted(executables.prefill.items()))
         self.draft_lens = in_order({draft_len for draft_len, _, _ in self.tiers})
         self.chains = chains(self.draft_lens)
+        self.deepest = max(map(depth_of, self.draft_lens))
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
         self._make, self._make_mixed = make, make_mixed
         self._mixed_kinds: set[Kind] = set()

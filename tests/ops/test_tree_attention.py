@@ -23,8 +23,8 @@ BLOCK = 128
 
 named = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 
-#: Parents of the nodes after the root.
-trees = st.integers(0, 12).flatmap(lambda nodes: st.tuples(*(st.integers(0, node) for node in range(nodes))))
+#: Parents of the nodes after node 0; -1 of further roots.
+trees = st.integers(0, 12).flatmap(lambda nodes: st.tuples(*(st.integers(-1, node) for node in range(nodes))))
 asked = st.fixed_dictionaries(
     {},
     optional={
@@ -51,15 +51,15 @@ roots = st.one_of(st.integers(0, 20), st.integers(BLOCK - 5, BLOCK + 2), st.inte
 def depths(parents: tuple[int, ...]) -> list[int]:
     found = [0]
     for parent in parents:
-        found.append(found[parent] + 1)
+        found.append(found[parent] + 1 if parent >= 0 else 0)
     return found
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
-    """From the root on."""
+    """From the node's root on."""
     found = [node]
-    while found[-1]:
-        found.append(parents[found[-1] - 1])
+    while (parent := (-1, *parents)[found[-1]]) >= 0:
+        found.append(parent)
     return found[::-1]
 
 
@@ -158,11 +158,17 @@ def test_siblings_and_dead_places_are_not_read(garbage: float) -> None:
     assert torch.equal(case.through(NATIVE)[0, 3], expected)
 
 
-@pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, 0, 2], [0, 0, 1], [-1, -1, 0], [-1, 0, 7]])
+@pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, 0, 2], [0, 0, 1], [-1, -2, 0], [-1, 0, 7]])
 def test_what_is_no_tree_is_refused(parents: list[int]) -> None:
     case = Trees((0, 1), 4, rows=1)
     with pytest.raises(RuntimeError, match="has the parent"):
         NATIVE(*case.arguments, parents=torch.tensor([parents]))
+
+
+def test_a_second_root_is_where_the_first_is() -> None:
+    case = Trees((0, 1), 4, rows=1)
+    with pytest.raises(RuntimeError, match="node 1 is at position 5"):
+        NATIVE(*case.arguments, parents=torch.tensor([[-1, -1, 1]]))
 
 
 def test_positions_that_are_no_depths_are_refused() -> None:

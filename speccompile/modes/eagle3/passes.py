@@ -104,7 +104,7 @@ class DraftByHead(DraftByNetwork):
 
     def forward(self, graph: StepGraph) -> Forward:
         head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
-        outputs = self._outputs(head)
+        outputs = outputs_of(head, draws=self.draws)
         # The head's projection of the target's hidden states, or these themselves.
         reads = "fused" if "fused" in head.values else "hidden_states"
         carried = self.carried_before(graph)
@@ -142,13 +142,14 @@ class DraftByHead(DraftByNetwork):
     def token_ids(self, graph: StepGraph) -> fx.Node | None:
         return target_ids_of(graph, draws=self.draws)
 
-    def _outputs(self, head: StepGraph) -> Sequence[str]:
-        """Names of the logits and of the hidden state for the next forward."""
-        whole = "target_logits" in head.values and not chooses_in_part(head, draws=self.draws)
-        return "target_logits" if whole else "logits", "carried" if "carried" in head.values else "hidden"
-
     def what(self, graph: StepGraph) -> str:
         return f"{self.draft_len - 1} forwards of {len(drafter_of(graph).anchors.layers)} layers"
+
+
+def outputs_of(head: StepGraph, *, draws: bool) -> Sequence[str]:
+    """Names of the logits and of the hidden state for the next forward."""
+    whole = "target_logits" in head.values and not chooses_in_part(head, draws=draws)
+    return "target_logits" if whole else "logits", "carried" if "carried" in head.values else "hidden"
 
 
 def chooses_in_part(head: StepGraph, *, draws: bool) -> bool:

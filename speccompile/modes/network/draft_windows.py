@@ -25,6 +25,11 @@ ATTENTION = frozenset(
 WINDOW = 6
 
 
+def has_windows(drafter: StepGraph) -> bool:
+    """Whether bodies of an outlined ``drafter`` attend to a sliding window."""
+    return any(_windows(body.module.graph) for body in drafter.bodies.values())
+
+
 def add_wider_bodies(drafter: StepGraph, draft_len: int) -> None:
     """Add to an outlined ``drafter`` what :func:`widened` needs for chains of ``draft_len`` draft tokens."""
     for name, body in list(drafter.bodies.items()):

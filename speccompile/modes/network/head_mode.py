@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from speccompile.graph.state import StateSpec
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.passes import DraftByHead, KeepHeadWarm
+from speccompile.modes.eagle3.tree import DraftTreeByHead
 from speccompile.modes.network.draft_first import DraftFirst, first_draft_state
 from speccompile.modes.network.draft_segments import DraftSegment
 from speccompile.modes.network.network_mode import NetworkMode, SplitMode
@@ -36,6 +38,8 @@ class RecurrentHead(HeadMode):
 
     confidence: bool = False
 
+    drafts_trees: ClassVar[bool] = True
+
     def check(self, info: ModelInfo) -> None:
         super().check(info)
         if not isinstance(self.confidence, bool):
@@ -55,6 +59,13 @@ class RecurrentHead(HeadMode):
 
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
         return [self.drafting(draft_len, draws=True, probabilities=probabilities)]
+
+    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
+        return [DraftTreeByHead(tree, draws)]
+
+    @property
+    def drafts_chains_alone(self) -> str:
+        return "its drafter drafts all tokens at once" if self.one_forward else ""
 
     def mark_passes(self) -> list[Pass]:
         return [MarkTaps(self.taps)]
@@ -76,6 +87,10 @@ class SplitHead(RecurrentHead, SplitMode):
             return []
         drafts = self.drafting(draft_len, draws=draws, probabilities=probabilities)
         return [drafts, StoreDrafts(probabilities)]
+
+    @property
+    def drafts_chains_alone(self) -> str:
+        return "its drafter runs before the step (fused=False)" if self.split else super().drafts_chains_alone
 
     @property
     def drafts_in_segments(self) -> bool:

@@ -50,7 +50,7 @@ class ChooseTreeOps(_ChooseNative):
     looks_for: ClassVar[str] = "an op of trees"
     requires: ClassVar[Facts] = facts("path_moved")
     provides: ClassVar[Facts] = facts("tree_ops_chosen")
-    ops: ClassVar[tuple[str, ...]] = tuple(TREE_SCHEMAS)
+    ops: ClassVar[tuple[str, ...]] = (*TREE_SCHEMAS, "likeliest")
 
 
 @dataclass(frozen=True)

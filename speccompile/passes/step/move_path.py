@@ -1,4 +1,4 @@
-"""The KV of an accepted path moves to where that of a chain would be."""
+"""What an accepted path has left is where a chain would have left it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.tap_hidden import MARK
 
 #: Names of the target's KV.
 KV = re.compile(r"[kv]_\d+")
@@ -18,8 +19,8 @@ KV = re.compile(r"[kv]_\d+")
 
 @dataclass(frozen=True)
 class MovePath(Pass):
-    """All layers at once. What the nodes beside the path have left is after the end of the sequence, as the KV of
-    rejected drafts of a chain is.
+    """The KV of all layers at once. What the nodes beside the path have left is after the end of the sequence, as the
+    KV of rejected drafts of a chain is.
 
     Args:
         logits: ``logits`` become those of the nodes on the path, ``[B, 1 + depth, V]``.
@@ -37,10 +38,34 @@ class MovePath(Pass):
         values = [graph.values[name] for name in ("slots", "root", "path", "row_accepted")]
         graph.insert(move_path, *values, *kv)
         if self.logits:
-            logits = graph.insert(of_path, graph.values["logits"], graph.values["path"])
-            graph.values["logits"]._rename("node_logits")
-            graph.name_value("logits", logits)
+            follow(graph, "logits")
         return Changes(len(kv), f"{len(kv)} tensors")
+
+
+@dataclass(frozen=True)
+class FollowPath(Pass):
+    """What a drafter's network reads after the commit becomes that of the nodes on the path, ``[B, 1 + depth, ...]``:
+    marked hidden states, ``input_tokens`` and ``positions``."""
+
+    name: ClassVar[str] = "follow_path"
+    looks_for: ClassVar[str] = "what the target has read"
+    requires: ClassVar[Facts] = facts("target_inputs", "path", "committed")
+    provides: ClassVar[Facts] = facts("path_followed")
+
+    def run(self, graph: StepGraph) -> Changes:
+        marks = [name for name in graph.values if name.startswith(MARK)]
+        for name in marks:
+            graph.values[name] = graph.insert(of_path, graph.values[name], graph.values["path"])
+        for name in ("input_tokens", "positions"):
+            follow(graph, name)
+        return Changes(len(marks) + 2)
+
+
+def follow(graph: StepGraph, name: str) -> None:
+    """Let the value of all nodes become that of the nodes on the path."""
+    nodes = graph.values[name]
+    nodes._rename(f"node_{name}")
+    graph.name_value(name, graph.insert(of_path, nodes, graph.values["path"]))
 
 
 def move_path(
@@ -49,6 +74,6 @@ def move_path(
     torch.ops.speccompile.move_path_(list(kv), slots, root, path, accepted)
 
 
-def of_path(logits: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-    """``[B, D, V]`` of ``[B, T, V]``, at the nodes ``path`` ``[B, D]``."""
-    return logits[torch.arange(logits.shape[0], device=logits.device)[:, None], path]
+def of_path(nodes: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
+    """``[B, D, ...]`` of ``[B, T, ...]``, at the nodes ``path`` ``[B, D]``."""
+    return nodes[torch.arange(nodes.shape[0], device=nodes.device)[:, None], path]

@@ -88,6 +88,7 @@ def process(
     drafted: int = 0,
     *,
     calls_host: bool = False,
+    slots: fx.Node | None = None,
 ) -> fx.Node:
     """Insert all processors; returns their scores, float32 like ``logits`` ``[B, T, V]``.
 
@@ -95,6 +96,7 @@ def process(
         context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
         drafted: how many of the ``row_length`` tokens are drafts.
         calls_host: these are the target's scores: processors on the host are called, once for each token.
+        slots: ``[B]``, whose parameters hold; None is those of the step's rows.
     """
     processors = all_processors(graph.layout.tensors)
     names = tuple(dict.fromkeys(name for processor in processors for name in state_of(processor)))
@@ -103,7 +105,7 @@ def process(
     for index, processor in enumerate(user):
         tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
     # Traced as one: tracing each by itself takes several times as long.
-    nodes = (logits, context, row_length, graph.values["slots"], *tensors)
+    nodes = (logits, context, row_length, graph.values["slots"] if slots is None else slots, *tensors)
     options = {"names": names, "drafted": drafted, "user": user, "calls_host": calls_host}
     scores: fx.Node = graph.insert(processed, *nodes, before=before, **options)
     return scores

@@ -38,7 +38,8 @@ class TreeInputs(Pass):
         )
         feed_target(graph, read, positions, width)
         graph.name_value("root", root)
-        calls = [node for node in graph.graph.nodes if node.op == "call_module"]
+        others = {} if graph.drafter is None else graph.drafter.bodies
+        calls = [node for node in graph.graph.nodes if node.op == "call_module" and node.target not in others]
         for node in calls:
             node.target = f"{node.target}{SUFFIX}"
             node.args = (*node.args, places, graph.values["parents"])

@@ -32,7 +32,9 @@ class AddTreeBodies(Pass):
     provides: ClassVar[Facts] = facts("tree_bodies")
 
     def run(self, graph: StepGraph) -> Changes:
-        bodies = {name + SUFFIX: tree_body(body) for name, body in graph.bodies.items()}
+        # A drafter's are among the bodies, too.
+        called = dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "call_module")
+        bodies = {name + SUFFIX: tree_body(graph.bodies[name]) for name in called}
         graph.bodies.update(bodies)
         return Changes(len(bodies), ", ".join(bodies))
 

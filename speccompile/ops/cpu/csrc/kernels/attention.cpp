@@ -210,7 +210,7 @@ int64_t root_of(const Attention& p, const Queries& piece) {
   return p.positions[piece.first / p.width * p.width];
 }
 
-// A block that reaches beyond the root. Each node has the keys of its own ancestors there, each in the column of its
+// A block that the root or what follows it is in. Each node has the keys of its own ancestors there, each in the column of its
 // position: so its result has the bits that a chain of these tokens has.
 template <typename T>
 void tree_block_part(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
@@ -229,7 +229,7 @@ void tree_block_part(const Attention& p, const Queries& piece, const float* gath
     std::fill(copied + p.value_depth, copied + part.columns, 0.0f);
   };
   // What all nodes see.
-  const int64_t common = std::clamp<int64_t>(root + 1 - start, 0, kBlock);
+  const int64_t common = std::clamp<int64_t>(root - start, 0, kBlock);
   transpose<T>(keys + start * p.k_place, p.k_place, common, p.depth, transposed, [](int64_t, int64_t) {});
   for (int64_t place = 0; place < common; ++place) {
     copy_value(start + place, place);
@@ -243,7 +243,7 @@ void tree_block_part(const Attention& p, const Queries& piece, const float* gath
       continue;
     }
     int64_t node = at % p.width;
-    for (int64_t ancestor = position; ancestor > root; --ancestor, node = p.parents[row * p.width + node]) {
+    for (int64_t ancestor = position; ancestor >= root; --ancestor, node = p.parents[row * p.width + node]) {
       const int64_t column = ancestor - start;
       if (column < 0 || column >= kBlock) {
         continue;
@@ -280,7 +280,7 @@ void tree_block_part(const Attention& p, const Queries& piece, const float* gath
 // Of the queries of a piece over a block of keys.
 template <typename T>
 void part_of(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
-  if (p.parents != nullptr && (block + 1) * kBlock > root_of(p, piece) + 1) {
+  if (p.parents != nullptr && (block + 1) * kBlock > root_of(p, piece)) {
     tree_block_part<T>(p, piece, gathered, block, part);
   } else {
     block_part<T>(p, piece, gathered, block, part);

@@ -20,8 +20,9 @@ struct Attention {
   int64_t window, chunk;  // kNone where there is none.
   float softcap;          // 0 where there is none.
   const float* sinks;     // [heads], or null.
-  // [rows, width], or null for chains: of the nodes of trees the parent's index in the row, -1 of node 0, the root. The
-  // key of node i stands at the root's place plus i; its position is the root's plus its depth.
+  // [rows, width], or null for chains: of the nodes of trees the parent's index in the row, -1 of node 0, the root, and of
+  // other roots, whose position is the same. The key of node i stands at the root's place plus i; its position is the
+  // root's plus its depth.
   const int64_t* parents;
   float* out;  // [rows, width, heads, value_depth]
 };

@@ -2,6 +2,7 @@
 // passed over. The integers are those of speccompile/ops/noise.py; Gumbels of them agree to a few ulp.
 #include "choose.h"
 
+#include "noise.h"
 #include "tile.h"
 
 #include <algorithm>
@@ -10,8 +11,6 @@
 namespace speccompile {
 namespace {
 
-constexpr int64_t kChunk = 64;
-constexpr int kChunkVecs = kChunk / kLanes;
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 // Four times what two Gumbels can differ by, each of them right to 4 ulp.
 constexpr float kDoubt = 6e-5f;
@@ -24,33 +23,12 @@ uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-inline uint32_t mix32(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x7FEB352D;
-  x = (x ^ (x >> 15)) * 0x846CA68B;
-  return x ^ (x >> 16);
-}
-
-// Uniforms in (0, 1) of ids first ...
-void uniforms(uint64_t key, int64_t first, float (&to)[kChunk]) {
-  const uint32_t low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
-  const uint32_t from = static_cast<uint32_t>(first);
-  for (uint32_t i = 0; i < kChunk; ++i) {
-    const uint32_t bits = mix32(mix32(((from + i) * 0x9E3779B9u) ^ low) + high);
-    const float exact = static_cast<float>(static_cast<int32_t>(bits >> 1));
-    to[i] = std::min((exact + 0.5f) * 0x1p-31f, 1.0f - 0x1p-24f);
-  }
-}
-
 bool all_lanes(const Vec& mask) {
   return mask.zero_mask() == 0;
 }
 
 bool any_lane(const Vec& mask) {
   return mask.zero_mask() != (1 << kLanes) - 1;
-}
-
-Vec gumbel_of(const Vec& uniform) {
-  return uniform.neg().log1p().neg().log().neg();
 }
 
 // Lanes above the bar. A NaN always is.

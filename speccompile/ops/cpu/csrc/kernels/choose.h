@@ -29,6 +29,9 @@ Best join(const Best& best, const Best& later);
 // Whether another logarithm, of the same accuracy, could make the second one of two noised scores the first.
 bool is_close(const Best& best);
 
+// speccompile.ops.noise.TOKENS.
+constexpr int64_t kTokenStream = 0;
+
 // speccompile.ops.noise.keys of one place.
 uint64_t key_of(int64_t seed, int64_t stream, int64_t position, std::optional<int64_t> start);
 

@@ -11,6 +11,7 @@
 #include "../kernels/attention.h"
 #include "../kernels/choose.h"
 #include "../kernels/int8.h"
+#include "../kernels/likeliest.h"
 #include "../kernels/linear.h"
 #include "ops.h"
 #include "share.h"
@@ -238,7 +239,7 @@ void share_out(const std::vector<int64_t>& costs, Run run) {
 
 namespace {
 
-// A node comes after its parent, and one place further on: what is walked from a node on ends at the root.
+// A node comes after its parent, and one place further on: what is walked from a node on ends at a root.
 void check_parents(const Tensor& parents, const Tensor& positions, int64_t rows, int64_t width) {
   STD_TORCH_CHECK(
       parents.dim() == 2 && parents.size(0) == rows && parents.size(1) == width,
@@ -248,10 +249,9 @@ void check_parents(const Tensor& parents, const Tensor& positions, int64_t rows,
   for (int64_t i = 0; i < rows * width; ++i) {
     const int64_t node = i % width;
     STD_TORCH_CHECK(
-        node == 0 ? of[i] == -1 : of[i] >= 0 && of[i] < node, "speccompile::attention: node ", node, " has the parent ",
-        of[i]);
-    STD_TORCH_CHECK(
-        node == 0 || at[i] == at[i - node + of[i]] + 1, "speccompile::attention: node ", node, " is at position ", at[i]);
+        of[i] >= -1 && of[i] < node, "speccompile::attention: node ", node, " has the parent ", of[i]);
+    const int64_t expected = of[i] == -1 ? at[i - node] : at[i - node + of[i]] + 1;
+    STD_TORCH_CHECK(at[i] == expected, "speccompile::attention: node ", node, " is at position ", at[i]);
   }
 }
 
@@ -401,6 +401,37 @@ std::tuple<Tensor, Tensor> choose_nearly(
   return {tokens, close};
 }
 
+std::tuple<Tensor, Tensor> native_likeliest(
+    const Tensor& scores, int64_t count, const std::optional<Tensor>& temperature, const std::optional<Tensor>& seed,
+    const std::optional<Tensor>& positions) {
+  const int64_t rows = scores.size(0), width = scores.size(1), vocab = scores.size(2);
+  STD_TORCH_CHECK(count >= 1 && count <= vocab, "speccompile::likeliest: ", count, " of ", vocab, " tokens");
+  STD_TORCH_CHECK(
+      temperature.has_value() == seed.has_value() && seed.has_value() == positions.has_value(),
+      "speccompile::likeliest: temperature, seed and positions come together");
+  const Tensor given = side_by_side(scores), temperatures = side_by_side(temperature.value_or(given)),
+               seeds = side_by_side(seed.value_or(given)), places = side_by_side(positions.value_or(given));
+  const Type type = type_of(given);
+  const int64_t score_size = type == Type::Float ? 4 : 2;
+  const auto* heat = temperature ? static_cast<const float*>(temperatures.data_ptr()) : nullptr;
+  const auto* seed_of = static_cast<const int64_t*>(seeds.data_ptr());
+  const auto* position_of = static_cast<const int64_t*>(places.data_ptr());
+  const auto* from = static_cast<const char*>(given.data_ptr());
+  Tensor tokens = new_integers({rows, width, count}), logprobs = new_floats({rows, width, count});
+  auto* token = static_cast<int64_t*>(tokens.data_ptr());
+  auto* logprob = static_cast<float*>(logprobs.data_ptr());
+  parallel_for(0, rows * width, 1, [&](int64_t first, int64_t last) {
+    for (int64_t at = first; at < last; ++at) {
+      std::optional<uint64_t> key;
+      if (heat && heat[at / width] > 0) {
+        key = key_of(seed_of[at / width], kTokenStream, position_of[at], std::nullopt);
+      }
+      likeliest(type, from + at * vocab * score_size, vocab, count, key, token + at * count, logprob + at * count);
+    }
+  });
+  return {tokens, logprobs};
+}
+
 Tensor native_greatest(const Tensor& scores, int64_t count) {
   const int64_t vocab = scores.size(2);
   STD_TORCH_CHECK(count >= 1 && count <= vocab, "speccompile::greatest: ", count, " of ", vocab, " scores");
@@ -459,6 +490,7 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("int8_embedding", TORCH_BOX(&int8_embedding));
   m.impl("native_attention", TORCH_BOX(&native_attention));
   m.impl("choose_nearly", TORCH_BOX(&choose_nearly));
+  m.impl("native_likeliest", TORCH_BOX(&native_likeliest));
   m.impl("native_greatest", TORCH_BOX(&native_greatest));
   m.impl("native_greatest_share", TORCH_BOX(&native_greatest_share));
   m.impl("native_mask_below_", TORCH_BOX(&native_cut_below));

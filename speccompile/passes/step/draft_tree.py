@@ -1,0 +1,369 @@
+"""Sequential drafting of a tree: level after level, each level in one forward.
+
+After Li et al., "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees" (2024), section 4: of each
+level the tokens of the greatest cumulative probability are read next, and of all tokens the likeliest are the tree.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import fx
+
+import speccompile.ops  # noqa: F401  defines the ops
+from speccompile.errors import InvalidTiers
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import Tree
+from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.step.draft_chain import text_so_far
+from speccompile.passes.step.drafts import set_drafts, useful_lens
+from speccompile.passes.step.sample import process, put_tokens
+
+
+class ReadNodes(NamedTuple):
+    """Draft tokens that a forward reads, ``[B, n]``: those of all levels so far, the newest one last.
+
+    Args:
+        parents: ``[B, n]``, the index of each one's parent, -1 in the first level.
+        levels: of each, from 1 on.
+        newest: how many are of the newest level, m.
+        newest_tokens: these alone, ``[B, m]``.
+        came_from: ``[B, m]``, of each of these the index of its parent among the nodes of the level before.
+    """
+
+    tokens: fx.Node
+    parents: fx.Node
+    levels: tuple[int, ...]
+    newest: int
+    newest_tokens: fx.Node
+    came_from: fx.Node
+
+
+class TreeForward(Protocol):
+    """Inserts a drafter's ops before ``graph.anchors.start``."""
+
+    def after_text(self) -> fx.Node:
+        """Logits ``[B, 1, V]`` of the token after the newest committed one."""
+
+    def after_nodes(self, nodes: ReadNodes) -> fx.Node:
+        """Logits ``[B, m, V]`` of the token after each node of the newest level."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What is read of one level, and into how many tokens each of it branches.
+
+    Args:
+        count: nodes that are read.
+        fixed: which tokens of the level, of a static tree; of a dynamic one, empty: the likeliest.
+        branches: children of each.
+    """
+
+    count: int
+    fixed: tuple[int, ...]
+    branches: int
+
+
+def expansions(tree: Tree) -> list[Expansion]:
+    """By level, the end of the text first. Of a dynamic tree no more nodes are read than it has."""
+    if tree.parents is None:
+        found, left = [Expansion(1, (), tree.branches)], int(tree)
+        for level in range(1, tree.depth):
+            count = min(-(-left // (tree.depth - level)), found[-1].count * tree.branches)
+            left -= count
+            found.append(Expansion(count, (), tree.branches))
+        return found
+    found = []
+    read: list[tuple[int, ...]] = [()]
+    places: tuple[int, ...] = (0,)
+    inner = {path[:-1] for path in tree.paths}
+    for level in range(tree.depth):
+        below = [path for path in tree.paths if len(path) == level + 1]
+        branches = 1 + max(path[-1] for path in below)
+        found.append(Expansion(len(read), places, branches))
+        below = [path for path in below if path in inner]
+        places = tuple(read.index(path[:-1]) * branches + path[-1] for path in below)
+        read = below
+    return found
+
+
+@dataclass(frozen=True)
+class DraftTree(Pass):
+    """Forwards before the target, whose tokens are a tree of drafts. A drafter is a subclass that defines
+    :meth:`forward`. Names ``drafts`` ``[B, nodes]``, ``parents`` and ``depths`` ``[B, 1 + nodes]``.
+
+    With ``draws`` logits go through the request's own pipeline, and the target's noise of the place is added: the
+    likeliest child is the token that a chain would draw.
+    """
+
+    tree: Tree
+    draws: bool = False
+
+    requires: ClassVar[Facts] = facts("outlined", "rows")
+    provides: ClassVar[Facts] = facts("drafts", "drafts_limited", "tree")
+
+    @abstractmethod
+    def forward(self, graph: StepGraph) -> TreeForward:
+        """The drafter's forwards in this step."""
+
+    @abstractmethod
+    def max_len(self, graph: StepGraph) -> int:
+        """The drafter's longest sequence. Rows whose drafts would exceed it have shorter paths, or none."""
+
+    def token_ids(self, graph: StepGraph) -> fx.Node | None:
+        """The target's ids ``[Vd]`` of the tokens that the logits belong to; None is all of them."""
+        return None
+
+    def run(self, graph: StepGraph) -> Changes:
+        start, levels = graph.anchors.start, expansions(self.tree)
+        forward, ids = self.forward(graph), self.token_ids(graph)
+        paths = _Paths(graph) if self.draws else None
+        logits, nodes = forward.after_text(), None
+        above: tuple[fx.Node, ...] = ()
+        # Of each level tokens, cumulative log-probabilities, and parents, ``[B, n]``.
+        proposed: list[tuple[fx.Node, fx.Node, fx.Node]] = []
+        sizes: list[int] = []
+        for level, expansion in enumerate(levels):
+            if level > 0:
+                nodes, above = self._read(graph, nodes, proposed[-1], levels[level - 1], expansion)
+                if paths is not None:
+                    paths.follow(nodes)
+                logits = forward.after_nodes(nodes)
+            if logits.meta["val"].shape[-1] < expansion.branches:
+                raise InvalidTiers(tiers=(self.tree,), reason="it branches more often than the drafter has tokens")
+            given = (logits,) if paths is None else (paths.process(logits), *paths.noise)
+            options = {"count": expansion.branches, "level": level}
+            tokens, logprobs = graph.insert(likeliest_children, *given, before=start, **options)
+            if ids is not None:
+                tokens = graph.insert(as_target_ids, tokens, ids, before=start)
+            first = sum(sizes[:-1])
+            proposed.append(graph.insert(next_level, tokens, logprobs, *above, before=start, first=first))
+            sizes.append(expansion.count * expansion.branches)
+        self._fit(graph, proposed, sizes)
+        read = sum(expansion.count for expansion in levels[1:])
+        return Changes(len(levels), f"{len(levels)} levels, {read} nodes read, {sum(sizes)} tokens to choose from")
+
+    def _read(
+        self,
+        graph: StepGraph,
+        nodes: ReadNodes | None,
+        level: tuple[fx.Node, fx.Node, fx.Node],
+        made_by: Expansion,
+        expansion: Expansion,
+    ) -> tuple[ReadNodes, tuple[fx.Node, ...]]:
+        """What the next forward reads, of the tokens of a ``level``; and the cumulative log-probabilities of its newest
+        nodes and their indices in the level."""
+        before, count = graph.anchors.start, expansion.count
+        options = {"count": count, "fixed": expansion.fixed, "branches": made_by.branches}
+        tokens, chances, index, came_from = graph.insert(choose_nodes, *level[:2], before=before, **options)
+        # The index of the first node of the level before among all.
+        begin = -1 if nodes is None else len(nodes.levels) - nodes.newest
+        read = () if nodes is None else (nodes.tokens, nodes.parents)
+        all_tokens, parents = graph.insert(with_nodes, tokens, came_from, *read, before=before, begin=begin)
+        levels = () if nodes is None else nodes.levels
+        depth = levels[-1] + 1 if levels else 1
+        found = ReadNodes(all_tokens, parents, (*levels, *[depth] * count), count, tokens, came_from)
+        return found, (chances, index)
+
+    def _fit(self, graph: StepGraph, proposed: list[tuple[fx.Node, fx.Node, fx.Node]], sizes: list[int]) -> None:
+        start = graph.anchors.start
+        whole = [graph.insert(side_by_side, *part, before=start) for part in zip(*proposed, strict=True)]
+        state = [graph.state(name) for name in ("length", "limit", "draft_limit")]
+        options = {"sizes": tuple(sizes), "max_len": self.max_len(graph), "tree": self.tree}
+        fitted = graph.insert(fitting_tree, *whole, *state, graph.values["slots"], before=start, **options)
+        drafts, parents, depths, lens = fitted
+        set_drafts(graph, drafts, lens)
+        graph.name_value("parents", parents)
+        graph.name_value("depths", depths)
+
+
+class _Paths:
+    """The text of each node of the newest level, for the request's own pipeline, and what its noise follows from."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph, self._before, self._level = graph, graph.anchors.start, 0
+        self._slots = graph.values["slots"]
+        state = [graph.state(name) for name in ("tokens", "length")]
+        self._context, self._length = graph.insert(text_so_far, *state, self._slots, before=self._before)
+        self._row_slots, self._row_length = self._slots, self._length
+
+    @property
+    def noise(self) -> list[fx.Node]:
+        state = [self._graph.state(name) for name in ("temperature", "seed")]
+        return [self._length, self._slots, *state]
+
+    def follow(self, nodes: ReadNodes) -> None:
+        """Each node of the newest level becomes a row of its own."""
+        self._level += 1
+        given = (self._context, self._length, self._slots, nodes.came_from, nodes.newest_tokens)
+        found = self._graph.insert(rows_of_nodes, *given, before=self._before, level=self._level)
+        self._context, self._row_length, self._row_slots = found
+
+    def process(self, logits: fx.Node) -> fx.Node:
+        """Scores ``[B, m, V]`` of logits ``[B, m, V]``."""
+        graph, before = self._graph, self._before
+        rows = graph.insert(as_rows, logits, before=before)
+        text = (self._context, self._row_length)
+        scores = process(graph, rows, *text, before, drafted=self._level, slots=self._row_slots)
+        like: fx.Node = graph.insert(as_nodes, scores, logits, before=before)
+        return like
+
+
+def likeliest_children(
+    logits: torch.Tensor,
+    length: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    temperature: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+    *,
+    count: int,
+    level: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``count`` likeliest tokens after each node of a level, and their log-probabilities, ``[B, m, count]`` of
+    ``[B, m, V]``. Length and slots are ``[B]``, temperature and seed ``[N]``; without them, greedily."""
+    if length is None or temperature is None or seed is None:
+        tokens, logprobs = torch.ops.speccompile.likeliest(logits, count)
+        return tokens, logprobs
+    positions = (length + level)[:, None].expand(logits.shape[:2])
+    tokens, logprobs = torch.ops.speccompile.likeliest(logits, count, temperature[slots], seed[slots], positions)
+    return tokens, logprobs
+
+
+def as_target_ids(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The target's ids of ``tokens`` (-1: none), which are places in ``ids`` ``[Vd]``."""
+    return torch.where(tokens < 0, -1, ids[tokens.clamp(min=0)])
+
+
+def next_level(
+    tokens: torch.Tensor,
+    logprobs: torch.Tensor,
+    chances: torch.Tensor | None = None,
+    index: torch.Tensor | None = None,
+    *,
+    first: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The tokens of a level, their cumulative log-probabilities, and their parents (0 for the text's end, else the
+    index among all proposed tokens plus one), ``[B, m * count]`` of ``[B, m, count]``.
+
+    Args:
+        chances, index: but for the first level, the nodes' own cumulative log-probabilities, and the index of each in
+            its level, ``[B, m]``.
+        first: the index of the first token of the nodes' own level.
+    """
+    if chances is None or index is None:
+        return tokens.flatten(1), logprobs.flatten(1), torch.zeros_like(tokens).flatten(1)
+    parents = (index + (first + 1))[..., None].expand(tokens.shape)
+    return tokens.flatten(1), (chances[..., None] + logprobs).flatten(1), parents.flatten(1)
+
+
+def choose_nodes(
+    tokens: torch.Tensor, chances: torch.Tensor, *, count: int, fixed: tuple[int, ...], branches: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which of a level's tokens are read next: tokens, chances, indices in the level, and of each the index of its
+    parent among the nodes of the level before, ``[B, count]`` of ``[B, n]``."""
+    if fixed:
+        columns = torch.cat([torch.full((1,), place, device=tokens.device) for place in fixed])
+        index = columns.expand(tokens.shape[0], -1)
+    else:
+        index = chances.topk(count).indices
+    # What is no token is read as an arbitrary one; nothing below it is proposed.
+    return tokens.gather(1, index).clamp(min=0), chances.gather(1, index), index, index // branches
+
+
+def with_nodes(
+    tokens: torch.Tensor, came_from: torch.Tensor, *read: torch.Tensor, begin: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and parents ``[B, n + m]`` of what was ``read``, ``[B, n]`` each, and of a new level, ``[B, m]``.
+
+    Args:
+        begin: the index of the first node of the level before; -1 for the first level, which has no parents.
+    """
+    parents = torch.full_like(came_from, -1) if begin < 0 else came_from + begin
+    if not read:
+        return tokens, parents
+    return torch.cat([read[0], tokens], 1), torch.cat([read[1], parents], 1)
+
+
+def rows_of_nodes(
+    context: torch.Tensor,
+    length: torch.Tensor,
+    slots: torch.Tensor,
+    came_from: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    level: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Texts ``[B * m, S]``, their lengths and slots ``[B * m]``, of a level's nodes.
+
+    Args:
+        context: ``[B * n, S]``, of the nodes of the level before; length, slots: ``[B]``, of the rows; came_from,
+            tokens: ``[B, m]``.
+    """
+    rows, count = tokens.shape
+    before = context.unflatten(0, (rows, -1))
+    texts = before.gather(1, came_from[..., None].expand(-1, -1, context.shape[1])).flatten(0, 1)
+    row_length = length.repeat_interleave(count)
+    texts = put_tokens(texts, row_length + (level - 1), tokens.reshape(-1, 1))
+    return texts, row_length + level, slots.repeat_interleave(count)
+
+
+def as_rows(logits: torch.Tensor) -> torch.Tensor:
+    """``[B, m, V]`` as ``[B * m, 1, V]``."""
+    return logits.flatten(0, 1)[:, None]
+
+
+def as_nodes(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """And back."""
+    return scores.reshape(logits.shape)
+
+
+def side_by_side(*levels: torch.Tensor) -> torch.Tensor:
+    return torch.cat(levels, dim=1)
+
+
+def fitting_tree(
+    tokens: torch.Tensor,
+    chances: torch.Tensor,
+    parents: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    draft_limit: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    sizes: tuple[int, ...],
+    max_len: int,
+    tree: Tree,
+) -> tuple[torch.Tensor, ...]:
+    """What of all proposed tokens, their chances and parents ``[B, n]`` is the tree: see
+    :func:`speccompile.ops.tree.fit_tree`.
+
+    Args:
+        length, limit, draft_limit: state ``[N]``; slots: ``[B]``.
+        sizes: how many tokens each level has.
+        max_len: the drafter's longest sequence.
+    """
+    row_length = length[slots]
+    longest = useful_lens((max_len - 1 - row_length).clamp(min=0), row_length, limit[slots])
+    depths = torch.cat([torch.full((size,), level, device=tokens.device) for level, size in enumerate(sizes, 1)])
+    # A NaN has no tokens, so none here is one.
+    tokens = torch.where((depths <= longest[:, None]) & (chances > float("-inf")), tokens, -1)
+    count = torch.full_like(row_length, tokens.shape[1])
+    if tree.parents is None:
+        # Stable, and no child is likelier than its parent: so no token is before its parent.
+        order = chances.sort(dim=1, descending=True, stable=True).indices
+        places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device).expand(order.shape)
+        number = torch.zeros_like(order).scatter(1, order, places)
+        parents = torch.where(parents == 0, 0, number.gather(1, (parents - 1).clamp(min=0)))
+        order = order[:, : int(tree)]
+        tokens, parents = tokens.gather(1, order), parents.gather(1, order)
+        count = count.clamp(max=int(tree))
+    count = torch.where(longest > 0, count, 0)
+    static = [list(tree.parents or ()), list(tree.ranks or ())]
+    shape = (int(tree), tree.depth, tree.branches)
+    found: tuple[torch.Tensor, ...] = torch.ops.speccompile.fit_tree(
+        tokens, parents, count, draft_limit[slots], *shape, *static
+    )
+    return found

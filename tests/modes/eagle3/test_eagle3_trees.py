@@ -1,0 +1,246 @@
+"""An EAGLE-3 head that drafts trees: held against EAGLE-2's expansion, written down once more."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, Tree, load
+from speccompile.errors import InvalidTiers
+from speccompile.guides import regex_guide
+from speccompile.heads import Eagle3Head, save_eagle3
+from support.eagle3_specs import TAPS, drafted, eagle3, plain_of, run_until, states_of
+from support.errors import raises
+from support.guide_tokenizers import EOS, common
+from support.tiny import admitted, tiny_llama
+
+CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
+STATIC = Tree.static([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 1)])
+WIDE, DEEP = Tree.dynamic(nodes=10, depth=3, branches=4), Tree.dynamic(nodes=7, depth=5, branches=2)
+SHAPES = (0, 3, CHAIN, STATIC, WIDE, DEEP)
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 40, "repetition_penalty": 1.2}
+KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
+PROMPTS = [[row, *(random.Random(row).randrange(128) for _ in range(length))] for row, length in enumerate((2, 9, 33))]
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama(layers=6)
+
+
+@pytest.fixture(scope="module", params=["whole", "part"])
+def head(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> Eagle3Head:
+    """``part``: with a vocabulary of its own."""
+    fields = {} if request.param == "whole" else {"draft_vocab_size": 48, "norm_output": True}
+    return Eagle3Head.random(model, taps=TAPS, **fields)
+
+
+def with_trees(model: LlamaForCausalLM, head: Any, mode: str = "eagle3_one_model", **options: Any) -> Speculator:
+    return eagle3(model, head, mode, **({"policy": "fixed:0"} | options))
+
+
+@pytest.fixture(scope="module")
+def spec(model: LlamaForCausalLM, head: Eagle3Head) -> Iterator[Speculator]:
+    with with_trees(model, head, tiers=SHAPES, max_batch=3) as made:
+        yield made
+
+
+def expanded(head: Eagle3Head, model: LlamaForCausalLM, text: list[int], tree: Tree) -> set[tuple[int, ...]]:
+    """Token paths of the tree after ``text``, each path's logits from a chain of its own."""
+    plain, states = plain_of(head), states_of(model, text)
+
+    def children(path: tuple[int, ...]) -> list[tuple[float, int]]:
+        hidden, tokens = plain.fused(*states), [*text[1:]]
+        for token in path:
+            _, carried = plain.rows(torch.tensor(tokens), hidden)
+            hidden, tokens = torch.cat([hidden, carried[-1:]]), [*tokens, token]
+        shares = plain.rows(torch.tensor(tokens), hidden)[0][-1].log_softmax(-1)
+        best = shares.topk(tree.branches)
+        offsets = plain.weights["d2t"][best.indices] if "d2t" in plain.weights else torch.zeros_like(best.indices)
+        return list(zip(best.values.tolist(), (best.indices + offsets).tolist(), strict=True))
+
+    found: dict[tuple[int, ...], float] = {}
+    level, left = {(): 0.0}, int(tree)
+    for depth in range(tree.depth):
+        below = {(*path, token): chance + share for path, chance in level.items() for share, token in children(path)}
+        found |= below
+        if depth + 1 < tree.depth:
+            count = min(-(-left // (tree.depth - 1 - depth)), len(below))
+            left -= count
+            level = dict(sorted(below.items(), key=lambda item: -item[1])[:count])
+    return set(sorted(found, key=lambda path: -found[path])[: int(tree)])
+
+
+def proposed(spec: Speculator, slot: int, tree: Tree) -> set[tuple[int, ...]]:
+    """Token paths of what a greedy step would draft for a slot now."""
+    graph = spec.engine.tiers[tree, 1, "greedy"].graph
+    drafts = run_until(spec, slot, graph, "drafts")[0][0].tolist()
+    parents = run_until(spec, slot, graph, "parents")[0][0].tolist()
+    paths: list[tuple[int, ...]] = [()]
+    for node, token in enumerate(drafts, 1):
+        paths.append((*paths[parents[node]], token))
+    return {path for path in paths[1:] if -1 not in path}
+
+
+@pytest.mark.parametrize("tree", [WIDE, DEEP], ids=["wide", "deep"])
+def test_trees_are_those_of_the_paper(spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head, tree: Tree) -> None:
+    for prompt in PROMPTS:
+        request = admitted(spec.engine, prompt, max_new_tokens=30)
+        for shape in (0, tree, 3):
+            spec.set_tier(shape)
+            spec.engine.step()
+            text = [*prompt, *request.new_tokens]
+            assert proposed(spec, request.slot, tree) == expanded(head, model, text, tree)
+        request.cancel()
+
+
+def test_a_static_tree_has_the_likeliest_tokens_of_each_node(
+    spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head
+) -> None:
+    request = admitted(spec.engine, PROMPTS[1], max_new_tokens=30)
+    text = [*PROMPTS[1], *request.new_tokens]
+    everything = expanded(head, model, text, Tree.dynamic(nodes=120, depth=3, branches=3))
+    found = proposed(spec, request.slot, STATIC)
+    assert len(found) == len(STATIC.paths) and found <= everything
+    assert next(iter({path[:1] for path in found if len(path) == 3})) == tuple(drafted(spec, request.slot, 3)[0][:1])
+    request.cancel()
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_near_the_end_paths_are_shorter(spec: Speculator, most: int) -> None:
+    """No draft token is proposed that could not be emitted."""
+    request = admitted(spec.engine, PROMPTS[1], max_new_tokens=most + 2)
+    room = most + 2 - len(request.new_tokens) - 1
+    for tree in (CHAIN, STATIC, WIDE, DEEP):
+        deepest = max(map(len, proposed(spec, request.slot, tree)), default=0)
+        # What is likeliest need not be deep.
+        assert deepest == min(room, tree.depth) if tree.parents else min(room, 2) <= deepest <= room
+    request.cancel()
+
+
+def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
+    """All prompts side by side; each step runs another shape."""
+    rng = random.Random(seed)
+    requests = [
+        spec.engine.submit(prompt, max_new_tokens=25 + 5 * row, seed=row if options else None, **options)
+        for row, prompt in enumerate(PROMPTS)
+    ]
+    while not all(request.finished for request in requests):
+        spec.set_tier(rng.choice(shapes))
+        spec.engine.step()
+    return [request.result().token_ids for request in requests]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_do_not_depend_on_shapes(spec: Speculator, kind: str) -> None:
+    expected = texts_of(spec, (0,), **KINDS[kind])
+    for shapes in ((STATIC,), (WIDE,), (DEEP,), SHAPES):
+        assert texts_of(spec, shapes, seed=len(shapes), **KINDS[kind]) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_written_as_a_tree_drafts_the_chain(spec: Speculator, kind: str) -> None:
+    lengths = []
+    for shape in (3, CHAIN):
+        spec.stats.reset()
+        texts_of(spec, (shape,), **KINDS[kind])
+        lengths.append((spec.stats.accepted_tokens, spec.stats.target_passes))
+    assert lengths[0] == lengths[1]
+    assert kind == "greedy" or lengths[0][0] > 0
+
+
+def test_with_shared_noise_a_tree_accepts_more(spec: Speculator) -> None:
+    accepted = []
+    for shape in (3, WIDE):
+        spec.stats.reset()
+        texts_of(spec, (shape,), **SAMPLED)
+        accepted.append(spec.stats.acceptance_length)
+    assert accepted[1] > accepted[0] > 1.05
+
+
+def test_the_head_is_warm_after_trees(spec: Speculator) -> None:
+    """After steps of any shape it drafts the same chain."""
+    chains = []
+    for shapes in ((0,), (3,), (WIDE, DEEP), (STATIC,)):
+        request = admitted(spec.engine, PROMPTS[2], max_new_tokens=40)
+        for step in range(30):
+            spec.set_tier(shapes[step % len(shapes)])
+            if len(request.new_tokens) < 12:
+                spec.engine.step()
+        while len(request.new_tokens) < 18:
+            spec.set_tier(0)
+            spec.engine.step()
+        chains.append((request.new_tokens[:18], drafted(spec, request.slot, 3)[0]))
+        request.cancel()
+    assert all(chain == chains[0] for chain in chains)
+
+
+def test_trees_follow_a_guide_and_own_limits() -> None:
+    model = tiny_llama(layers=6, vocab=300)
+    guide = regex_guide("((ab|ba|c)d){8,}", common())
+    options: dict[str, Any] = {"do_sample": True, "seed": 3, "guide": guide, "eos_token_id": EOS}
+    with with_trees(model, Eagle3Head.random(model, taps=TAPS), tiers=(0, STATIC, WIDE)) as spec:
+        texts = []
+        for shape, limit in ((0, None), (STATIC, None), (WIDE, None), (WIDE, 2), (WIDE, 0)):
+            spec.set_tier(shape)
+            request = spec.engine.submit(PROMPTS[0], max_new_tokens=40, num_draft_tokens=limit, **options)
+            texts.append(request.result().token_ids)
+    assert all(text == texts[0] for text in texts)
+
+
+def test_bits_under_inductor(model: LlamaForCausalLM, head: Eagle3Head) -> None:
+    """Log-probabilities too, of a chain, of the same as a tree, and of trees."""
+    with with_trees(model, head, tiers=SHAPES, max_batch=1, backend="inductor") as spec:
+        found = []
+        for shape in SHAPES:
+            spec.set_tier(shape)
+            request = spec.engine.submit(PROMPTS[1], max_new_tokens=30, logprobs=True)
+            found.append((request.result().token_ids, request.result().logprobs))
+    assert all(one == found[0] for one in found)
+
+
+def test_a_package_has_its_trees(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    save_eagle3(Eagle3Head.random(model, taps=TAPS), tmp_path / "head", embedding=True)
+    with with_trees(model, str(tmp_path / "head"), tiers=(0, WIDE), max_batch=1) as spec:
+        spec.set_tier(WIDE)
+        expected = spec.engine.submit(PROMPTS[1], max_new_tokens=20).result().token_ids
+        spec.save(tmp_path / "package.spec")
+    with load(tmp_path / "package.spec", model) as loaded:
+        loaded.set_tier(WIDE)
+        assert loaded.engine.submit(PROMPTS[1], max_new_tokens=20).result().token_ids == expected
+        assert loaded.stats.tier_steps[WIDE] > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode", "reason"),
+    [
+        ({"windows": (16,)}, "eagle3_one_model", "sliding windows"),
+        ({"mask_token_id": 5}, "eagle3_one_model", "at once"),
+        ({}, "eagle3", "before the step"),
+    ],
+    ids=["windows", "at_once", "split"],
+)
+def test_heads_that_draft_chains_alone(model: LlamaForCausalLM, fields: dict[str, Any], mode: str, reason: str) -> None:
+    head = Eagle3Head.random(model, taps=TAPS, **fields)
+    with raises(InvalidTiers, reason=re.compile(reason)):
+        with_trees(model, head, mode, tiers=(0, WIDE))
+
+
+def test_a_split_mode_drafts_trees_inside_of_the_step(model: LlamaForCausalLM) -> None:
+    head = Eagle3Head.random(model, taps=TAPS)
+    with with_trees(model, head, "eagle3", tiers=(0, WIDE), fused=True) as spec:
+        assert spec.set_tier(WIDE) is None
+        assert spec.engine.submit(PROMPTS[0], max_new_tokens=8).result().token_ids
+
+
+def test_more_branches_than_tokens(model: LlamaForCausalLM) -> None:
+    head = Eagle3Head.random(model, taps=TAPS, draft_vocab_size=3)
+    with raises(InvalidTiers, reason=re.compile("more often than the drafter has tokens")):
+        with_trees(model, head, tiers=(0, WIDE))
