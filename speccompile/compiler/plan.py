@@ -16,7 +16,7 @@ from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
 from speccompile.compiler.pipelines import check_anchors
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
-from speccompile.graph.tree import Tree, chains
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.hidden_states.options import SavedRows, SaveHiddenStates, saved_rows
@@ -26,7 +26,6 @@ from speccompile.modes.auto import Auto, Choice, Failed, replacing
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.placement import check_passes
-from speccompile.policies import Fixed
 from speccompile.policies.default import default_policy
 from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
@@ -170,9 +169,7 @@ def _choose_max_len(model: PreTrainedModel, given: int | None) -> tuple[int, str
 def _choose_policy(options: WrapOptions, tiers: tuple[int, ...], rule: Rule) -> AnyPolicy:
     if options.policy is not None:
         return parse_policy(options.policy, tiers)
-    # Policies that learn choose among chains.
-    lens = chains(tiers)
-    return Fixed(tiers[-1]) if max(lens) == 0 else default_policy(lens, text_invariant=rule.text_invariant)
+    return default_policy(tiers, text_invariant=rule.text_invariant)
 
 
 def _choose_saves(given: Any, mode: Mode) -> SaveHiddenStates | None:

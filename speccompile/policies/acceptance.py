@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from speccompile.policies.base import Done, Row
+from speccompile.policies.base import Done, Row, TreeShape
+from speccompile.policies.tree_gain import TreeGain
 
 #: What an old observation still counts when a new one comes. The fast one notices that things have changed.
 SLOW, FAST = 0.97, 0.8
@@ -30,7 +33,8 @@ class Rate:
         self.hits = self.trials = 0.0
         self._fast_hits = self._fast_trials = 0.0
 
-    def note(self, hit: bool) -> None:
+    def note(self, hit: float) -> None:
+        """``hit``: 1.0 if it happened, 0.0 if not, or how likely that is where it was not seen itself."""
         self.hits, self.trials = self.hits * SLOW + hit, self.trials * SLOW + 1.0
         self._fast_hits, self._fast_trials = self._fast_hits * FAST + hit, self._fast_trials * FAST + 1.0
         mean = (self.hits + 0.5) / (self.trials + 1.0)
@@ -48,10 +52,9 @@ class Positions:
     def __init__(self, count: int) -> None:
         self.rates = [Rate() for _ in range(count)]
 
-    def note(self, accepted: int, proposed: int) -> None:
-        # Those after the first wrong one say nothing: they continue another text.
-        for position in range(min(accepted + 1, proposed)):
-            self.rates[position].note(position < accepted)
+    def note(self, hits: Sequence[float]) -> None:
+        for rate, hit in zip(self.rates, hits, strict=False):
+            rate.note(hit)
 
     def means(self) -> list[float]:
         """A position that was not seen is thought to be like the one before it."""
@@ -70,29 +73,37 @@ class Acceptance:
 
     Args:
         longest: the largest draft length.
+        trees: tiers whose drafts are trees.
     """
 
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
+    def __init__(self, longest: int, trees: Mapping[int, TreeShape] | None = None) -> None:
+        self._trees = {tree: TreeGain(shape.depth, shape.branches) for tree, shape in (trees or {}).items()}
+        self._longest = longest = max([longest, *(gain.depth for gain in self._trees.values())])
         self._all = Positions(longest)
         self._requests: OrderedDict[int, Positions] = OrderedDict()
         # Of lookups, and of the drafter that drafts for rows without one.
         self._lookups, self._drafter = ([Rate() for _ in range(BINS)] for _ in range(2))
 
     def note(self, done: Done) -> None:
+        means = self._all.means()
         for row, (request, accepted, proposed) in enumerate(
             zip(done.requests, done.accepted, done.proposed, strict=True)
         ):
             scores = done.scores[row] if done.scores else ()
             found = bool(done.found) and done.found[row]
+            # Drafts after the first wrong one say nothing: they continue another text.
+            hits = [float(position < accepted) for position in range(min(accepted + 1, proposed))]
+            if (tree := self._trees.get(done.draft_len)) is not None:
+                known = self._shares(request, scores, found, min(len(hits), tree.depth), means)
+                hits = [tree.note(position, share, bool(hits[position])) for position, share in enumerate(known)]
             bins = self._bins(found)
-            for position, chance in enumerate(_chances(scores)[: accepted + 1]):
-                bins[_bin(chance)].note(position < accepted)
-            if found and len(scores) == proposed:
+            for chance, hit in zip(_chances(scores), hits, strict=False):
+                bins[_bin(chance)].note(hit)
+            if found and len(scores) >= (proposed if tree is None else len(hits)):
                 continue
-            self._all.note(accepted, proposed)
+            self._all.note(hits)
             own = self._requests.setdefault(request, Positions(self._longest))
-            own.note(accepted, proposed)
+            own.note(hits)
             self._requests.move_to_end(request)
         while len(self._requests) > REQUESTS:
             self._requests.popitem(last=False)
@@ -102,23 +113,44 @@ class Acceptance:
 
     def survival(self, rows: Sequence[Row]) -> list[list[float]]:
         """Of each row, for j = 1 .. its draft length: the probability that j drafts or more are accepted."""
-        means = self._all.means()
-        return [self._of_row(row, means) for row in rows]
+        return [_products(shares) for shares in self._of_rows(rows)]
 
-    def _of_row(self, row: Row, means: Sequence[float]) -> list[float]:
-        own, survives, chances = self._requests.get(row.request), 1.0, []
-        scored = _chances(row.scores)
-        for position in range(min(row.draft_len, self._longest)):
-            if position < len(scored):
-                rate = self._bins(row.found)[_bin(scored[position])]
-                share = rate.mean(scored[position], GUESS_WEIGHT)
-            elif own is not None:
-                share = own.rates[position].mean(means[position], REQUEST_WEIGHT)
+    def emitted(self, rows: Sequence[Row], tiers: Collection[int]) -> dict[int, list[float]]:
+        """Expected emitted tokens of each row, by tier."""
+        shares = self._of_rows(rows)
+        chains = [_products(own) for own in shares]
+        found = {}
+        for tier in tiers:
+            if (tree := self._trees.get(tier)) is None:
+                found[tier] = [1.0 + sum(chain[:tier]) for chain in chains]
             else:
-                share = means[position]
-            survives *= share
-            chances.append(survives)
-        return chances
+                found[tier] = [1.0 + sum(_products(tree.shares(own))) for own in shares]
+        return found
+
+    def _of_rows(self, rows: Sequence[Row]) -> list[list[float]]:
+        means = self._all.means()
+        return [
+            self._shares(row.request, row.scores, row.found, min(row.draft_len, self._longest), means) for row in rows
+        ]
+
+    def _shares(
+        self, request: int, scores: Sequence[float], found: bool, count: int, means: Sequence[float]
+    ) -> list[float]:
+        """The chance of each of ``count`` drafts of a chain, if those before it are right."""
+        own, scored, shares = self._requests.get(request), _chances(scores), []
+        for position in range(count):
+            if position < len(scored):
+                rate = self._bins(found)[_bin(scored[position])]
+                shares.append(rate.mean(scored[position], GUESS_WEIGHT))
+            elif own is not None:
+                shares.append(own.rates[position].mean(means[position], REQUEST_WEIGHT))
+            else:
+                shares.append(means[position])
+        return shares
+
+
+def _products(shares: Sequence[float]) -> list[float]:
+    return list(itertools.accumulate(shares, operator.mul))
 
 
 def _chances(scores: Sequence[float]) -> list[float]:

@@ -6,8 +6,8 @@ this folder needs torch, and what is chosen follows from what a chooser received
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from speccompile.policies.costs import CostTable
@@ -22,16 +22,27 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
+class TreeShape:
+    """What a policy knows of a tier whose drafts are a tree: most draft tokens that it accepts, and whether a token has
+    several continuations."""
+
+    depth: int
+    branches: int
+
+
+@dataclass(frozen=True)
 class Ladder:
     """What there is to choose from.
 
     Args:
         draft_lens: K of every tier that was built, rising, 0 among them.
         costs: what their steps take; None if the policy does not ask (``uses_costs``).
+        trees: the tiers whose drafts are trees, which are no draft lengths.
     """
 
     draft_lens: tuple[int, ...]
     costs: CostTable | None = None
+    trees: Mapping[int, TreeShape] = field(default_factory=dict)
 
     @property
     def largest(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from speccompile.policies.acceptance import Acceptance
-from speccompile.policies.base import Done, Ladder, Row, Upcoming
+from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming
 from speccompile.policies.costs import CostTable, RunningCosts
 from speccompile.policies.options import check_built, check_candidates, check_number, text_of
 
@@ -28,7 +28,7 @@ class Cost:
             a step.
         probing: share of the time that may be lost to steps which are only there to learn whether more drafts would be
             accepted. Probes come by a clock, not by what was seen, so that what they show is not selected.
-        candidates: draft lengths to choose from; None is all tiers.
+        candidates: draft lengths to choose from; None is all tiers, trees among them.
     """
 
     hysteresis_ms: float | None = None
@@ -53,20 +53,30 @@ class Cost:
 
     def start(self, ladder: Ladder) -> CostChooser:
         assert ladder.costs is not None
-        return CostChooser(self, self.candidates or ladder.draft_lens, ladder.costs)
+        trees = {} if self.candidates else ladder.trees
+        return CostChooser(self, self.candidates or ladder.draft_lens, ladder.costs, trees)
 
 
 class CostChooser:
     """See :class:`Cost`."""
 
-    def __init__(self, options: Cost, candidates: tuple[int, ...], costs: CostTable) -> None:
+    def __init__(
+        self,
+        options: Cost,
+        candidates: tuple[int, ...],
+        costs: CostTable,
+        trees: Mapping[int, TreeShape] | None = None,
+    ) -> None:
         self._options = options
-        self._candidates = candidates
+        self._chains, self._trees = candidates, tuple(trees or ())
+        self._candidates = (*candidates, *self._trees)
         self._costs = RunningCosts(costs)
-        self._acceptance = Acceptance(max(candidates))
+        self._acceptance = Acceptance(max(candidates), trees)
         self._now = candidates[-1]
-        # Milliseconds that may be lost to probes; steps since the newest one, and how many follow one another.
+        # Milliseconds that may be lost to probes; steps since the newest one, how many follow one another, and how many
+        # there were.
         self._saved = 0.0
+        self._probes = 0
         self._since_probe = self._in_a_row = 0
         self._probe: int | None = None
         self._promising = False
@@ -107,8 +117,8 @@ class CostChooser:
         A row that emits slowly keeps its slot for longer. Where the sum were maximised, rows that go fast anyway would
         leave early, and those that no draft helps would pay for them: all together would end later.
         """
-        survival = self._acceptance.survival(rows)
-        return {k: math.exp(sum(math.log1p(sum(c[:k])) for c in survival) / len(rows)) for k in self._candidates}
+        emitted = self._acceptance.emitted(rows, self._candidates)
+        return {tier: math.exp(sum(map(math.log, tokens)) / len(rows)) for tier, tokens in emitted.items()}
 
     def _best(self, emitted: dict[int, float], costs: dict[int, float]) -> int:
         # Of equals the smallest: a draft that no row has costs nothing.
@@ -121,13 +131,14 @@ class CostChooser:
     # --- probing -----------------------------------------------------------------------------------
 
     def _next_probe(self, rows: Sequence[Row], emitted: dict[int, float], costs: dict[int, float]) -> int | None:
-        """A larger tier, if it is time to look what becomes of its drafts and there is something to see."""
+        """A tier that shows more than the present one, if it is time to look what becomes of its drafts and there is
+        something to see."""
         now = self._now
-        larger = [k for k in self._candidates if k > now]
         self._saved += self._options.probing * costs[now]
-        if not larger or max(row.draft_len for row in rows) <= now:
+        others = self._worth_a_look(max(row.draft_len for row in rows), emitted, costs)
+        if not others:
             return None
-        probe = min(larger, key=lambda k: (costs[k], k))
+        probe = others[self._probes % len(others)]
         lost = max(0.0, costs[probe] - emitted[probe] * costs[now] / emitted[now])
         if self._promising:
             self._promising = False
@@ -138,7 +149,21 @@ class CostChooser:
         if self._since_probe < PROBE_GAP or self._saved < lost:
             return None
         self._saved -= lost
+        self._probes += 1
         return probe
+
+    def _worth_a_look(self, offered: int, emitted: dict[int, float], costs: dict[int, float]) -> list[int]:
+        """What shows more than the present tier: the cheapest longer chain, or beside a tree the best chain; and all
+        other trees. ``offered``: most drafts of a row."""
+        if not offered:
+            return []
+        trees = [tree for tree in self._trees if tree != self._now]
+        if self._now in self._trees:
+            chains = sorted((k for k in self._chains if k), key=lambda k: -emitted[k] / costs[k])[:1]
+        else:
+            longer = [k for k in self._chains if k > self._now] if offered > self._now else []
+            chains = sorted(longer, key=lambda k: (costs[k], k))[:1]
+        return [*chains, *trees]
 
     # --- learning ----------------------------------------------------------------------------------
 
@@ -147,7 +172,8 @@ class CostChooser:
         if not rows:
             return
         context = sum(done.contexts) / rows
-        if done.draft_len > self._now:
+        # What a chain would have done beside a tree cannot be seen.
+        if done.draft_len > self._now and not {done.draft_len, self._now} & set(self._trees):
             # It was a probe. If it paid, the next one follows at once.
             ran = (done.draft_len, self._now)
             ms = {k: self._costs.ms(rows, k, context, drafted=done.drafted) for k in ran}

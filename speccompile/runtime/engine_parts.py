@@ -75,7 +75,7 @@ def connect_parts(
         policy,
         table.draft_lens,
         ready=traits.ready,
-        measure=lambda: measure_tiers(arena, table.chain_tiers, undrafted=traits.network_on_demand),
+        measure=lambda: measure_tiers(arena, table.tiers, undrafted=traits.network_on_demand),
     )
     departures = Departures(batch, slots, stats, saver)
     delivery = Delivery(departures, stats, arena.layout.max_len)

@@ -75,6 +75,8 @@ def _between(key: Key, values: Mapping[Key, float]) -> float:
 
 
 def _on_line(place: int, known: Mapping[int, float]) -> float:
+    if place in known:
+        return known[place]
     below = max(at for at in known if at <= place)
     above = min(at for at in known if at >= place)
     share = (place - below) / (above - below) if above > below else 0.0

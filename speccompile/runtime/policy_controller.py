@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from speccompile.errors import InvalidOption
-from speccompile.graph.tree import chains
+from speccompile.graph.tree import Tree, chains
 from speccompile.policies.base import (
     AnyPolicy,
     Chooser,
@@ -16,6 +16,7 @@ from speccompile.policies.base import (
     Policy,
     Row,
     StoppingChooser,
+    TreeShape,
     Upcoming,
     start,
 )
@@ -34,7 +35,7 @@ class Policies:
 
     Args:
         policy: the first one.
-        draft_lens: of the tiers, ascending. Policies that learn choose among those that are chains.
+        draft_lens: of the tiers, ascending. Of policies that learn, `cost` alone chooses trees, too.
         ready: the drafts of a step exist before its tier is chosen.
         measure: times the tiers; called once, when a policy needs it.
     """
@@ -67,7 +68,10 @@ class Policies:
         if chooser is None:
             if isinstance(policy, LearningPolicy) and policy.uses_costs and self.costs is None:
                 self.costs = self._measure()
-            chooser = self._chooser = start(policy, Ladder(chains(self._draft_lens), self.costs))
+            trees: dict[int, TreeShape] = {
+                tree: TreeShape(tree.depth, tree.branches) for tree in self._draft_lens if isinstance(tree, Tree)
+            }
+            chooser = self._chooser = start(policy, Ladder(chains(self._draft_lens), self.costs, trees))
         return chooser
 
     @property

@@ -42,10 +42,6 @@ class TierTable:
         self._make, self._make_mixed = make, make_mixed
         self._mixed_kinds: set[Kind] = set()
 
-    @property
-    def chain_tiers(self) -> Mapping[TierName, Tier]:
-        return {name: tier for name, tier in self.tiers.items() if name[0] in self.chains}
-
     def prepared(self, kind: Kind, *, watched: bool) -> bool:
         """Whether the executables of a kind are built. For requests whose tokens are ``watched`` these include the
         mixed tiers."""

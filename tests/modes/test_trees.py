@@ -16,7 +16,7 @@ from speccompile import Speculator, Tree, load, wrap
 from speccompile.errors import CannotSave, InvalidOption, InvalidTiers, PassError
 from speccompile.guides import regex_guide
 from speccompile.modes import registry
-from speccompile.policies import Fixed, Schedule
+from speccompile.policies import Cost, Fixed, Schedule
 from support.errors import raises
 from support.families import model_of
 from support.guide_tokenizers import EOS, common
@@ -249,10 +249,14 @@ def test_a_drafter_that_returns_something_else_is_named(
         wrap(model, "branching", texts=(0,) * STRIDE, tiers=(0, WIDE), max_len=MAX_LEN, backend="eager")
 
 
-def test_the_policy_of_trees_alone_is_the_largest(model: LlamaForCausalLM) -> None:
+def test_the_default_policy_takes_trees(model: LlamaForCausalLM) -> None:
+    """Where they are accepted more often than chains."""
     spec = wrap(model, "suffix", tiers=(0, STATIC), max_len=MAX_LEN, backend="eager")
-    assert spec.engine.policy.choose(1) == STATIC
-    assert "tree of 0 1 2" in repr(spec)
+    assert spec.engine.policy == Cost()
+    request = spec.engine.submit(PROMPTS[1] * 3, max_new_tokens=60)
+    assert len(request.result().token_ids) == 60
+    assert spec.stats.tier_steps.get(STATIC, 0) > 0
+
 
 
 @pytest.mark.parametrize(
