@@ -98,7 +98,7 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
         *[ChooseTreeOps()] * config.kernels.native,
         ChooseSampling(config.kernels.native),
         Commit(),
-        *[FollowPath()] * (config.network is not None),
+        *[FollowPath()] * (config.network is not None or config.mode.drafts_from_hidden),
         *_after_commit(config, kind),
         ShareSubexpressions(),
     ]

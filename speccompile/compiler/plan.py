@@ -16,7 +16,7 @@ from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
 from speccompile.compiler.pipelines import check_anchors
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
-from speccompile.graph.tree import Tree
+from speccompile.graph.tree import Tree, depth_of
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.hidden_states.options import SavedRows, SaveHiddenStates, saved_rows
@@ -119,7 +119,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
         policy = _choose_policy(options, draft_lens, rule)
         config = replace(config, tiers=draft_lens)
     with replacing(choice):
-        if most is not None and config.max_draft_len > most:
+        if most is not None and max(map(depth_of, config.tiers)) > most:
             raise InvalidTiers(tiers=config.tiers, reason=f"mode {mode.name!r} drafts at most {most} tokens")
         if network is not None:
             _check_network(network, config, model, options.consume)

@@ -207,6 +207,13 @@ def proposal_state() -> list[StateSpec]:
     return [StateSpec("draft_tokens", (N, K), i64, low=0, high=2), StateSpec("draft_lens", (N,), i64, high=K + 1)]
 
 
+def tree_proposal_state() -> list[StateSpec]:
+    """Where proposed trees do."""
+    i64 = torch.int64
+    tokens, parents = (StateSpec(name, (N, K), i64, low=0, high=1) for name in PROPOSAL[:2])
+    return [tokens, parents, StateSpec(PROPOSAL[2], (N,), i64, high=K + 1)]
+
+
 @dataclass(frozen=True)
 class ReadyMode(Mode):
     """A drafter that proposes from committed text: write :meth:`propose`, in plain PyTorch, and that is all."""
@@ -260,9 +267,7 @@ class ReadyMode(Mode):
         return self.propose_tree
 
     def tree_state(self) -> list[StateSpec]:
-        i64 = torch.int64
-        tokens, parents = (StateSpec(name, (N, K), i64, low=0, high=1) for name in PROPOSAL[:2])
-        return [tokens, parents, StateSpec(PROPOSAL[2], (N,), i64, high=K + 1)]
+        return tree_proposal_state()
 
     def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
         return [ReadTree(tree)]

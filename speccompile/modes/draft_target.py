@@ -11,11 +11,13 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedModel
 
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.modes.network.draft_at_once import DraftByMasks
 from speccompile.modes.network.draft_model import DraftModel
 from speccompile.modes.network.draft_models import check_same_vocabulary, load_draft
+from speccompile.modes.network.draft_tree import DraftTreeByNetwork
 from speccompile.modes.network.network_mode import SplitMode
 from speccompile.modes.network.passes import DraftByNetwork, ReadAlong
 from speccompile.modes.network.split import ReadChunk, ReadNewest, StoreDrafts
@@ -45,6 +47,7 @@ class DraftTarget(SplitMode):
 
     name: ClassVar[str] = "draft_target"
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
+    drafts_trees: ClassVar[bool] = True
 
     @property
     def goals(self) -> Facts:  # type: ignore[override]
@@ -94,6 +97,15 @@ class DraftTarget(SplitMode):
     @property
     def one_forward(self) -> bool:  # type: ignore[override]
         return self.mask_token_id is not None
+
+    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
+        return [DraftTreeByNetwork(tree, draws)]
+
+    @property
+    def drafts_chains_alone(self) -> str:
+        if self.split:
+            return "its drafter runs before the step (fused=False)"
+        return "its drafter drafts all tokens at once" if self.one_forward else ""
 
     def _drafting(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> Pass:
         if self.mask_token_id is None:

@@ -1,31 +1,36 @@
 """Medusa: independent heads over the target's last hidden state, head k for the draft token k places ahead.
 
 After Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024), section
-2.1, as a chain: each head's likeliest token. Checkpoints are read in the layouts of FasterDecoding/Medusa
-(``medusa/model/medusa_model.py``: a head is blocks and a linear) and vLLM (``model_executor/models/medusa.py``).
+2.1, as a chain of each head's likeliest token, or as trees (2.2). Checkpoints are read in the layouts of
+FasterDecoding/Medusa (``medusa/model/medusa_model.py``: a head is blocks and a linear) and vLLM
+(``model_executor/models/medusa.py``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import Mode, proposal_state
+from speccompile.modes.base import Mode, proposal_state, tree_proposal_state
 from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_tensors
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
-from speccompile.passes.step.propose_from_hidden import ProposeFromHidden
+from speccompile.passes.step.propose_from_hidden import ProposeFromHidden, ProposeTreeFromHidden
+from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.step.tree_drafts import ReadTree
 
 #: Names in both layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
 _BLOCK = re.compile(
@@ -34,6 +39,10 @@ _BLOCK = re.compile(
 )
 _LM_HEAD = re.compile(r"(?:medusa_heads?\.)?(\d+)\.\d+\.weight|(?:medusa_heads\.)?lm_heads\.(\d+)\.weight")
 _OF_HEADS = re.compile(r"(medusa_heads?|blocks|lm_heads|\d+)\..*|token_map")
+
+
+#: Tokens of a head that a tree has at most after one token: the paper's trees have ten.
+MOST_BRANCHES = 10
 
 
 class MedusaBlock(nn.Module):
@@ -143,6 +152,7 @@ class Medusa(Mode):
     drafts_from_hidden: ClassVar[bool] = True
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
     goals: ClassVar[Facts] = facts("proposed")
+    drafts_trees: ClassVar[bool] = True
 
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.draft, MedusaHeads | str | Path) or self.draft == "":
@@ -182,18 +192,47 @@ class Medusa(Mode):
         return [MarkTaps((Tap(-1, post_norm=True),))]
 
     def commit_passes(self) -> list[Pass]:
-        weights = tuple((f"medusa_{name.replace('.', '_')}", value) for name, value in self.draft.named_parameters())
-        return [LowerTaps(), ProposeFromHidden(self.propose, weights=weights, scored=True)]
+        return [LowerTaps(), ProposeFromHidden(self.propose, weights=self._weights, scored=True)]
+
+    @property
+    def _weights(self) -> tuple[tuple[str, torch.Tensor], ...]:
+        return tuple((f"medusa_{name.replace('.', '_')}", value) for name, value in self.draft.named_parameters())
+
+    def tree_state(self) -> list[StateSpec]:
+        return tree_proposal_state()
+
+    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
+        return [ReadTree(tree)]
+
+    def tree_commit_passes(self) -> list[Pass]:
+        return [ProposeTreeFromHidden(self.propose_tree, weights=self._weights)]
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draft tokens ``[B, Kmax]``, how many count ``[B]``, and the probability that a draft and all before it
         are right, float32 ``[B, Kmax]``. ``weights`` stand for those of the heads."""
+        best, drafts = self._logits(hidden, weights)[:, :draft_len].float().log_softmax(-1).max(-1)
+        # Beside trees the proposal may have more places than there are heads.
+        missing = (0, draft_len - drafts.shape[1])
+        count = torch.full_like(length, drafts.shape[1])
+        return pad(drafts, missing), count, pad(best.cumsum(1).exp(), missing)
+
+    def propose_tree(
+        self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, nodes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The likeliest tree of the heads' tokens, of which none looks at another's: see
+        :meth:`speccompile.modes.base.ReadyMode.propose_tree`."""
+        logits = self._logits(hidden, weights)
+        count = min(MOST_BRANCHES, self.draft.vocab_size)
+        drafts, logprobs = torch.ops.speccompile.likeliest(logits, count)
+        return of_independent(drafts, logprobs, nodes)
+
+    def _logits(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``[B, heads, V]``."""
         own = dict(zip((name for name, _ in self.draft.named_parameters()), weights, strict=True))
         logits: torch.Tensor = torch.func.functional_call(self.draft, own, (hidden,))
-        best, drafts = logits[:, :draft_len].float().log_softmax(-1).max(-1)
-        return drafts, torch.full_like(length, draft_len), best.cumsum(1).exp()
+        return logits
 
     def explain(self) -> str:
         if not isinstance(self.draft, MedusaHeads):

@@ -20,5 +20,12 @@ def test_chain_and_trees_have_the_same_texts(tmp_path: Path, capsys: pytest.Capt
     written = json.loads(file.read_text())
     (everything,) = [row for row in written["categories"] if row["category"] == "all"]
     assert everything["prompts"] == 2 and everything["ratios"]["chain"]["chain"] == 1
-    assert list(written["steps_by_tier"]) == ["none", "chain", "tree, 2 branches", "tree, 3 branches"]
+    assert list(written["steps_by_tier"]) == [
+        "none",
+        "chain",
+        "tree, 2 branches",
+        "tree, 3 branches",
+        "tree, 4 branches",
+        "cost",
+    ]
     assert set(written["steps_by_tier"]["tree, 2 branches"]) <= {"0", "tree of 4 nodes, depth 4, 2 branches"}

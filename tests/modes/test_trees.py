@@ -258,7 +258,6 @@ def test_the_default_policy_takes_trees(model: LlamaForCausalLM) -> None:
     assert spec.stats.tier_steps.get(STATIC, 0) > 0
 
 
-
 @pytest.mark.parametrize(
     ("mode", "options", "reason"),
     [

@@ -20,6 +20,7 @@ from speccompile.graph.tree import Tree
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.draft_chain import text_so_far
 from speccompile.passes.step.drafts import set_drafts, useful_lens
+from speccompile.passes.step.ranked_tree import ranked
 from speccompile.passes.step.sample import process, put_tokens
 
 
@@ -352,13 +353,7 @@ def fitting_tree(
     tokens = torch.where((depths <= longest[:, None]) & (chances > float("-inf")), tokens, -1)
     count = torch.full_like(row_length, tokens.shape[1])
     if tree.parents is None:
-        # Stable, and no child is likelier than its parent: so no token is before its parent.
-        order = chances.sort(dim=1, descending=True, stable=True).indices
-        places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device).expand(order.shape)
-        number = torch.zeros_like(order).scatter(1, order, places)
-        parents = torch.where(parents == 0, 0, number.gather(1, (parents - 1).clamp(min=0)))
-        order = order[:, : int(tree)]
-        tokens, parents = tokens.gather(1, order), parents.gather(1, order)
+        tokens, parents = ranked(tokens, chances, parents, int(tree))
         count = count.clamp(max=int(tree))
     count = torch.where(longest > 0, count, 0)
     static = [list(tree.parents or ()), list(tree.ranks or ())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Facts, facts
 from speccompile.passes.step.propose import Propose
+from speccompile.passes.step.propose_tree import ProposeTree
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,31 @@ class ProposeFromHidden(Propose):
     requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped")
 
     def read(self, graph: StepGraph) -> list[fx.Node]:
-        values = [graph.values[name] for name in ("slots", "positions", "tapped")]
-        return [graph.insert(last_hidden, graph.state("length"), *values)]
+        return [_last_hidden(graph)]
+
+
+@dataclass(frozen=True)
+class ProposeTreeFromHidden(ProposeTree):
+    """As :class:`ProposeTree`, of such a function.
+
+    Args:
+        weights: as :class:`Propose` has them.
+    """
+
+    weights: tuple[tuple[str, torch.Tensor], ...] = field(default=(), compare=False)
+
+    name: ClassVar[str] = "propose_tree_from_hidden"
+    looks_for: ClassVar[str] = "committed tokens and tapped hidden states"
+    requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped", "proposed")
+
+    def read(self, graph: StepGraph) -> list[fx.Node]:
+        return [_last_hidden(graph), *[graph.constant(name, value) for name, value in self.weights]]
+
+
+def _last_hidden(graph: StepGraph) -> fx.Node:
+    values = [graph.values[name] for name in ("slots", "positions", "tapped")]
+    found: fx.Node = graph.insert(last_hidden, graph.state("length"), *values)
+    return found
 
 
 def last_hidden(

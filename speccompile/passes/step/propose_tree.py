@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
@@ -33,11 +34,16 @@ class ProposeTree(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         text = [graph.state(name) for name in ("tokens", "length", *PROPOSAL)]
-        own = [graph.state(name) for name in self.state]
+        own = [*self.read(graph), *[graph.state(name) for name in self.state]]
         longest = graph.layout.max_draft_len
+        options: dict[str, Any] = {"propose": self.propose, "longest": longest, "stateful": bool(self.state)}
         with tracing(self.propose):
-            graph.insert(propose_and_store, *text, graph.values["slots"], *own, propose=self.propose, longest=longest)
+            graph.insert(propose_and_store, *text, graph.values["slots"], *own, **options)
         return Changes(1, f"up to {longest} draft tokens for the next step")
+
+    def read(self, graph: StepGraph) -> list[fx.Node]:
+        """What ``propose`` receives of the step, besides its text: nothing."""
+        return []
 
 
 def propose_and_store(
@@ -50,10 +56,11 @@ def propose_and_store(
     *own: torch.Tensor,
     propose: ProposeFunction,
     longest: int,
+    stateful: bool,
 ) -> None:
     """Keep in ``tree_tokens``, ``tree_parents`` ``[N, P]`` and ``tree_count`` ``[N]`` what ``propose`` returns for the
-    rows ``slots`` ``[B]``."""
-    state = (slots, *own) if own else ()
+    rows ``slots`` ``[B]``; ``stateful``: it receives the slots before its ``own`` state."""
+    state = (slots, *own) if stateful else own
     rows = slots.shape[0]
     parts = [Part(what, (rows, longest), torch.int64) for what in ("draft tokens", "parents")]
     parts.append(Part("counts", (rows,), torch.int64))

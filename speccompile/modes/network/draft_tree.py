@@ -1,0 +1,140 @@
+"""A drafter's network reads the nodes of a tree.
+
+Each level reads all nodes again, in one forward: beside the weights they take little, and attention then has the whole
+tree before it. Their KV lies after that of the text, in the order in which they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from speccompile.graph.port import Port
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import Tree
+from speccompile.modes.network.passes import drafter_of, forward_drafter
+from speccompile.passes.step.draft_chain import newest
+from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward, expansions
+from speccompile.passes.target.tree_bodies import SUFFIX
+
+#: Further inputs of a network over nodes, int64 ``[B, T]``: where the KV of each belongs, and their parents, as the
+#: attention op has them.
+PLACES, PARENTS = "places", "parents"
+
+
+def of_trees(drafter: StepGraph) -> StepGraph:
+    """``drafter`` with the forms of its bodies that :class:`~speccompile.passes.target.tree_bodies.AddTreeBodies`
+    added, and the inputs that these have besides."""
+    graph = drafter.copy()
+    positions = graph.ports["position_ids"]
+    inputs = []
+    for name in (PLACES, PARENTS):
+        with graph.graph.inserting_after(graph.placeholders[-1]):
+            node = graph.graph.placeholder(name)
+        graph.ports[name] = Port(name, "input", positions.shape, positions.dtype, positions.device)
+        inputs.append(node)
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            node.target = f"{node.target}{SUFFIX}"
+            node.args = (*node.args, *inputs)
+    return graph
+
+
+class NodeReader:
+    """Forwards over nodes.
+
+    Args:
+        tree: how many nodes there are, its expansions say.
+        ahead: of a text of L tokens, the row of a first token of a tree belongs to position ``L - ahead``.
+    """
+
+    def __init__(self, graph: StepGraph, tree: Tree, *, ahead: int) -> None:
+        self._graph, self._before, self._slots = graph, graph.anchors.start, graph.values["slots"]
+        self._drafter = of_trees(drafter_of(graph))
+        read = sum(level.count for level in expansions(tree)[1:])
+        most = self._drafter.layout.cache_len - max(read, 1)
+        length = graph.state("length")
+        self._first = graph.insert(first_place, length, self._slots, before=self._before, ahead=ahead, most=most)
+
+    def read(self, nodes: ReadNodes, output: str, given: Mapping[str, fx.Node] | None = None) -> fx.Node:
+        """The value ``output`` of the network ``[B, m, ...]``, of the nodes of the newest level. ``given``: as
+        :func:`~speccompile.modes.network.passes.forward_drafter` has it."""
+        graph, before = self._graph, self._before
+        positions, places = graph.insert(rows_of_nodes, self._first, before=before, levels=nodes.levels)
+        (found,) = forward_drafter(
+            graph,
+            nodes.tokens,
+            positions,
+            self._slots,
+            before=before,
+            outputs=(output,),
+            given={**(given or {}), PLACES: places, PARENTS: nodes.parents},
+            drafter=self._drafter,
+        )
+        last: fx.Node = graph.insert(last_rows, found, before=before, count=nodes.newest)
+        return last
+
+    def follows(self, hidden: fx.Node, given: str, outputs: Sequence[str]) -> list[fx.Node]:
+        """What the network makes of ``hidden`` ``[B, m, H]`` in the place of its value ``given``, which its last layer
+        left: nothing of tokens and positions but their number is read."""
+        tokens = self._graph.insert(some_tokens, hidden, before=self._before)
+        stands = {given: hidden}
+        return forward_drafter(
+            self._graph, tokens, tokens, self._slots, before=self._before, outputs=outputs, given=stands
+        )
+
+
+@dataclass(frozen=True)
+class DraftTreeByNetwork(DraftTree):
+    """Forwards of a language model that drafts: of the newest committed token, and then of nodes."""
+
+    name: ClassVar[str] = "draft_tree_by_network"
+    looks_for: ClassVar[str] = "the mode's network"
+
+    def forward(self, graph: StepGraph) -> TreeForward:
+        return ModelForward(graph, self.tree)
+
+    def max_len(self, graph: StepGraph) -> int:
+        return drafter_of(graph).layout.max_len
+
+
+class ModelForward:
+    def __init__(self, graph: StepGraph, tree: Tree) -> None:
+        self._graph, self._reader = graph, NodeReader(graph, tree, ahead=0)
+
+    def after_text(self) -> fx.Node:
+        graph, start, slots = self._graph, self._graph.anchors.start, self._graph.values["slots"]
+        state = [graph.state(name) for name in ("tokens", "length", "limit")]
+        sizes = {"draft_len": 1, "max_len": drafter_of(graph).layout.max_len}
+        token, position, _ = graph.insert(newest, *state, slots, before=start, **sizes)
+        (logits,) = forward_drafter(graph, token, position, slots, before=start)
+        return logits
+
+    def after_nodes(self, nodes: ReadNodes) -> fx.Node:
+        (logits,) = self._reader.follows(self._reader.read(nodes, "kv"), "kv", ("logits",))
+        return logits
+
+
+def first_place(length: torch.Tensor, slots: torch.Tensor, *, ahead: int, most: int) -> torch.Tensor:
+    """The place ``[B]`` of the first node's KV, which is its row's position; at most ``most`` where no tree fits."""
+    return (length[slots] - ahead).clamp(min=0, max=most)
+
+
+def rows_of_nodes(first: torch.Tensor, *, levels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions and places ``[B, n]`` of nodes of these levels, from ``first`` ``[B]`` on."""
+    depths = torch.cat([torch.full((1,), level - 1, device=first.device) for level in levels])
+    return first[:, None] + depths, first[:, None] + torch.arange(len(levels), device=first.device)
+
+
+def some_tokens(hidden: torch.Tensor) -> torch.Tensor:
+    """int64 ``[B, m]`` for ``[B, m, H]``."""
+    return hidden.new_zeros(hidden.shape[:2], dtype=torch.int64)
+
+
+def last_rows(rows: torch.Tensor, *, count: int) -> torch.Tensor:
+    """``[B, count, ...]`` of ``[B, n, ...]``."""
+    return rows[:, -count:]

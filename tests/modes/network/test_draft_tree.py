@@ -1,0 +1,169 @@
+"""Draft models, MTP modules and Medusa heads that draft trees: texts are those of no speculation, whatever shapes
+follow one another, and what drafts for itself is never wrong."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator, Tree, wrap
+from speccompile.errors import InvalidTiers
+from speccompile.heads import MedusaHeads, MtpHead
+from speccompile.passes.step.ranked_tree import of_independent
+from support.drafters import PENALTIES, ragged, random_drafter
+from support.errors import raises
+from support.medusa import fitted_heads
+from support.tiny import admitted, tiny_llama
+
+CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
+STATIC = Tree.static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+DYNAMIC = Tree.dynamic(nodes=9, depth=3, branches=3)
+SHAPES = (0, 3, CHAIN, STATIC, DYNAMIC)
+SIZES: dict[str, Any] = {"tiers": SHAPES, "max_batch": 3, "max_len": 95, "backend": "eager", "policy": "fixed:0"}
+KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"do_sample": True, **PENALTIES}}
+PROMPTS = ragged(3, 3)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+def written(model: LlamaForCausalLM) -> list[list[int]]:
+    return [model.generate(torch.tensor([p]), max_new_tokens=24, do_sample=False)[0].tolist() for p in PROMPTS]
+
+
+@pytest.fixture(scope="module", params=["another", "itself", "mtp", "medusa"])
+def spec(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> Iterator[Speculator]:
+    mode, draft = {
+        "another": lambda: ("draft_target", random_drafter()),
+        "itself": lambda: ("draft_target", model),
+        "mtp": lambda: ("mtp_eagle_one_model", MtpHead.random(model, 1)),
+        "medusa": lambda: ("medusa", fitted_heads(model, written(model), 3)),
+    }[request.param]()
+    with wrap(model, mode, draft=draft, **SIZES) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(model: LlamaForCausalLM) -> dict[str, list[list[int]]]:
+    with wrap(model, "none", **SIZES | {"tiers": (0,)}) as plain:
+        return {kind: texts_of(plain, (0,), **options) for kind, options in KINDS.items()}
+
+
+def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
+    """All prompts side by side; each step runs another shape."""
+    rng = random.Random(seed)
+    requests = [
+        spec.engine.submit(prompt, max_new_tokens=18 + 3 * row, seed=row if options else None, **options)
+        for row, prompt in enumerate(PROMPTS)
+    ]
+    while not all(request.finished for request in requests):
+        spec.set_tier(rng.choice(shapes))
+        spec.engine.step()
+    return [request.result().token_ids for request in requests]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_do_not_depend_on_shapes(spec: Speculator, expected: dict[str, list[list[int]]], kind: str) -> None:
+    before = spec.arena.fingerprint()
+    for shapes in ((CHAIN,), (STATIC,), (DYNAMIC,), SHAPES):
+        spec.stats.reset()
+        assert texts_of(spec, shapes, seed=len(shapes), **KINDS[kind]) == expected[kind]
+        assert any(shape in spec.stats.tier_steps for shape in shapes)
+    assert set(before) <= set(spec.arena.fingerprint())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_written_as_a_tree_drafts_the_chain(spec: Speculator, kind: str) -> None:
+    counts = []
+    for shape in (3, CHAIN):
+        spec.stats.reset()
+        texts_of(spec, (shape,), **KINDS[kind])
+        counts.append((spec.stats.accepted_tokens, spec.stats.target_passes))
+    # Medusa's one proposal for all shapes are the likeliest nodes, and a path of one branch may not be among them.
+    assert counts[0] == counts[1] or "medusa" in spec.explain()
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3, **PENALTIES}], ids=["greedy", "sampled"])
+def test_the_target_drafts_for_itself_without_a_mistake(model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    """Each node has its own path as its text, and the noise of its place: else some path would end early."""
+    with wrap(model, "draft_target", draft=model, **SIZES | {"max_batch": 1, "tiers": (0, STATIC)}) as spec:
+        spec.set_tier(STATIC)
+        spec.engine.submit(PROMPTS[2], max_new_tokens=1 + 8 * 4, **options).result()
+        assert spec.stats.acceptance_length == 4
+
+
+def test_the_drafter_s_kv_is_that_of_the_text(model: LlamaForCausalLM) -> None:
+    with wrap(model, "draft_target", draft=random_drafter(), **SIZES | {"max_batch": 1}) as spec:
+        found = []
+        for shape in (0, DYNAMIC):
+            spec.set_tier(shape)
+            request = admitted(spec.engine, PROMPTS[1], max_new_tokens=40)
+            while len(request.new_tokens) < 20:
+                spec.engine.step()
+            end = len(PROMPTS[1]) + 19
+            found.append([spec.arena[f"drafter_{part}_0"][request.slot, :end].clone() for part in "kv"])
+            request.cancel()
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_at_the_end_of_what_the_drafter_reads(model: LlamaForCausalLM) -> None:
+    """It reads shorter texts than the target."""
+    options = SIZES | {"tiers": (0, DYNAMIC), "max_batch": 1, "draft_max_len": 40}
+    with wrap(model, "draft_target", draft=model, **options) as spec:
+        texts = []
+        for shape in (0, DYNAMIC):
+            spec.set_tier(shape)
+            texts.append(spec.engine.submit(list(range(30)), max_new_tokens=50).result().token_ids)
+        assert texts[0] == texts[1] and spec.stats.accepted_tokens > 4
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"fused": False}, "before the step"), ({"mask_token_id": 5}, "at once")],
+    ids=["split", "at_once"],
+)
+def test_what_drafts_chains_alone(model: LlamaForCausalLM, options: dict[str, Any], reason: str) -> None:
+    with raises(InvalidTiers, reason=re.compile(reason)):
+        wrap(model, "draft_target", draft=random_drafter(), **SIZES | options)
+
+
+def test_medusa_trees_are_no_deeper_than_its_heads(model: LlamaForCausalLM) -> None:
+    heads = MedusaHeads(2, 1, model.config.hidden_size, model.config.vocab_size).eval()
+    with raises(InvalidTiers, reason=re.compile("at most 2 tokens")):
+        wrap(model, "medusa", draft=heads, **SIZES | {"tiers": (0, DYNAMIC)})
+    shallow = Tree.dynamic(nodes=9, depth=2, branches=5)
+    with wrap(model, "medusa", draft=heads, **SIZES | {"tiers": (0, shallow)}) as spec:
+        spec.set_tier(shallow)
+        spec.engine.submit(PROMPTS[1], max_new_tokens=12).result()
+        # Of ten tokens of a head after one another no more than five fit.
+        assert 5 * spec.stats.tier_steps[shallow] <= spec.stats.draft_tokens
+
+
+@pytest.mark.parametrize(("nodes", "levels", "count"), [(1, 3, 2), (6, 2, 3), (12, 3, 3), (40, 3, 3), (9, 1, 4)])
+def test_the_tree_of_independent_drafts_is_the_likeliest(nodes: int, levels: int, count: int) -> None:
+    """Against all paths, listed and sorted."""
+    logprobs = torch.randn((2, levels, 20), generator=torch.Generator().manual_seed(nodes)).log_softmax(-1)
+    best = logprobs.topk(count)
+    tokens, parents, lens = of_independent(best.indices, best.values, nodes)
+    for row in range(2):
+        chances = {
+            path: sum(float(best.values[row, level, rank]) for level, rank in enumerate(path))
+            for depth in range(1, levels + 1)
+            for path in itertools.product(range(count), repeat=depth)
+        }
+        wanted = sorted(chances, key=lambda path: -chances[path])[:nodes]
+        by_tokens = {tuple(int(best.indices[row, i, rank]) for i, rank in enumerate(path)) for path in wanted}
+        paths: list[tuple[int, ...]] = [()]
+        for node in range(int(lens[row])):
+            assert int(parents[row, node]) <= node
+            paths.append((*paths[int(parents[row, node])], int(tokens[row, node])))
+        assert set(paths[1:]) == by_tokens and int(lens[row]) == min(nodes, len(chances))
