@@ -87,10 +87,11 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
 def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "greedy") -> Pipeline:
     """Passes that make the step of a tier whose drafts are a tree."""
     accept: list[Pass] = [TreeGreedyAccept(tree) if kind == "greedy" else TreeExactAccept(tree)]
-    scored = kind == "scored"
+    scored, mode = kind == "scored", config.mode
+    drafts = mode.tree_read_passes(tree) if mode.split else mode.tree_draft_passes(tree, draws=kind != "greedy")
     passes = [
         BindRows(rows),
-        *config.mode.tree_draft_passes(tree, draws=kind != "greedy"),
+        *drafts,
         *_target_inputs(config, TreeInputs(tree)),
         *accept,
         MovePath(scored),
@@ -145,14 +146,17 @@ def drafter_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind 
     """Passes that make what a split drafter runs before a tier; None if it runs nothing there."""
     draws = kind != "greedy"
     probabilities = draws and config.stores_probabilities
-    if draft_len and config.drafts_in_segments:
+    if isinstance(draft_len, Tree):
+        own = config.mode.tree_drafter_passes(draft_len, draws=draws)
+    elif draft_len and config.drafts_in_segments:
         begin = config.drafted_before(draft_len)
         own = config.mode.segment_passes(begin, draft_len, draws=draws, probabilities=probabilities)
     else:
         own = config.mode.drafter_passes(draft_len, draws=draws, probabilities=probabilities)
     goals = _split_goals(config) | facts(*["drafts_stored"] * (draft_len > 0))
     name = f"drafter of {tier_name(draft_len, rows, kind)}"
-    passes = [BindRows(rows), *own, DropTarget(), ShareSubexpressions()]
+    native = [ChooseTreeOps()] * (config.kernels.native and isinstance(draft_len, Tree))
+    passes = [BindRows(rows), *own, *native, DropTarget(), ShareSubexpressions()]
     return _pipeline(config, passes, goals, name) if own else None
 
 

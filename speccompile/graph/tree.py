@@ -95,6 +95,26 @@ class Tree(int):
             found.append((*found[parent], rank))
         return tuple(found[1:])
 
+    def draw(self) -> str:
+        """A picture of it, a line for each node: its number and its path. Of a dynamic one, a line for each level: how
+        many nodes it has at most."""
+        if self.parents is None:
+            widest = [min(self.branches**level, int(self) - level + 1) for level in range(1, self.depth + 1)]
+            levels = (f"level {level}: up to {count} nodes" for level, count in enumerate(widest, 1))
+            return "\n".join([f"{int(self)} nodes, the likeliest", *levels])
+        paths, lines = self.paths, ["0  the newest token"]
+
+        def add(path: tuple[int, ...], indent: str) -> None:
+            children = sorted(other for other in paths if other[:-1] == path)
+            for child in children:
+                last = child == children[-1]
+                name = ".".join(map(str, child))
+                lines.append(f"{indent}{'└─' if last else '├─'} {paths.index(child) + 1}  {name}")
+                add(child, indent + ("   " if last else "│  "))
+
+        add((), "")
+        return "\n".join(lines)
+
     @property
     def fields(self) -> dict[str, Any]:
         """Plain values, from which :meth:`of` makes the same tree."""

@@ -17,6 +17,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.modes.network.split import ReadStoredDrafts
+from speccompile.modes.network.split_tree import ReadStoredTree
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose, ProposeFunction
@@ -137,6 +138,14 @@ class Mode(ABC):
             draws: the step draws its tokens: a drafter with probabilities of its own draws with the target's noise.
         """
         raise NotImplementedError(f"mode {self.name!r} has drafts_trees, and needs tree_draft_passes")
+
+    def tree_read_passes(self, tree: Tree) -> list[Pass]:
+        """Of a split drafter that :attr:`drafts_trees`: the same in the target's step, from what was stored."""
+        return [ReadStoredTree(tree)]
+
+    def tree_drafter_passes(self, tree: Tree, *, draws: bool) -> list[Pass]:
+        """Of such a drafter: what runs before a step of that shape, as :meth:`drafter_passes`."""
+        return []
 
     @property
     def drafts_chains_alone(self) -> str:

@@ -14,14 +14,17 @@ from transformers import PreTrainedModel
 
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode, ReadyMode
 from speccompile.modes.composed import Composed
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.modes.network.network_mode import NetworkMode
 from speccompile.modes.network.split import PROBABILITIES, StoreDrafts, of_rows
+from speccompile.modes.network.split_tree import STORED, StoreTree, stored_tree, stored_tree_state
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.drafts import proposed_drafts, set_drafts
+from speccompile.passes.step.tree_drafts import fit, set_tree
 
 #: Where the network's drafts wait for the step, beside the lookups' own.
 NETWORK_DRAFTS = ("network_tokens", "network_lens")
@@ -91,6 +94,47 @@ def first_drafts(
     drawn_from = of_rows(stored_probs[0], slots, draft_len=draft_len)
     certain = torch.nn.functional.one_hot(by_lookup.clamp(min=0), drawn_from.shape[-1]).to(drawn_from.dtype)
     return *chosen, torch.where(found[:, :, None], certain, drawn_from)
+
+
+@dataclass(frozen=True)
+class ReadFirstTree(Pass):
+    """The same in a step of a tree. A row's lookup is one of one branch; what is deeper than ``tree`` is left out."""
+
+    tree: Tree
+
+    name: ClassVar[str] = "read_first_tree"
+    looks_for: ClassVar[str] = "lookups, and what the network's executable left"
+    requires: ClassVar[Facts] = facts("rows")
+    provides: ClassVar[Facts] = facts("drafts", "drafts_limited", "tree")
+
+    def run(self, graph: StepGraph) -> Changes:
+        names = ("draft_tokens", "draft_lens", "length", "limit", "draft_limit", *STORED)
+        state = [graph.state(name) for name in names]
+        start = graph.anchors.start
+        set_tree(graph, *graph.insert(first_trees, graph.values["slots"], *state, before=start, tree=self.tree))
+        return Changes(1, str(self.tree))
+
+
+def first_trees(
+    slots: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_lens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    draft_limit: torch.Tensor,
+    *stored: torch.Tensor,
+    tree: Tree,
+) -> tuple[torch.Tensor, ...]:
+    """A step's tree, see :func:`speccompile.ops.tree.fit_tree`; slots are ``[B]``, the other tensors ``[N]`` or ``[N,
+    Kmax]``."""
+    longest = draft_tokens.shape[1]
+    lookup, lens = proposed_drafts(draft_tokens, draft_lens, length, limit, slots, draft_len=longest)
+    one_branch = torch.arange(longest, device=slots.device).expand(lookup.shape)
+    by_lookup = fit(tree, lookup, one_branch, lens, draft_limit[slots])
+    by_network = stored_tree(slots, *stored, nodes=int(tree))
+    found = (draft_lens[slots] > 0)[:, None]
+    chosen = [torch.where(found, one, other) for one, other in zip(by_lookup[:3], by_network[:3], strict=True)]
+    return *chosen, torch.where(found[:, 0], by_lookup[3], by_network[3])
 
 
 @dataclass(frozen=True)
@@ -172,6 +216,23 @@ class LookupFirst(Mode):
         if draws:
             drafts = mode.sampled_draft_passes(draft_len, probabilities=probabilities)
         return [*drafts, StoreDrafts(probabilities, *NETWORK_DRAFTS)]
+
+    @property
+    def drafts_trees(self) -> bool:  # type: ignore[override]
+        return self.network_mode.drafts_trees
+
+    @property
+    def drafts_chains_alone(self) -> str:
+        return self.network_mode.drafts_chains_alone
+
+    def tree_state(self) -> list[StateSpec]:
+        return stored_tree_state()
+
+    def tree_read_passes(self, tree: Tree) -> list[Pass]:
+        return [ReadFirstTree(tree)]
+
+    def tree_drafter_passes(self, tree: Tree, *, draws: bool) -> list[Pass]:
+        return [*self.network_mode.tree_draft_passes(tree, draws=draws), StoreTree()]
 
     def mark_passes(self) -> list[Pass]:
         return self.network_mode.mark_passes()

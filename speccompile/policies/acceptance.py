@@ -93,7 +93,11 @@ class Acceptance:
             found = bool(done.found) and done.found[row]
             # Drafts after the first wrong one say nothing: they continue another text.
             hits = [float(position < accepted) for position in range(min(accepted + 1, proposed))]
-            if (tree := self._trees.get(done.draft_len)) is not None:
+            tree = self._trees.get(done.draft_len)
+            if tree is not None and found:
+                # A lookup is a chain in any shape.
+                hits = hits[: tree.depth]
+            elif tree is not None:
                 known = self._shares(request, scores, found, min(len(hits), tree.depth), means)
                 hits = [tree.note(position, share, bool(hits[position])) for position, share in enumerate(known)]
             bins = self._bins(found)
@@ -124,7 +128,10 @@ class Acceptance:
             if (tree := self._trees.get(tier)) is None:
                 found[tier] = [1.0 + sum(chain[:tier]) for chain in chains]
             else:
-                found[tier] = [1.0 + sum(_products(tree.shares(own))) for own in shares]
+                found[tier] = [
+                    1.0 + sum(chain[: tree.depth] if row.found else _products(tree.shares(own)))
+                    for row, chain, own in zip(rows, chains, shares, strict=True)
+                ]
         return found
 
     def _of_rows(self, rows: Sequence[Row]) -> list[list[float]]:

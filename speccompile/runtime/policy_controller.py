@@ -57,6 +57,8 @@ class Policies:
 
     @policy.setter
     def policy(self, policy: AnyPolicy) -> None:
+        if not isinstance(policy, Policy | LearningPolicy):
+            policy = parse_policy(policy, self._draft_lens)
         if isinstance(policy, LearningPolicy):
             policy.check(chains(self._draft_lens))
         # Tiers may be timed between two steps only, and this may be another thread than the one that steps.

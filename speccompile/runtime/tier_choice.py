@@ -64,7 +64,7 @@ class TierChoice:
     def _any_tree(self) -> bool:
         """Whether some row wants drafts, and has a tree of them or is about to."""
         wanting = [request for request in self._batch.rows if request.params.num_draft_tokens != 0]
-        if not self._traits.ready:
+        if not self._traits.ready or self._traits.network_on_demand:
             return bool(wanting)
         count = self._arena[PROPOSAL[2]]
         return any(int(count[request.slot]) > 0 for request in wanting)

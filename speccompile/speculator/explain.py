@@ -35,6 +35,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "drafts": drafts,
         "tiers": f"K in {engine.draft_lens}, each for {_list(engine.table.row_counts)} rows; "
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
+        **({} if not config.trees else {"trees": _trees(config)}),
         "engine": _engine(config, engine),
         "policy": _policy(config, engine),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
@@ -100,6 +101,11 @@ def _policy(config: BuildConfig, engine: Engine) -> str:
     if len(engine.draft_lens) > 1 and not config.rule.text_invariant:
         notes.append(f"by {config.rule.name!r} text depends on the draft length, so the largest tier is the default")
     return "; ".join([str(engine.policy), *notes])
+
+
+def _trees(config: BuildConfig) -> str:
+    """Each with its drawing, indented."""
+    return "".join("\n  " + tree.draw().replace("\n", "\n  ") for tree in config.trees).lstrip("\n ")
 
 
 def _list(numbers: tuple[int, ...]) -> str:

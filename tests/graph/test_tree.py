@@ -78,3 +78,24 @@ def test_it_is_pickled_and_printed_as_code(tree: Tree) -> None:
 def test_malformed_trees_are_refused(make: Callable[[], Tree], name: str, reason: str) -> None:
     with raises(InvalidOption, name=name, reason=re.compile(reason)):
         make()
+
+
+def test_a_drawing_has_every_node_under_its_parent() -> None:
+    tree = Tree.static([(0,), (2,), (0, 0), (0, 1), (2, 0)])
+    assert tree.draw().splitlines() == [
+        "0  the newest token",
+        "├─ 1  0",
+        "│  ├─ 3  0.0",
+        "│  └─ 4  0.1",
+        "└─ 2  2",
+        "   └─ 5  2.0",
+    ]
+
+
+def test_of_a_dynamic_tree_levels_are_drawn() -> None:
+    assert Tree.dynamic(nodes=7, depth=3, branches=2).draw().splitlines() == [
+        "7 nodes, the likeliest",
+        "level 1: up to 2 nodes",
+        "level 2: up to 4 nodes",
+        "level 3: up to 5 nodes",
+    ]

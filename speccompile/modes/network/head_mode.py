@@ -15,6 +15,7 @@ from speccompile.modes.network.draft_first import DraftFirst, first_draft_state
 from speccompile.modes.network.draft_segments import DraftSegment
 from speccompile.modes.network.network_mode import NetworkMode, SplitMode
 from speccompile.modes.network.split import StoreDrafts
+from speccompile.modes.network.split_tree import StoreTree, stored_tree_state
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 
@@ -88,9 +89,16 @@ class SplitHead(RecurrentHead, SplitMode):
         drafts = self.drafting(draft_len, draws=draws, probabilities=probabilities)
         return [drafts, StoreDrafts(probabilities)]
 
+    def tree_drafter_passes(self, tree: Tree, *, draws: bool) -> list[Pass]:
+        return [*self.tree_draft_passes(tree, draws=draws), StoreTree()]
+
+    def tree_state(self) -> list[StateSpec]:
+        return stored_tree_state() if self.split else []
+
     @property
     def drafts_chains_alone(self) -> str:
-        return "its drafter runs before the step (fused=False)" if self.split else super().drafts_chains_alone
+        segments = "with confidence=True its drafter drafts in segments, unless fused=True"
+        return segments if self.split and self.confidence else super().drafts_chains_alone
 
     @property
     def drafts_in_segments(self) -> bool:

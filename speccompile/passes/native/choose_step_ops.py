@@ -48,7 +48,7 @@ class ChooseTreeOps(_ChooseNative):
 
     name: ClassVar[str] = "choose_tree_ops"
     looks_for: ClassVar[str] = "an op of trees"
-    requires: ClassVar[Facts] = facts("path_moved")
+    requires: ClassVar[Facts] = facts("tree")
     provides: ClassVar[Facts] = facts("tree_ops_chosen")
     ops: ClassVar[tuple[str, ...]] = (*TREE_SCHEMAS, "likeliest")
 

@@ -19,9 +19,10 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.draft_chain import text_so_far
-from speccompile.passes.step.drafts import set_drafts, useful_lens
+from speccompile.passes.step.drafts import useful_lens
 from speccompile.passes.step.ranked_tree import ranked
 from speccompile.passes.step.sample import process, put_tokens
+from speccompile.passes.step.tree_drafts import fit, set_tree
 
 
 class ReadNodes(NamedTuple):
@@ -175,10 +176,7 @@ class DraftTree(Pass):
         state = [graph.state(name) for name in ("length", "limit", "draft_limit")]
         options = {"sizes": tuple(sizes), "max_len": self.max_len(graph), "tree": self.tree}
         fitted = graph.insert(fitting_tree, *whole, *state, graph.values["slots"], before=start, **options)
-        drafts, parents, depths, lens = fitted
-        set_drafts(graph, drafts, lens)
-        graph.name_value("parents", parents)
-        graph.name_value("depths", depths)
+        set_tree(graph, *fitted)
 
 
 class _Paths:
@@ -356,9 +354,4 @@ def fitting_tree(
         tokens, parents = ranked(tokens, chances, parents, int(tree))
         count = count.clamp(max=int(tree))
     count = torch.where(longest > 0, count, 0)
-    static = [list(tree.parents or ()), list(tree.ranks or ())]
-    shape = (int(tree), tree.depth, tree.branches)
-    found: tuple[torch.Tensor, ...] = torch.ops.speccompile.fit_tree(
-        tokens, parents, count, draft_limit[slots], *shape, *static
-    )
-    return found
+    return fit(tree, tokens, parents, count, draft_limit[slots])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
@@ -29,20 +30,16 @@ class ReadTree(Pass):
     def run(self, graph: StepGraph) -> Changes:
         tree = self.tree
         state = [graph.state(name) for name in (*PROPOSAL, "draft_limit")]
-        drafts, parents, depths, lens = graph.insert(
-            fitting_nodes,
-            *state,
-            graph.values["slots"],
-            before=graph.anchors.start,
-            nodes=int(tree),
-            depth=tree.depth,
-            branches=tree.branches,
-            static=(tree.parents or (), tree.ranks or ()),
-        )
-        set_drafts(graph, drafts, lens)
-        graph.name_value("parents", parents)
-        graph.name_value("depths", depths)
+        slots, start = graph.values["slots"], graph.anchors.start
+        set_tree(graph, *graph.insert(fitting_nodes, *state, slots, before=start, tree=tree))
         return Changes(1, str(tree))
+
+
+def set_tree(graph: StepGraph, drafts: fx.Node, parents: fx.Node, depths: fx.Node, lens: fx.Node) -> None:
+    """Make known a step's tree, as :func:`fit` returns it."""
+    set_drafts(graph, drafts, lens)
+    graph.name_value("parents", parents)
+    graph.name_value("depths", depths)
 
 
 def fitting_nodes(
@@ -52,13 +49,16 @@ def fitting_nodes(
     draft_limit: torch.Tensor,
     slots: torch.Tensor,
     *,
-    nodes: int,
-    depth: int,
-    branches: int,
-    static: tuple[tuple[int, ...], tuple[int, ...]],
+    tree: Tree,
 ) -> tuple[torch.Tensor, ...]:
-    """See :func:`speccompile.ops.tree.fit_tree`; state is ``[N, ...]``, and slots ``[B]``."""
-    found: tuple[torch.Tensor, ...] = torch.ops.speccompile.fit_tree(
-        tokens[slots], parents[slots], count[slots], draft_limit[slots], nodes, depth, branches, *map(list, static)
-    )
+    """See :func:`fit`; state is ``[N, ...]``, and slots ``[B]``."""
+    return fit(tree, tokens[slots], parents[slots], count[slots], draft_limit[slots])
+
+
+def fit(
+    tree: Tree, tokens: torch.Tensor, parents: torch.Tensor, count: torch.Tensor, limit: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """See :func:`speccompile.ops.tree.fit_tree`."""
+    shape, static = (int(tree), tree.depth, tree.branches), (list(tree.parents or ()), list(tree.ranks or ()))
+    found: tuple[torch.Tensor, ...] = torch.ops.speccompile.fit_tree(tokens, parents, count, limit, *shape, *static)
     return found

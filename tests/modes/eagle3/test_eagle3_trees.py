@@ -16,6 +16,7 @@ from speccompile import Speculator, Tree, load
 from speccompile.errors import InvalidTiers
 from speccompile.guides import regex_guide
 from speccompile.heads import Eagle3Head, save_eagle3
+from speccompile.policies import Cost
 from support.eagle3_specs import TAPS, drafted, eagle3, plain_of, run_until, states_of
 from support.errors import raises
 from support.guide_tokenizers import EOS, common
@@ -48,7 +49,7 @@ def with_trees(model: LlamaForCausalLM, head: Any, mode: str = "eagle3_one_model
 
 @pytest.fixture(scope="module")
 def spec(model: LlamaForCausalLM, head: Eagle3Head) -> Iterator[Speculator]:
-    with with_trees(model, head, tiers=SHAPES, max_batch=3) as made:
+    with with_trees(model, head, tiers=SHAPES, max_batch=2) as made:
         yield made
 
 
@@ -195,11 +196,12 @@ def test_trees_follow_a_guide_and_own_limits() -> None:
     assert all(text == texts[0] for text in texts)
 
 
-def test_bits_under_inductor(model: LlamaForCausalLM, head: Eagle3Head) -> None:
+def test_bits_under_inductor(model: LlamaForCausalLM) -> None:
     """Log-probabilities too, of a chain, of the same as a tree, and of trees."""
-    with with_trees(model, head, tiers=SHAPES, max_batch=1, backend="inductor") as spec:
+    head, shapes = Eagle3Head.random(model, taps=TAPS, draft_vocab_size=48), (0, 3, CHAIN, WIDE)
+    with with_trees(model, head, tiers=shapes, max_batch=1, backend="inductor") as spec:
         found = []
-        for shape in SHAPES:
+        for shape in shapes:
             spec.set_tier(shape)
             request = spec.engine.submit(PROMPTS[1], max_new_tokens=30, logprobs=True)
             found.append((request.result().token_ids, request.result().logprobs))
@@ -223,21 +225,55 @@ def test_a_package_has_its_trees(model: LlamaForCausalLM, tmp_path: Path) -> Non
     [
         ({"windows": (16,)}, "eagle3_one_model", "sliding windows"),
         ({"mask_token_id": 5}, "eagle3_one_model", "at once"),
-        ({}, "eagle3", "before the step"),
+        ({}, "eagle3", "segments"),
     ],
-    ids=["windows", "at_once", "split"],
+    ids=["windows", "at_once", "segments"],
 )
 def test_heads_that_draft_chains_alone(model: LlamaForCausalLM, fields: dict[str, Any], mode: str, reason: str) -> None:
     head = Eagle3Head.random(model, taps=TAPS, **fields)
     with raises(InvalidTiers, reason=re.compile(reason)):
-        with_trees(model, head, mode, tiers=(0, WIDE))
+        with_trees(model, head, mode, tiers=(0, WIDE), confidence=mode == "eagle3")
 
 
-def test_a_split_mode_drafts_trees_inside_of_the_step(model: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_split_heads_draft_the_same_trees(spec: Speculator, split: Speculator, kind: str) -> None:
+    """In executables of their own, before the step."""
+    for shape in (CHAIN, STATIC, WIDE):
+        found = []
+        for own in (spec, split):
+            own.set_tier(shape)
+            own.stats.reset()
+            # Alone: a split drafter's steps read no prompt along.
+            request = own.engine.submit(PROMPTS[1], max_new_tokens=25, seed=4, **KINDS[kind])
+            found.append((request.result().token_ids, own.stats.accepted_tokens, own.stats.draft_tokens))
+        assert found[0] == found[1] and found[0][2] > 40
+
+
+@pytest.fixture(scope="module")
+def split(model: LlamaForCausalLM, head: Eagle3Head) -> Iterator[Speculator]:
+    with with_trees(model, head, "eagle3", tiers=(0, CHAIN, STATIC, WIDE), max_batch=1) as made:
+        yield made
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_lookups_beside_trees_of_a_head(model: LlamaForCausalLM, backend: str) -> None:
+    """Rows with and without a lookup in one batch, chains and trees in turn, and what the policy chooses."""
     head = Eagle3Head.random(model, taps=TAPS)
-    with with_trees(model, head, "eagle3", tiers=(0, WIDE), fused=True) as spec:
-        assert spec.set_tier(WIDE) is None
-        assert spec.engine.submit(PROMPTS[0], max_new_tokens=8).result().token_ids
+    mode: Any = ["suffix", "eagle3_one_model"]
+    tiers = (0, 3, STATIC, WIDE)
+    with with_trees(model, head, mode, tiers=tiers, max_batch=2, backend=backend) as spec:
+        # Inductor's steps that draw take long to make, and are no other ones.
+        for kind, options in list(KINDS.items())[: 1 + (backend == "eager")]:
+            expected = texts_of(spec, (0,), **options)
+            for shapes in ((STATIC,), tiers):
+                spec.stats.reset()
+                assert texts_of(spec, shapes, seed=3, **options) == expected, kind
+                assert sum(count for tier, count in spec.stats.tier_steps.items() if isinstance(tier, Tree)) > 0
+        spec.engine.policy = Cost()
+        again = [spec.engine.submit(prompt * 3, max_new_tokens=30) for prompt in PROMPTS]
+        texts = [request.result().token_ids for request in again]
+        spec.set_tier(0)
+        assert texts == [spec.engine.submit(prompt * 3, max_new_tokens=30).result().token_ids for prompt in PROMPTS]
 
 
 def test_more_branches_than_tokens(model: LlamaForCausalLM) -> None:

@@ -26,7 +26,7 @@ CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
 STATIC = Tree.static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 DYNAMIC = Tree.dynamic(nodes=9, depth=3, branches=3)
 SHAPES = (0, 3, CHAIN, STATIC, DYNAMIC)
-SIZES: dict[str, Any] = {"tiers": SHAPES, "max_batch": 3, "max_len": 95, "backend": "eager", "policy": "fixed:0"}
+SIZES: dict[str, Any] = {"tiers": SHAPES, "max_batch": 2, "max_len": 95, "backend": "eager", "policy": "fixed:0"}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"do_sample": True, **PENALTIES}}
 PROMPTS = ragged(3, 3)
 
