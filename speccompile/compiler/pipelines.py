@@ -89,17 +89,21 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
     accept: list[Pass] = [TreeGreedyAccept(tree) if kind == "greedy" else TreeExactAccept(tree)]
     scored, mode = kind == "scored", config.mode
     drafts = mode.tree_read_passes(tree) if mode.split else mode.tree_draft_passes(tree, draws=kind != "greedy")
+    saved = config.saved is not None
+    reads_path = saved or config.network is not None or mode.drafts_from_hidden
     passes = [
         BindRows(rows),
         *drafts,
-        *_target_inputs(config, TreeInputs(tree)),
+        *_marks(config),
+        TreeInputs(tree),
         *accept,
         MovePath(scored),
         *[RecordLogprobs()] * scored,
         *[ChooseTreeOps()] * config.kernels.native,
         ChooseSampling(config.kernels.native),
         Commit(),
-        *[FollowPath()] * (config.network is not None or config.mode.drafts_from_hidden),
+        *[FollowPath()] * reads_path,
+        *[SaveHidden(SavedRows.STATE)] * saved,
         *_after_commit(config, kind),
         ShareSubexpressions(),
     ]
@@ -254,13 +258,17 @@ def _drafts(config: BuildConfig, draft_len: int, kind: Kind) -> list[Pass]:
     ]
 
 
-def _target_inputs(config: BuildConfig, *inputs: Pass) -> list[Pass]:
-    """What the target reads. Values of the target are marked before it, since ``inputs`` may leave some positions out
-    for the lm_head; those to be saved are read after it, by the reader of the final norm's output."""
+def _marks(config: BuildConfig) -> list[Pass]:
+    """Values of the target are marked before its inputs are bound, which may leave some positions out for the
+    lm_head."""
     marks = config.mode.mark_passes() if config.max_draft_len else []
-    if config.saved is None:
-        return [*marks, *inputs]
-    return [*marks, MarkSaved(config.saved.taps), *inputs, SaveHidden(SavedRows.STATE)]
+    return [*marks, *([] if config.saved is None else [MarkSaved(config.saved.taps)])]
+
+
+def _target_inputs(config: BuildConfig, *inputs: Pass) -> list[Pass]:
+    """What the target reads. What is to be saved is read after it, by the reader of the final norm's output."""
+    saves = [] if config.saved is None else [SaveHidden(SavedRows.STATE)]
+    return [*_marks(config), *inputs, *saves]
 
 
 def _choice(config: BuildConfig, kind: Kind) -> list[Pass]:

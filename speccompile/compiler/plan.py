@@ -243,8 +243,6 @@ def _check_trees(options: WrapOptions, mode: Mode, rule: Rule, info: ModelInfo) 
         reason = f"their ops have no kernels for {info.device.type} yet"
     if not reason and options.scores:
         reason = "scores=True records the scores of chains"
-    if not reason and (options.save_hidden_states is not None or mode.saves is not None):
-        reason = "hidden states are saved at the positions of chains"
     if reason:
         raise InvalidTiers(tiers=options.draft_lens, reason=f"there are trees, and {reason}")
 

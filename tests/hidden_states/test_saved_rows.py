@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import random
@@ -15,7 +16,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from speccompile import Speculator, wrap
+from speccompile import Speculator, Tree, wrap
 from speccompile.errors import Closed, InvalidInput, InvalidOption, RecordsNotWritten, RequestFailed
 from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
@@ -209,6 +210,26 @@ def test_beside_a_head_of_other_layers(model: LlamaForCausalLM, tmp_path: Path) 
         for request, id in ((first, "first"), (along, "along")):
             assert request.new_tokens == greedy(model, request.prompt, len(request.new_tokens))
             assert_right(model, saved(spec, id), request.prompt + request.new_tokens, (1, -1))
+
+
+def test_trees(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Of a drafter whose second choices are right now and then."""
+    like = copy.deepcopy(model)
+    with torch.no_grad():
+        for index, weight in enumerate(like.parameters()):
+            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(index))
+            weight.add_(noise, alpha=0.1 * float(weight.std(correction=0)))
+    shapes = (Tree.dynamic(nodes=8, depth=3, branches=3), Tree.static([(0,), (1,), (0, 0), (1, 0)]))
+    with wrapped(model, tmp_path, "draft_target", draft=like, tiers=(0, 2, *shapes), policy="fixed:0") as spec:
+        for drawn in (False, True):
+            for shape in shapes:
+                prompt, id = random_prompt(11, int(shape)), f"{shape} {drawn}"
+                spec.set_tier(shape)
+                spec.stats.reset()
+                request = spec.engine.submit(prompt, max_new_tokens=30, record=id, do_sample=drawn, seed=2)
+                record = saved_after(spec, request, id)
+                assert_right(model, record, prompt + request.new_tokens)
+                assert spec.stats.acceptance_length > 1.1
 
 
 def test_steps_of_one_shape(model: LlamaForCausalLM, tmp_path: Path) -> None:

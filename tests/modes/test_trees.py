@@ -264,7 +264,6 @@ def test_the_default_policy_takes_trees(model: LlamaForCausalLM) -> None:
         ("early_exit", {}, "drafts of mode 'early_exit' are chains"),
         ("suffix", {"acceptance": "typical"}, "the acceptance rule 'typical' judges chains"),
         ("suffix", {"scores": True}, "scores=True records the scores of chains"),
-        ("suffix", {"save_hidden_states": "somewhere"}, "hidden states are saved at the positions of chains"),
         ("suffix", {"deterministic": True}, "kernels whose results do not depend on the number of nodes"),
     ],
 )
