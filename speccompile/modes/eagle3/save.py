@@ -35,6 +35,7 @@ def save_eagle3(
     target: str = "LlamaForCausalLM",
     draft_len: int = 3,
     embedding: bool = False,
+    target_name: str | None = None,
 ) -> None:
     """Write ``config.json`` and ``model.safetensors``.
 
@@ -43,8 +44,10 @@ def save_eagle3(
         dtype: of the weights.
         target: class of the target, for the config.
         draft_len: draft tokens that other engines take by default; speculators' layout alone names a number.
-        embedding: write the embedding also if it is the target's own tensor. Engines borrow it from the target, and
-            speculators' own model class does not know the target.
+        embedding: write the embedding also if it is the target's own tensor. Engines borrow it from the target;
+            speculators' own class (0.9) does not, and drafts with zeros instead.
+        target_name: hub id or folder of the target, for the config of speculators' layout, whose class reads the
+            target's config when it loads a head.
 
     Raises:
         InvalidOption: ``layout`` is not one of the two.
@@ -62,7 +65,9 @@ def save_eagle3(
     write_whole(path / "model.safetensors", save(_tensors(head, dtype, layout, embedding), {"format": "pt"}))
     kind = str(dtype).removeprefix("torch.")
     config = (
-        _speculators(head.config, kind, target, draft_len) if layout == "speculators" else _specforge(head.config, kind)
+        _speculators(head.config, kind, target, target_name, draft_len)
+        if layout == "speculators"
+        else _specforge(head.config, kind)
     )
     write_whole(path / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
 
@@ -102,7 +107,9 @@ def _layer(config: Eagle3Config) -> dict[str, Any]:
     }
 
 
-def _speculators(config: Eagle3Config, dtype: str, target: str, draft_len: int) -> dict[str, Any]:
+def _speculators(
+    config: Eagle3Config, dtype: str, target: str, target_name: str | None, draft_len: int
+) -> dict[str, Any]:
     greedy = {
         "accept_tolerance": 0.0,
         "proposal_type": "greedy",
@@ -128,7 +135,7 @@ def _speculators(config: Eagle3Config, dtype: str, target: str, draft_len: int) 
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [greedy],
-            "verifier": {"architectures": [target], "name_or_path": None},
+            "verifier": {"architectures": [target], "name_or_path": target_name},
         },
         "speculators_model_type": "eagle3",
         "speculators_version": SPECULATORS_VERSION,

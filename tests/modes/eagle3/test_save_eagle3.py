@@ -57,6 +57,14 @@ def test_a_head_of_speculators_is_written_as_speculators_did(tmp_path: Path) -> 
     assert config == {key: value for key, value in theirs.items() if key != "transformers_version"}
 
 
+def test_the_target_can_be_named(tmp_path: Path) -> None:
+    head = Eagle3Head.random(tiny_llama(layers=6))
+    for name in (None, "someone/some-model"):
+        save_eagle3(head, tmp_path, target_name=name)
+        config = json.loads((tmp_path / "config.json").read_text())
+        assert config["speculators_config"]["verifier"]["name_or_path"] == name
+
+
 def test_what_has_no_layout_is_refused(tmp_path: Path) -> None:
     model = tiny_llama(layers=8)
     with raises(InvalidOption, where="save_eagle3", name="layout", value="medusa"):
