@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from speccompile.errors import InvalidOption, InvalidTiers, shown
-from speccompile.graph.tree import in_order
+from speccompile.graph.tree import chains, in_order
 from speccompile.policies import parse_policy
+from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.options import EngineOptions
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.options import OneOf, Options, WholeNumber, flag, flag_or_none, option
@@ -148,7 +149,10 @@ class WrapOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy is not None:
-            parse_policy(self.policy, self.draft_lens)
+            policy = parse_policy(self.policy, self.draft_lens)
+            if isinstance(policy, LearningPolicy):
+                # Trees are no candidates that can be named.
+                policy.check(chains(self.draft_lens))
 
     @property
     def draft_lens(self) -> tuple[int, ...]:

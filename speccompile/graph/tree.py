@@ -77,6 +77,10 @@ class Tree(int):
         if branches == 1 and nodes > depth:
             reason = f"with one branch, a tree of depth {depth} has {depth} nodes"
             raise InvalidOption(where="Tree.dynamic", name="nodes", value=nodes, reason=reason)
+        most = sum(branches**level for level in range(1, depth + 1))
+        if nodes > most:
+            reason = f"with {branches} branches, a tree of depth {depth} has at most {most} nodes"
+            raise InvalidOption(where="Tree.dynamic", name="nodes", value=nodes, reason=reason)
         return cls._of(nodes, depth, branches, None, None)
 
     @classmethod

@@ -132,9 +132,10 @@ def first_trees(
     one_branch = torch.arange(longest, device=slots.device).expand(lookup.shape)
     by_lookup = fit(tree, lookup, one_branch, lens, draft_limit[slots])
     by_network = stored_tree(slots, *stored, nodes=int(tree))
-    found = (draft_lens[slots] > 0)[:, None]
-    chosen = [torch.where(found, one, other) for one, other in zip(by_lookup[:3], by_network[:3], strict=True)]
-    return *chosen, torch.where(found[:, 0], by_lookup[3], by_network[3])
+    # Where neither has drafted, as in rows that hold no request, what is stored may be no tree.
+    network = ((draft_lens[slots] == 0) & (by_network[3] > 0))[:, None]
+    chosen = [torch.where(network, other, one) for one, other in zip(by_lookup[:3], by_network[:3], strict=True)]
+    return *chosen, torch.where(network[:, 0], by_network[3], by_lookup[3])
 
 
 @dataclass(frozen=True)

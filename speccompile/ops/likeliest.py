@@ -35,7 +35,7 @@ def likeliest(
     Returns:
         Tokens int64 ``[B, T, count]``, the greatest first and of equal ones the first id, -1 where none is left that
         can come; and float32 ``[B, T, count]``, the logarithms of their shares in the softmax over all scores, noise
-        included, -inf where there is no token. A place with a NaN has no tokens.
+        included, -inf where there is no token. A place with a NaN or an infinite score has no tokens.
     """
     scores = scores.to(torch.float32, copy=True)
     if temperature is not None:
@@ -46,7 +46,7 @@ def likeliest(
     for _ in range(count):
         token = scores.argmax(-1, keepdim=True)
         best = scores.gather(-1, token)[..., 0]
-        comes = (best > float("-inf")) & ~total.isnan()
+        comes = (best > float("-inf")) & total.isfinite()
         tokens.append(torch.where(comes, token[..., 0], -1))
         logprobs.append(torch.where(comes, best - total, float("-inf")))
         scores.scatter_(-1, token, float("-inf"))

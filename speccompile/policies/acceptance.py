@@ -98,6 +98,9 @@ class Acceptance:
                 # A lookup is a chain in any shape.
                 hits = hits[: tree.depth]
             elif tree is not None:
+                if accepted > 0 and proposed < done.draft_len:
+                    # A tree that was cut may have had nothing there.
+                    hits = hits[:accepted]
                 known = self._shares(request, scores, found, min(len(hits), tree.depth), means)
                 hits = [tree.note(position, share, bool(hits[position])) for position, share in enumerate(known)]
             bins = self._bins(found)
@@ -167,4 +170,5 @@ def _chances(scores: Sequence[float]) -> list[float]:
 
 
 def _bin(chance: float) -> int:
-    return min(int(chance * BINS), BINS - 1)
+    # What is no number is no chance.
+    return min(int(chance * BINS), BINS - 1) if chance > 0 else 0

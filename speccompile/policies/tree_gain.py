@@ -31,7 +31,7 @@ class TreeGain:
 
     def share(self, position: int, share: float) -> float:
         """The chance at a depth (from 0 on), of that of a chain."""
-        return 1.0 - (1.0 - share) ** math.exp(self._logs[position])
+        return 1.0 - (1.0 - min(share, 1.0)) ** math.exp(self._logs[position])
 
     def shares(self, shares: Sequence[float]) -> list[float]:
         """The same of all depths."""

@@ -99,3 +99,9 @@ def test_of_a_dynamic_tree_levels_are_drawn() -> None:
         "level 2: up to 4 nodes",
         "level 3: up to 5 nodes",
     ]
+
+
+def test_a_tree_cannot_have_more_nodes_than_its_branches_allow() -> None:
+    assert int(Tree.dynamic(nodes=6, depth=2, branches=2)) == 6
+    with raises(InvalidOption, name="nodes"):
+        Tree.dynamic(nodes=7, depth=2, branches=2)

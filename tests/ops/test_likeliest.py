@@ -65,13 +65,13 @@ def test_the_first_one_is_what_choose_draws(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("op", [OPS.likeliest, OPS.native_likeliest], ids=["definition", "native"])
-def test_of_equal_ones_the_first_and_no_token_beside_a_nan(op: Any) -> None:
-    scores = torch.zeros(1, 2, 100)
-    scores[0, 1, 70] = float("nan")
+def test_of_equal_ones_the_first_and_no_token_beside_what_is_no_number(op: Any) -> None:
+    scores = torch.zeros(1, 3, 100)
+    scores[0, 1, 70], scores[0, 2, 3] = float("nan"), float("inf")
     tokens, logprobs = op(scores, 3)
-    assert tokens.tolist() == [[[0, 1, 2], [-1, -1, -1]]]
+    assert tokens.tolist() == [[[0, 1, 2], [-1, -1, -1], [-1, -1, -1]]]
     torch.testing.assert_close(logprobs[0, 0].exp(), torch.full((3,), 0.01))
-    assert logprobs[0, 1].isneginf().all()
+    assert logprobs[0, 1:].isneginf().all()
 
 
 def test_more_than_there_are_is_refused() -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from speccompile.policies import Cost
+from speccompile.policies.acceptance import Acceptance
 from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming, start
 from speccompile.policies.costs import CostTable, TierCost
 from speccompile.policies.tree_gain import LEAST, MOST, TreeGain
@@ -34,12 +35,12 @@ def play(chances: dict[int, float], on: Ladder, steps: int = STEPS, seed: int = 
         row = Row(request=step // 100, context=50, draft_len=7)
         tier = chooser.choose(Upcoming((row,)))
         shape = TREES.get(tier)
-        most, nodes = (tier, tier) if shape is None else (shape.depth, 8)
+        most = tier if shape is None else shape.depth
         accepted = 0
         while accepted < most and rng.random() < chances.get(tier, chances[0]):
             accepted += 1
         ms = on.costs.ms(1, tier)
-        chooser.note(Done(tier, (row.request,), (50,), (nodes,), (accepted,), (accepted + 1,), (), ms))
+        chooser.note(Done(tier, (row.request,), (50,), (tier,), (accepted,), (accepted + 1,), (), ms))
         ran[tier] += 1
         tokens, milliseconds = tokens + accepted + 1, milliseconds + ms
     return tokens / milliseconds, ran
@@ -84,7 +85,7 @@ def test_it_follows_a_change(first: float, then: float, best: int) -> None:
         share = 1 - (1 - chance) ** (2.0 if tier == TREE else 1.0)
         most = TREES[tier].depth if tier in TREES else tier
         accepted = next((j for j in range(most) if rng.random() >= share), most)
-        chooser.note(Done(tier, (row.request,), (50,), (most,), (accepted,), (accepted + 1,), (), on.costs.ms(1, tier)))
+        chooser.note(Done(tier, (row.request,), (50,), (tier,), (accepted,), (accepted + 1,), (), on.costs.ms(1, tier)))
         ran.append(tier)
     assert ran[STEPS + 300 :].count(best) > 0.7 * (STEPS - 300)
 
@@ -105,6 +106,23 @@ def test_what_is_seen_of_a_tree_tells_about_a_chain() -> None:
     assert told == pytest.approx(0.5 / TreeGain(depth=2, branches=3).share(0, 0.5))
     line = TreeGain(depth=2, branches=1)
     assert [line.note(0, 0.5, hit) for hit in (True, False)] == [1.0, 0.0] and line.share(0, 0.5) == 0.5
+
+
+def test_a_tree_that_was_cut_tells_of_no_miss_where_nothing_was() -> None:
+    acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
+    for request in range(200):
+        # Two siblings of a tree of 1008 nodes, and one of them is right.
+        acceptance.note(Done(TREE, (request,), (50,), (2,), (1,), (2,)))
+    (survival,) = acceptance.survival([Row(999, 50, 3)])
+    assert survival[0] > 0.8 and survival[1] > 0.5 * survival[0]
+
+
+def test_scores_that_rise_are_no_chances_above_one() -> None:
+    acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
+    row = Row(1, 50, 3, scores=(0.9, 0.95, 0.97))
+    acceptance.note(Done(TREE, (1,), (50,), (1008,), (3,), (4,), (row.scores,)))
+    acceptance.note(Done(3, (1,), (50,), (3,), (1,), (2,), ((0.5, float("nan"), 0.2),)))
+    assert 1.0 < acceptance.emitted([row], [TREE])[TREE][0] < 5.0
 
 
 def test_gains_stay_within_bounds() -> None:

@@ -18,7 +18,8 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.modes.network.passes import drafter_of, forward_drafter
 from speccompile.passes.step.draft_chain import newest
-from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward, expansions
+from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
+from speccompile.passes.step.tree_expansions import expansions
 from speccompile.passes.target.tree_bodies import SUFFIX
 
 #: Further inputs of a network over nodes, int64 ``[B, T]``: where the KV of each belongs, and their parents, as the

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import pad
 
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
@@ -66,8 +67,11 @@ def store_tree(
     *state: torch.Tensor,
 ) -> None:
     """Write drafts ``[B, nodes]``, parents and depths ``[B, 1 + nodes]``, those of the root left out, and lengths
-    ``[B]`` to ``state`` ``[N, ...]``."""
-    store(slots, drafts, parents[:, 1:], depths[:, 1:], lens, *state)
+    ``[B]`` to ``state`` ``[N, ...]``. Places after them get children of the root that are no tokens, so that any number
+    of places is a tree."""
+    rest = (0, state[0].shape[1] - drafts.shape[1])
+    parents, depths = pad(parents[:, 1:], rest), pad(depths[:, 1:], rest, value=1)
+    store(slots, pad(drafts, rest, value=-1), parents, depths, lens, *state)
 
 
 def stored_tree(slots: torch.Tensor, *state: torch.Tensor, nodes: int) -> tuple[torch.Tensor, ...]:

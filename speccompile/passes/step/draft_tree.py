@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -22,7 +23,8 @@ from speccompile.passes.step.draft_chain import text_so_far
 from speccompile.passes.step.drafts import useful_lens
 from speccompile.passes.step.ranked_tree import ranked
 from speccompile.passes.step.sample import process, put_tokens
-from speccompile.passes.step.tree_drafts import fit, set_tree
+from speccompile.passes.step.tree_drafts import fit, set_tree, static_form
+from speccompile.passes.step.tree_expansions import Expansion, expansions, numbers
 
 
 class ReadNodes(NamedTuple):
@@ -52,44 +54,6 @@ class TreeForward(Protocol):
 
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:
         """Logits ``[B, m, V]`` of the token after each node of the newest level."""
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """What is read of one level, and into how many tokens each of it branches.
-
-    Args:
-        count: nodes that are read.
-        fixed: which tokens of the level, of a static tree; of a dynamic one, empty: the likeliest.
-        branches: children of each.
-    """
-
-    count: int
-    fixed: tuple[int, ...]
-    branches: int
-
-
-def expansions(tree: Tree) -> list[Expansion]:
-    """By level, the end of the text first. Of a dynamic tree no more nodes are read than it has."""
-    if tree.parents is None:
-        found, left = [Expansion(1, (), tree.branches)], int(tree)
-        for level in range(1, tree.depth):
-            count = min(-(-left // (tree.depth - level)), found[-1].count * tree.branches)
-            left -= count
-            found.append(Expansion(count, (), tree.branches))
-        return found
-    found = []
-    read: list[tuple[int, ...]] = [()]
-    places: tuple[int, ...] = (0,)
-    inner = {path[:-1] for path in tree.paths}
-    for level in range(tree.depth):
-        below = [path for path in tree.paths if len(path) == level + 1]
-        branches = 1 + max(path[-1] for path in below)
-        found.append(Expansion(len(read), places, branches))
-        below = [path for path in below if path in inner]
-        places = tuple(read.index(path[:-1]) * branches + path[-1] for path in below)
-        read = below
-    return found
 
 
 @dataclass(frozen=True)
@@ -264,8 +228,7 @@ def choose_nodes(
     """Which of a level's tokens are read next: tokens, chances, indices in the level, and of each the index of its
     parent among the nodes of the level before, ``[B, count]`` of ``[B, n]``."""
     if fixed:
-        columns = torch.cat([torch.full((1,), place, device=tokens.device) for place in fixed])
-        index = columns.expand(tokens.shape[0], -1)
+        index = numbers(fixed, tokens.device).expand(tokens.shape[0], -1)
     else:
         index = chances.topk(count).indices
     # What is no token is read as an arbitrary one; nothing below it is proposed.
@@ -347,11 +310,9 @@ def fitting_tree(
     row_length = length[slots]
     longest = useful_lens((max_len - 1 - row_length).clamp(min=0), row_length, limit[slots])
     depths = torch.cat([torch.full((size,), level, device=tokens.device) for level, size in enumerate(sizes, 1)])
-    # A NaN has no tokens, so none here is one.
-    tokens = torch.where((depths <= longest[:, None]) & (chances > float("-inf")), tokens, -1)
-    count = torch.full_like(row_length, tokens.shape[1])
-    if tree.parents is None:
-        tokens, parents = ranked(tokens, chances, parents, int(tree))
-        count = count.clamp(max=int(tree))
-    count = torch.where(longest > 0, count, 0)
+    tokens = torch.where((depths <= longest[:, None]) & (chances > -inf), tokens, -1)
+    if tree.parents is not None:
+        return static_form(tree, tokens, chances, draft_limit[slots])
+    tokens, parents = ranked(tokens, chances, parents, int(tree))
+    count = torch.where(longest > 0, tokens.shape[1], 0)
     return fit(tree, tokens, parents, count, draft_limit[slots])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL, Tree
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.drafts import set_drafts
+from speccompile.passes.step.tree_expansions import numbers, places_of_nodes
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,21 @@ def fit(
     shape, static = (int(tree), tree.depth, tree.branches), (list(tree.parents or ()), list(tree.ranks or ()))
     found: tuple[torch.Tensor, ...] = torch.ops.speccompile.fit_tree(tokens, parents, count, limit, *shape, *static)
     return found
+
+
+def static_form(
+    tree: Tree, tokens: torch.Tensor, chances: torch.Tensor, limit: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """A static tree of all proposed ``tokens`` (-1: none) and their ``chances``, ``[B, n]``, in the form of
+    :func:`speccompile.ops.tree.fit_tree`. Of more nodes than ``limit`` ``[B]`` the likeliest stay."""
+    assert tree.parents is not None
+    device, rows = tokens.device, tokens.shape[0]
+    index = numbers(places_of_nodes(tree), device).expand(rows, -1)
+    drafts, own = tokens.gather(1, index), chances.gather(1, index)
+    own = torch.where(drafts >= 0, own, -inf)
+    order = own.sort(dim=1, descending=True, stable=True).indices
+    place = torch.zeros_like(order).scatter(1, order, torch.arange(int(tree), device=device).expand(order.shape))
+    drafts = torch.where(place < limit[:, None], drafts, -1)
+    depths = [len(path) for path in tree.paths]
+    parents = numbers((-1, *tree.parents), device).expand(rows, -1).contiguous()
+    return drafts, parents, numbers((0, *depths), device).expand(rows, -1).contiguous(), (drafts >= 0).sum(1)

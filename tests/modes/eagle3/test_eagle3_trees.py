@@ -13,10 +13,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, Tree, load
-from speccompile.errors import InvalidTiers
+from speccompile.errors import InvalidTiers, UnknownTier
 from speccompile.guides import regex_guide
 from speccompile.heads import Eagle3Head, save_eagle3
-from speccompile.policies import Cost
+from speccompile.policies import Cost, Gate
 from support.eagle3_specs import TAPS, drafted, eagle3, plain_of, run_until, states_of
 from support.errors import raises
 from support.guide_tokenizers import EOS, common
@@ -107,7 +107,7 @@ def test_a_static_tree_has_the_likeliest_tokens_of_each_node(
 ) -> None:
     request = admitted(spec.engine, PROMPTS[1], max_new_tokens=30)
     text = [*PROMPTS[1], *request.new_tokens]
-    everything = expanded(head, model, text, Tree.dynamic(nodes=120, depth=3, branches=3))
+    everything = expanded(head, model, text, Tree.dynamic(nodes=39, depth=3, branches=3))
     found = proposed(spec, request.slot, STATIC)
     assert len(found) == len(STATIC.paths) and found <= everything
     assert next(iter({path[:1] for path in found if len(path) == 3})) == tuple(drafted(spec, request.slot, 3)[0][:1])
@@ -274,6 +274,46 @@ def test_lookups_beside_trees_of_a_head(model: LlamaForCausalLM, backend: str) -
         texts = [request.result().token_ids for request in again]
         spec.set_tier(0)
         assert texts == [spec.engine.submit(prompt * 3, max_new_tokens=30).result().token_ids for prompt in PROMPTS]
+
+
+def test_rows_without_a_request_beside_lookups(model: LlamaForCausalLM) -> None:
+    """Where the head's executable does not run, of rows that hold no request nothing is stored, or another shape's."""
+    small, wide = Tree.static([(0,), (1,), (0, 0), (1, 0)]), Tree.dynamic(nodes=9, depth=3, branches=3)
+    mode: Any = ["suffix", "eagle3_one_model"]
+    head = Eagle3Head.random(model, taps=TAPS)
+    options: dict[str, Any] = {"max_batch": 4, "backend": "inductor", "tiers": (0, small, wide)}
+    with with_trees(model, head, mode, **options) as spec:
+        texts = []
+        for shapes in ((0,), (wide, small)):
+            requests = [spec.engine.submit([7 + row, 5] * 12, max_new_tokens=24) for row in range(3)]
+            ran = set()
+            while not all(request.finished for request in requests):
+                live = [request.slot for request in requests if not request.finished and request.new_tokens]
+                found = [bool(spec.arena["draft_lens"][slot] > 0) for slot in live]
+                shape = shapes[-1] if found and all(found) else shapes[0]
+                ran.add((shape, bool(found) and all(found)))
+                spec.set_tier(shape)
+                spec.engine.step()
+            texts.append([request.result().token_ids for request in requests])
+        assert texts[0] == texts[1] and (small, True) in ran
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_limit_keeps_the_likeliest_nodes_of_a_static_tree(spec: Speculator, limit: int) -> None:
+    """Ranks that the shape does not have do not count."""
+    request = admitted(spec.engine, PROMPTS[1], max_new_tokens=30)
+    whole = proposed(spec, request.slot, STATIC)
+    spec.arena["draft_limit"][request.slot] = limit
+    kept = proposed(spec, request.slot, STATIC)
+    assert len(kept) == limit and kept <= whole
+    assert all(path[:-1] in {(), *kept} for path in kept)
+    request.cancel()
+
+
+@pytest.mark.parametrize("policy", [Gate(draft_len=WIDE), Cost(candidates=(0, WIDE))], ids=["gate", "cost"])
+def test_policies_that_name_trees_are_refused_before_anything_is_built(model: LlamaForCausalLM, policy: Any) -> None:
+    with raises(UnknownTier, tier=WIDE):
+        with_trees(model, Eagle3Head.random(model, taps=TAPS), tiers=(0, WIDE), policy=policy)
 
 
 def test_more_branches_than_tokens(model: LlamaForCausalLM) -> None:

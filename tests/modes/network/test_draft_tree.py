@@ -115,6 +115,32 @@ def test_the_drafter_s_kv_is_that_of_the_text(model: LlamaForCausalLM) -> None:
         torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_drafter_that_is_no_number_drafts_nothing(model: LlamaForCausalLM, value: float) -> None:
+    broken = random_drafter()
+    with wrap(model, "draft_target", draft=broken, **SIZES | {"max_batch": 1}) as spec:
+        spec.set_tier(0)
+        expected = spec.engine.submit(PROMPTS[1], max_new_tokens=12).result().token_ids
+        with torch.no_grad():
+            broken.lm_head.weight[7] = value
+        for shape in (STATIC, DYNAMIC):
+            spec.set_tier(shape)
+            assert spec.engine.submit(PROMPTS[1], max_new_tokens=12).result().token_ids == expected
+
+
+def test_heads_that_are_no_numbers_draft_nothing(model: LlamaForCausalLM) -> None:
+    heads = MedusaHeads(3, 1, model.config.hidden_size, model.config.vocab_size).eval()
+    with torch.no_grad():
+        heads[1][-1].weight[9] = float("inf")
+        heads[2][-1].weight[9] = float("nan")
+    with wrap(model, "medusa", draft=heads, **SIZES | {"max_batch": 1}) as spec:
+        texts = []
+        for shape in (0, STATIC, DYNAMIC):
+            spec.set_tier(shape)
+            texts.append(spec.engine.submit(PROMPTS[1], max_new_tokens=12).result().token_ids)
+        assert texts[0] == texts[1] == texts[2]
+
+
 def test_rows_at_the_end_of_what_the_drafter_reads(model: LlamaForCausalLM) -> None:
     """It reads shorter texts than the target."""
     options = SIZES | {"tiers": (0, DYNAMIC), "max_batch": 1, "draft_max_len": 40}

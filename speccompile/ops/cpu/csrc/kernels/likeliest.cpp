@@ -90,7 +90,9 @@ void likeliest_typed(
       tokens[at] = id;
     }
   }
-  if (logprobs[0] == kForbidden) {
+  if (!std::isfinite(logprobs[0])) {
+    std::fill_n(tokens, count, -1);
+    std::fill_n(logprobs, count, kForbidden);
     return;
   }
   const float total = log_of_sum(values.data(), chunks * kChunk, logprobs[0]);

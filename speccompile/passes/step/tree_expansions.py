@@ -1,0 +1,67 @@
+"""Which nodes of a tree a drafter reads, and which tokens it proposes for them: known before any step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from speccompile.graph.tree import Tree
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What is read of one level, and into how many tokens each of it branches.
+
+    Args:
+        count: nodes that are read.
+        fixed: which tokens of the level, of a static tree; of a dynamic one, empty: the likeliest.
+        branches: children of each.
+    """
+
+    count: int
+    fixed: tuple[int, ...]
+    branches: int
+
+
+def expansions(tree: Tree) -> list[Expansion]:
+    """By level, the end of the text first. Of a dynamic tree no more nodes are read than it has."""
+    if tree.parents is None:
+        found, left = [Expansion(1, (), tree.branches)], int(tree)
+        for level in range(1, tree.depth):
+            count = min(-(-left // (tree.depth - level)), found[-1].count * tree.branches)
+            left -= count
+            found.append(Expansion(count, (), tree.branches))
+        return found
+    found = []
+    read: list[tuple[int, ...]] = [()]
+    places: tuple[int, ...] = (0,)
+    inner = {path[:-1] for path in tree.paths}
+    for level in range(tree.depth):
+        below = [path for path in tree.paths if len(path) == level + 1]
+        branches = 1 + max(path[-1] for path in below)
+        found.append(Expansion(len(read), places, branches))
+        below = [path for path in below if path in inner]
+        places = tuple(read.index(path[:-1]) * branches + path[-1] for path in below)
+        read = below
+    return found
+
+
+def places_of_nodes(tree: Tree) -> tuple[int, ...]:
+    """Of each node of a static tree, its index among all tokens that are proposed for it."""
+    found: dict[tuple[int, ...], int] = {}
+    first = 0
+    read: list[tuple[int, ...]] = [()]
+    inner = {path[:-1] for path in tree.paths}
+    for level, expansion in enumerate(expansions(tree), 1):
+        below = [path for path in tree.paths if len(path) == level]
+        found |= {path: first + read.index(path[:-1]) * expansion.branches + path[-1] for path in below}
+        first += expansion.count * expansion.branches
+        read = [path for path in below if path in inner]
+    return tuple(found[path] for path in tree.paths)
+
+
+def numbers(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int64 ``[n]``, as ops: a step holds no constants."""
+    return torch.cat([torch.full((1,), value, device=device) for value in values])
