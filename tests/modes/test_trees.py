@@ -20,6 +20,7 @@ from speccompile.policies import Cost, Fixed, Schedule
 from support.errors import raises
 from support.families import model_of
 from support.guide_tokenizers import EOS, common
+from support.shape_texts import texts_by_shapes
 from support.tiny import tiny_llama
 from support.tree_drafter import STRIDE, VOCAB, Branching
 
@@ -42,16 +43,7 @@ def model() -> LlamaForCausalLM:
 
 
 def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
-    """All prompts side by side; each step runs another shape."""
-    rng = random.Random(seed)
-    requests = [
-        spec.engine.submit(prompt, max_new_tokens=NEW + 5 * row, seed=row if options else None, **options)
-        for row, prompt in enumerate(PROMPTS)
-    ]
-    while not all(request.finished for request in requests):
-        spec.set_tier(rng.choice(shapes))
-        spec.engine.step()
-    return [request.result().token_ids for request in requests]
+    return texts_by_shapes(spec, PROMPTS, (NEW, NEW + 5, NEW + 10), shapes, seed, **options)
 
 
 def known(texts: list[list[int]]) -> tuple[int, ...]:

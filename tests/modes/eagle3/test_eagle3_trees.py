@@ -20,6 +20,7 @@ from speccompile.policies import Cost, Gate
 from support.eagle3_specs import TAPS, drafted, eagle3, plain_of, run_until, states_of
 from support.errors import raises
 from support.guide_tokenizers import EOS, common
+from support.shape_texts import texts_by_shapes
 from support.tiny import admitted, tiny_llama
 
 CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
@@ -126,16 +127,7 @@ def test_near_the_end_paths_are_shorter(spec: Speculator, most: int) -> None:
 
 
 def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
-    """All prompts side by side; each step runs another shape."""
-    rng = random.Random(seed)
-    requests = [
-        spec.engine.submit(prompt, max_new_tokens=25 + 5 * row, seed=row if options else None, **options)
-        for row, prompt in enumerate(PROMPTS)
-    ]
-    while not all(request.finished for request in requests):
-        spec.set_tier(rng.choice(shapes))
-        spec.engine.step()
-    return [request.result().token_ids for request in requests]
+    return texts_by_shapes(spec, PROMPTS, (25, 30, 35), shapes, seed, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

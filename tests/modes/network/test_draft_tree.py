@@ -4,7 +4,6 @@ follow one another, and what drafts for itself is never wrong."""
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from speccompile.passes.step.ranked_tree import of_independent
 from support.drafters import PENALTIES, ragged, random_drafter
 from support.errors import raises
 from support.medusa import fitted_heads
+from support.shape_texts import texts_by_shapes
 from support.tiny import admitted, tiny_llama
 
 CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
@@ -59,16 +59,7 @@ def expected(model: LlamaForCausalLM) -> dict[str, list[list[int]]]:
 
 
 def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
-    """All prompts side by side; each step runs another shape."""
-    rng = random.Random(seed)
-    requests = [
-        spec.engine.submit(prompt, max_new_tokens=18 + 3 * row, seed=row if options else None, **options)
-        for row, prompt in enumerate(PROMPTS)
-    ]
-    while not all(request.finished for request in requests):
-        spec.set_tier(rng.choice(shapes))
-        spec.engine.step()
-    return [request.result().token_ids for request in requests]
+    return texts_by_shapes(spec, PROMPTS, (18, 21, 24), shapes, seed, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,29 @@
+"""What a speculator writes while each of its steps runs another shape of drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from speccompile import Speculator
+
+
+def texts_by_shapes(
+    spec: Speculator,
+    prompts: Sequence[list[int]],
+    lengths: Sequence[int],
+    shapes: tuple[int, ...],
+    seed: int,
+    **options: Any,
+) -> list[list[int]]:
+    """All prompts side by side, so many new tokens each; with ``options`` each has a seed of its own."""
+    rng = random.Random(seed)
+    requests = [
+        spec.engine.submit(prompt, max_new_tokens=length, seed=row if options else None, **options)
+        for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    while not all(request.finished for request in requests):
+        spec.set_tier(rng.choice(shapes))
+        spec.engine.step()
+    return [request.result().token_ids for request in requests]
