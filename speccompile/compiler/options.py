@@ -151,7 +151,7 @@ class WrapOptions(Options):
         if self.policy is not None:
             policy = parse_policy(self.policy, self.draft_lens)
             if isinstance(policy, LearningPolicy):
-                # Trees are no candidates that can be named.
+                # These policies can name draft lengths, and not trees.
                 policy.check(chains(self.draft_lens))
 
     @property

@@ -35,7 +35,7 @@ def likeliest(
     Returns:
         Tokens int64 ``[B, T, count]``, the greatest first and of equal ones the first id, -1 where none is left that
         can come; and float32 ``[B, T, count]``, the logarithms of their shares in the softmax over all scores, noise
-        included, -inf where there is no token. A place with a NaN or an infinite score has no tokens.
+        included, -inf where there is no token. A place with a score of NaN or +inf has no tokens.
     """
     scores = scores.to(torch.float32, copy=True)
     if temperature is not None:

@@ -170,5 +170,5 @@ def _chances(scores: Sequence[float]) -> list[float]:
 
 
 def _bin(chance: float) -> int:
-    # What is no number is no chance.
+    # NaN counts as the chance 0.
     return min(int(chance * BINS), BINS - 1) if chance > 0 else 0

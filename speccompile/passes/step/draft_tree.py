@@ -231,7 +231,7 @@ def choose_nodes(
         index = numbers(fixed, tokens.device).expand(tokens.shape[0], -1)
     else:
         index = chances.topk(count).indices
-    # What is no token is read as an arbitrary one; nothing below it is proposed.
+    # Where there is no token (-1), token 0 is read; its children have the chance 0, and are not proposed.
     return tokens.gather(1, index).clamp(min=0), chances.gather(1, index), index, index // branches
 
 

@@ -18,7 +18,7 @@ def ranked(
         chances: float ``[B, n]``, cumulative log-probabilities: no child's is greater than its parent's.
         parents: int64 ``[B, n]``, 0 for the newest committed token, else the index of the parent plus one.
     """
-    # Stable: of equals the parent stays first. What is no number is no chance.
+    # The sort is stable: a parent stays before a child of equal chance. NaN counts as the chance 0.
     chances = torch.where(chances > -inf, chances, -inf)
     order = chances.sort(dim=1, descending=True, stable=True).indices
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device).expand(order.shape)

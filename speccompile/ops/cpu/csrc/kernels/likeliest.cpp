@@ -12,7 +12,7 @@ namespace speccompile {
 namespace {
 
 // Scores as float, with their noise; after the last one, up to a multiple of kChunk, what is forbidden. Returns the
-// greatest of each chunk, and whether one is no number.
+// greatest of each chunk, and whether one is NaN.
 template <typename T>
 bool noised(const T* scores, int64_t vocab, std::optional<uint64_t> key, float* to, float* greatest) {
   Vec spoiled(0.0f);
