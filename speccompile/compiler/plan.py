@@ -112,6 +112,8 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     if max(draft_lens) > 0:
         with replacing(choice):
             mode = mode.loaded(model)
+            # A checkpoint says how its head drafts.
+            _check_trees(options, mode, rule, info)
             network = mode.network(model, info, max_len)
     most = mode.most_drafts
     if options.tiers is None and most is not None:

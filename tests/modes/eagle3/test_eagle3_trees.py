@@ -267,6 +267,14 @@ def test_lookups_beside_trees_of_a_head(model: LlamaForCausalLM, backend: str) -
         assert texts == [spec.engine.submit(prompt * 3, max_new_tokens=30).result().token_ids for prompt in PROMPTS]
 
 
+def test_a_checkpoint_of_a_head_that_drafts_at_once(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is, is known when it has been loaded."""
+    head = Eagle3Head.random(model, taps=TAPS, mask_token_id=5)
+    monkeypatch.setattr("speccompile.modes.eagle3.mode.load_eagle3", lambda *_: head)
+    with raises(InvalidTiers, reason=re.compile("at once")):
+        with_trees(model, "a folder", tiers=(0, WIDE))
+
+
 def test_rows_without_a_request_beside_lookups(model: LlamaForCausalLM) -> None:
     """Where the head's executable does not run, of rows that hold no request nothing is stored, or another shape's."""
     small, wide = Tree.static([(0,), (1,), (0, 0), (1, 0)]), Tree.dynamic(nodes=9, depth=3, branches=3)
