@@ -24,7 +24,7 @@ from support.shape_texts import texts_by_shapes
 from support.tiny import tiny_llama
 from support.tree_drafter import STRIDE, VOCAB, Branching
 
-NEW = 40
+NEW = 30
 MAX_LEN = 128
 STATIC = Tree.static([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)])
 WIDE, DEEP = Tree.dynamic(nodes=12, depth=3, branches=3), Tree.dynamic(nodes=9, depth=6, branches=2)
@@ -58,7 +58,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def expected(model: LlamaForCausalLM, backend: str) -> dict[str, list[list[int]]]:
-    plain = wrap(model, "none", tiers=(0,), max_batch=3, max_len=MAX_LEN, backend=backend)
+    plain = wrap(model, "none", tiers=(0,), max_batch=2, max_len=MAX_LEN, backend=backend)
     return {kind: texts_of(plain, (0,), **options) for kind, options in KINDS.items()}
 
 
@@ -69,7 +69,7 @@ def specs(
     """For each kind one whose drafter knows the texts of that kind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_modes", dict(registry._modes) | {"branching": Branching})
-        options: dict[str, Any] = {"tiers": SHAPES, "max_batch": 3, "max_len": MAX_LEN, "backend": backend}
+        options: dict[str, Any] = {"tiers": SHAPES, "max_batch": 2, "max_len": MAX_LEN, "backend": backend}
         yield {kind: wrap(model, "branching", texts=known(texts), **options) for kind, texts in expected.items()}
 
 

@@ -12,7 +12,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.heads import Eagle3Head
 from support.eagle3_reference import PlainEagle3
 
-TAPS = (1, 2, 4)
+TAPS = (0, 1, 2)
 MAX_LEN = 128
 
 

@@ -27,3 +27,16 @@ def texts_by_shapes(
         spec.set_tier(rng.choice(shapes))
         spec.engine.step()
     return [request.result().token_ids for request in requests]
+
+
+def counts_by_shape(spec: Speculator, prompts: Sequence[list[int]], length: int, shape: int, **options: Any) -> list[int]:
+    """Accepted and proposed draft tokens, and target passes.
+
+    Prompts come one by one: beside one that is being read, the time a step takes decides how much is drafted.
+    """
+    spec.set_tier(shape)
+    spec.stats.reset()
+    for row, prompt in enumerate(prompts):
+        spec.engine.submit(prompt, max_new_tokens=length, seed=row if options else None, **options).result()
+    stats = spec.stats
+    return [stats.accepted_tokens, stats.draft_tokens, stats.target_passes]

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"tiers": (0, 3), "max_batch": 1, "max_len": 63}
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=6)
+    return tiny_llama(layers=4)
 
 
 def head_of(model: LlamaForCausalLM, name: str, **fields: Any) -> Eagle3Head:
@@ -352,9 +352,9 @@ def test_heads_that_do_not_fit_the_target_are_refused(model: LlamaForCausalLM, h
     with raises(InvalidOption, name="draft_max_len"):
         eagle3(model, head, draft_max_len=1)
     with raises(InvalidHead, reason=re.compile("another target")):
-        eagle3(tiny_llama(layers=6, vocab=64), head)
+        eagle3(tiny_llama(layers=4, vocab=64), head)
     with raises(InvalidHead, reason=re.compile("the target has 0")):
-        eagle3(tiny_llama(layers=4), head)
+        eagle3(tiny_llama(layers=2), head)
     with raises(InvalidHead, reason=re.compile(r"eval\(\)")):
         eagle3(model, head_of(model, "own vocabulary").train())
     with raises(InvalidHead, reason=re.compile("float64")):

@@ -30,7 +30,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=6)
+    return tiny_llama(layers=4)
 
 
 def head_of(model: LlamaForCausalLM, name: str = "own vocabulary", **fields: Any) -> Eagle3Head:

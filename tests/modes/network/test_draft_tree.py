@@ -19,7 +19,7 @@ from speccompile.passes.step.ranked_tree import of_independent
 from support.drafters import PENALTIES, ragged, random_drafter
 from support.errors import raises
 from support.medusa import fitted_heads
-from support.shape_texts import texts_by_shapes
+from support.shape_texts import counts_by_shape, texts_by_shapes
 from support.tiny import admitted, tiny_llama
 
 CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
@@ -59,13 +59,13 @@ def expected(model: LlamaForCausalLM) -> dict[str, list[list[int]]]:
 
 
 def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
-    return texts_by_shapes(spec, PROMPTS, (18, 21, 24), shapes, seed, **options)
+    return texts_by_shapes(spec, PROMPTS, (14, 17, 20), shapes, seed, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_do_not_depend_on_shapes(spec: Speculator, expected: dict[str, list[list[int]]], kind: str) -> None:
     before = spec.arena.fingerprint()
-    for shapes in ((CHAIN,), (STATIC,), (DYNAMIC,), SHAPES):
+    for shapes in ((STATIC,), (DYNAMIC,), SHAPES):
         spec.stats.reset()
         assert texts_of(spec, shapes, seed=len(shapes), **KINDS[kind]) == expected[kind]
         assert any(shape in spec.stats.tier_steps for shape in shapes)
@@ -74,11 +74,7 @@ def test_texts_do_not_depend_on_shapes(spec: Speculator, expected: dict[str, lis
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_written_as_a_tree_drafts_the_chain(spec: Speculator, kind: str) -> None:
-    counts = []
-    for shape in (3, CHAIN):
-        spec.stats.reset()
-        texts_of(spec, (shape,), **KINDS[kind])
-        counts.append((spec.stats.accepted_tokens, spec.stats.target_passes))
+    counts = [counts_by_shape(spec, PROMPTS, 20, shape, **KINDS[kind]) for shape in (3, CHAIN)]
     # Medusa's one proposal for all shapes are the likeliest nodes, and a path of one branch may not be among them.
     assert counts[0] == counts[1] or "medusa" in spec.explain()
 

@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_batch": 1, "m
 
 @pytest.fixture(scope="module")
 def target() -> LlamaForCausalLM:
-    return tiny_llama(layers=5)
+    return tiny_llama(layers=4)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_stored_head_that_computes_something_else_is_captured_again(
 def test_another_process_finds_it(target: LlamaForCausalLM) -> None:
     """Nothing in its name, such as an address or the order of a set, is of one process alone."""
     make = "Eagle3Head.random(target, taps=TAPS)"
-    code = f"from test_head_store import *; target = tiny_llama(layers=5); print(name_of(target, {make}))"
+    code = f"from test_head_store import *; target = tiny_llama(layers=4); print(name_of(target, {make}))"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, **ASKED)
     assert done.stdout.strip() == name_of(target, Eagle3Head.random(target, taps=TAPS))
 
