@@ -26,6 +26,7 @@ from speccompile.passes.placement import place_passes
 from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
+from speccompile.passes.step.judge_chain import JudgeChain
 from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
 from speccompile.passes.step.move_path import FollowPath, MovePath
@@ -97,6 +98,7 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
         *_marks(config),
         TreeInputs(tree),
         *accept,
+        JudgeChain(tree),
         MovePath(scored),
         *[RecordLogprobs()] * scored,
         *[ChooseTreeOps()] * config.kernels.native,

@@ -18,7 +18,7 @@ CHANGE = 3.0
 #: Of drafts at a position that was not seen yet: what is believed, and for how many observations that counts.
 FIRST_GUESS, GUESS_WEIGHT = 0.7, 2.0
 #: For how many observations of its own the others' count with a request.
-REQUEST_WEIGHT = 4.0
+REQUEST_WEIGHT = 8.0
 #: Requests that are remembered; the one that was seen longest ago is forgotten first.
 REQUESTS = 4096
 #: Scores are calibrated in so many equal parts of 0 .. 1.
@@ -34,7 +34,7 @@ class Rate:
         self._fast_hits = self._fast_trials = 0.0
 
     def note(self, hit: float) -> None:
-        """``hit``: 1.0 if it happened, 0.0 if not, or how likely that is where it was not seen itself."""
+        """``hit``: 1.0 if it happened, 0.0 if not."""
         self.hits, self.trials = self.hits * SLOW + hit, self.trials * SLOW + 1.0
         self._fast_hits, self._fast_trials = self._fast_hits * FAST + hit, self._fast_trials * FAST + 1.0
         mean = (self.hits + 0.5) / (self.trials + 1.0)
@@ -94,15 +94,16 @@ class Acceptance:
             # Drafts after the first wrong one say nothing: they continue another text.
             hits = [float(position < accepted) for position in range(min(accepted + 1, proposed))]
             tree = self._trees.get(done.draft_len)
-            if tree is not None and found:
-                # A lookup is a chain in any shape.
-                hits = hits[: tree.depth]
-            elif tree is not None:
-                if accepted > 0 and proposed < done.draft_len:
-                    # A tree that was cut may have had nothing there.
-                    hits = hits[:accepted]
-                known = self._shares(request, scores, found, min(len(hits), tree.depth), means)
-                hits = [tree.note(position, share, bool(hits[position])) for position, share in enumerate(known)]
+            if tree is not None:
+                if not found:
+                    # A tree that was cut may have had nothing after the path.
+                    cut = accepted > 0 and proposed < done.draft_len
+                    count = min(len(hits) - cut, tree.depth)
+                    known = self._shares(request, scores, found, count, means)
+                    for position, share in enumerate(known):
+                        tree.note(position, share, position < accepted)
+                along, judged = done.chain[row]
+                hits = [float(position < along) for position in range(judged)]
             bins = self._bins(found)
             for chance, hit in zip(_chances(scores), hits, strict=False):
                 bins[_bin(chance)].note(hit)

@@ -97,6 +97,7 @@ class Done:
         scores: as in :class:`Row`, of the drafts that were judged.
         milliseconds: what the step took; None if it is not known.
         found: as in :class:`Row`.
+        chain: of a tree, the drafts of the chain in it that were accepted, and that were judged.
     """
 
     draft_len: int
@@ -108,6 +109,7 @@ class Done:
     scores: tuple[tuple[float, ...], ...] = ()
     milliseconds: float | None = None
     found: tuple[bool, ...] = ()
+    chain: tuple[tuple[int, int], ...] = ()
 
     @property
     def drafted(self) -> bool:

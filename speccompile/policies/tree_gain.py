@@ -8,9 +8,8 @@ from collections.abc import Sequence
 #: Of a tree that branches, before anything was seen: its drafts of a depth are wrong as seldom as so many independent
 #: first drafts all are.
 FIRST_GAIN = 1.7
-#: What an observation changes: the first ones much, later ones so much; and what pulls back to the first guess at each,
-#: since a gain is seen only beside other chances.
-FIRST_STEPS, STEP, PULL = 4.0, 0.03, 0.001
+#: What an observation changes, and what pulls back to the first guess at each.
+STEP, PULL = 0.03, 0.0005
 LEAST, MOST = 0.8, 5.0
 
 
@@ -27,7 +26,6 @@ class TreeGain:
         self._learns = branches > 1
         self._first = math.log(FIRST_GAIN) if self._learns else 0.0
         self._logs = [self._first] * depth
-        self._seen = [0] * depth
 
     def share(self, position: int, share: float) -> float:
         """The chance at a depth (from 0 on), of that of a chain."""
@@ -37,13 +35,10 @@ class TreeGain:
         """The same of all depths."""
         return [self.share(position, share) for position, share in enumerate(shares[: self.depth])]
 
-    def note(self, position: int, share: float, hit: bool) -> float:
-        """A draft of that depth was right, or all were wrong. Returns how likely a chain's would have been right."""
-        expected = self.share(position, share)
+    def note(self, position: int, share: float, hit: bool) -> None:
+        """A draft of that depth was right, or all were wrong; ``share`` of a chain's would have been right."""
         if self._learns:
-            self._seen[position] += 1
-            step = max(STEP, 1.0 / (FIRST_STEPS + self._seen[position]))
-            log = self._logs[position] + step * (hit - expected)
+            expected = self.share(position, share)
+            log = self._logs[position] + STEP * (hit - expected)
             log += PULL * (self._first - log)
             self._logs[position] = min(max(log, math.log(LEAST)), math.log(MOST))
-        return min(1.0, share / expected) if hit and expected > 0 else 0.0

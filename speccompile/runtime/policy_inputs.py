@@ -56,11 +56,13 @@ def done_of(
     slots: Sequence[int],
     columns: Sequence[Sequence[int]],
     milliseconds: float | None,
+    chain: Sequence[Sequence[int]] = (),
 ) -> Done:
     """The results of the rows ``offered``, which had ``slots``.
 
     Args:
         columns: emitted, accepted and proposed tokens of each slot, and whether it is alive.
+        chain: of a tree, the drafts of its chain that were accepted and judged, of each slot.
     """
     emitted, accepted, proposed, _ = (tuple(column[slot] for slot in slots) for column in columns)
     return Done(
@@ -73,4 +75,7 @@ def done_of(
         tuple(row.scores[:count] for row, count in zip(offered, proposed, strict=True)),
         milliseconds,
         tuple(row.found for row in offered),
+        tuple(
+            (accepted, judged) for accepted, judged in zip(*([of[slot] for slot in slots] for of in chain), strict=True)
+        ),
     )

@@ -13,7 +13,7 @@ from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
-from speccompile.runtime.outcomes import Outcome, Outcomes
+from speccompile.runtime.outcomes import OF_CHAIN, Outcome, Outcomes
 from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.policy_inputs import done_of
 from speccompile.runtime.prompt_reader import PromptReader
@@ -200,7 +200,8 @@ class Scheduler:
         if not self._policies.learns:
             return
         slots = [request.slot for request in flight.rows]
-        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds)
+        chain = columns[-len(OF_CHAIN) :] if isinstance(flight.draft_len, Tree) else ()
+        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds, chain)
         self._policies.note(done, [row.draft_len for row in flight.offered])
 
     def _retry_without_drafts(self, request: Request) -> None:

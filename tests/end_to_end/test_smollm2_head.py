@@ -12,7 +12,7 @@ from speccompile.cli.models import encode, max_len_for
 from speccompile.cli.prompts import BUILT_IN
 
 HEAD = Path(__file__).parents[2] / "heads" / "smollm2-135m-instruct"
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 
 
 @pytest.mark.real

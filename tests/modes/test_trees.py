@@ -17,6 +17,7 @@ from speccompile.errors import CannotSave, InvalidOption, InvalidTiers, PassErro
 from speccompile.guides import regex_guide
 from speccompile.modes import registry
 from speccompile.policies import Cost, Fixed, Schedule
+from speccompile.policies.costs import CostTable, TierCost
 from support.errors import raises
 from support.families import model_of
 from support.guide_tokenizers import EOS, common
@@ -241,8 +242,10 @@ def test_a_drafter_that_returns_something_else_is_named(
         wrap(model, "branching", texts=(0,) * STRIDE, tiers=(0, WIDE), max_len=MAX_LEN, backend="eager")
 
 
-def test_the_default_policy_takes_trees(model: LlamaForCausalLM) -> None:
-    """Where they are accepted more often than chains."""
+def test_the_default_policy_takes_trees(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they cost no more than a step without drafts, whatever this machine takes for one."""
+    costs = CostTable({(1, tier): TierCost(1.0) for tier in (0, STATIC)})
+    monkeypatch.setattr("speccompile.runtime.engine_parts.measure_tiers", lambda *_, **__: costs)
     spec = wrap(model, "suffix", tiers=(0, STATIC), max_len=MAX_LEN, backend="eager")
     assert spec.engine.policy == Cost()
     request = spec.engine.submit(PROMPTS[1] * 3, max_new_tokens=60)

@@ -34,16 +34,25 @@ def play(chances: dict[int, float], on: Ladder, steps: int = STEPS, seed: int = 
     for step in range(steps):
         row = Row(request=step // 100, context=50, draft_len=7)
         tier = chooser.choose(Upcoming((row,)))
-        shape = TREES.get(tier)
-        most = tier if shape is None else shape.depth
-        accepted = 0
-        while accepted < most and rng.random() < chances.get(tier, chances[0]):
-            accepted += 1
-        ms = on.costs.ms(1, tier)
-        chooser.note(Done(tier, (row.request,), (50,), (tier,), (accepted,), (accepted + 1,), (), ms))
+        done = ran_once(rng, row.request, tier, chances[0], chances.get(tier, chances[0]), on)
+        (accepted,), ms = done.accepted, done.milliseconds
+        assert ms is not None
+        chooser.note(done)
         ran[tier] += 1
         tokens, milliseconds = tokens + accepted + 1, milliseconds + ms
     return tokens / milliseconds, ran
+
+
+def ran_once(rng: random.Random, request: int, tier: int, chance: float, share: float, on: Ladder) -> Done:
+    """A step in which each draft of a chain is right with a ``chance``, and some node of a depth with ``share``."""
+    assert on.costs is not None
+    most = TREES[tier].depth if tier in TREES else tier
+    luck = [rng.random() for _ in range(most)]
+    accepted = next((j for j, drawn in enumerate(luck) if drawn >= share), most)
+    along = next((j for j, drawn in enumerate(luck) if drawn >= chance), most)
+    chain = (along, min(along + 1, most))
+    results = (tier,), (accepted,), (accepted + 1,)
+    return Done(tier, (request,), (50,), *results, milliseconds=on.costs.ms(1, tier), chain=(chain,))
 
 
 def rate(tier: int, chances: dict[int, float], on: Ladder) -> float:
@@ -83,9 +92,7 @@ def test_it_follows_a_change(first: float, then: float, best: int) -> None:
         row = Row(request=step // 100, context=50, draft_len=7)
         tier = chooser.choose(Upcoming((row,)))
         share = 1 - (1 - chance) ** (2.0 if tier == TREE else 1.0)
-        most = TREES[tier].depth if tier in TREES else tier
-        accepted = next((j for j in range(most) if rng.random() >= share), most)
-        chooser.note(Done(tier, (row.request,), (50,), (tier,), (accepted,), (accepted + 1,), (), on.costs.ms(1, tier)))
+        chooser.note(ran_once(rng, row.request, tier, chance, share, on))
         ran.append(tier)
     assert ran[STEPS + 300 :].count(best) > 0.7 * (STEPS - 300)
 
@@ -99,20 +106,28 @@ def test_the_gain_of_a_tree_is_learnt_beside_known_chances() -> None:
         assert gain.share(0, 0.5) == pytest.approx(1 - 0.5**truth, abs=0.09)
 
 
-def test_what_is_seen_of_a_tree_tells_about_a_chain() -> None:
-    gain = TreeGain(depth=2, branches=3)
-    assert gain.note(0, 0.5, False) == 0.0
-    told = TreeGain(depth=2, branches=3).note(0, 0.5, True)
-    assert told == pytest.approx(0.5 / TreeGain(depth=2, branches=3).share(0, 0.5))
+def test_a_tree_that_does_not_branch_gains_nothing() -> None:
     line = TreeGain(depth=2, branches=1)
-    assert [line.note(0, 0.5, hit) for hit in (True, False)] == [1.0, 0.0] and line.share(0, 0.5) == 0.5
+    for hit in (True, True, False, True):
+        line.note(0, 0.5, hit)
+    assert line.share(0, 0.5) == 0.5
+
+
+def test_what_becomes_of_the_chain_in_a_tree_is_seen_of_the_chain() -> None:
+    acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
+    for _ in range(100):
+        # Another branch was right twice, the chain's second draft never; its third was not in the tree.
+        acceptance.note(Done(TREE, (1,), (50,), (1008,), (2,), (3,), chain=((1, 2),)))
+    (survival,) = acceptance.survival([Row(1, 50, 3)])
+    assert survival[0] > 0.95 and survival[1] < 0.05
+    assert acceptance.emitted([Row(1, 50, 3)], [TREE])[TREE][0] > 2.0
 
 
 def test_a_tree_that_was_cut_tells_of_no_miss_where_nothing_was() -> None:
     acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
     for request in range(200):
         # Two siblings of a tree of 1008 nodes, and one of them is right.
-        acceptance.note(Done(TREE, (request,), (50,), (2,), (1,), (2,)))
+        acceptance.note(Done(TREE, (request,), (50,), (2,), (1,), (2,), chain=((1, 1),)))
     (survival,) = acceptance.survival([Row(999, 50, 3)])
     assert survival[0] > 0.8 and survival[1] > 0.5 * survival[0]
 
@@ -120,7 +135,7 @@ def test_a_tree_that_was_cut_tells_of_no_miss_where_nothing_was() -> None:
 def test_scores_that_rise_are_no_chances_above_one() -> None:
     acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
     row = Row(1, 50, 3, scores=(0.9, 0.95, 0.97))
-    acceptance.note(Done(TREE, (1,), (50,), (1008,), (3,), (4,), (row.scores,)))
+    acceptance.note(Done(TREE, (1,), (50,), (1008,), (3,), (4,), (row.scores,), chain=((3, 3),)))
     acceptance.note(Done(3, (1,), (50,), (3,), (1,), (2,), ((0.5, float("nan"), 0.2),)))
     assert 1.0 < acceptance.emitted([row], [TREE])[TREE][0] < 5.0
 

@@ -29,7 +29,9 @@ def texts_by_shapes(
     return [request.result().token_ids for request in requests]
 
 
-def counts_by_shape(spec: Speculator, prompts: Sequence[list[int]], length: int, shape: int, **options: Any) -> list[int]:
+def counts_by_shape(
+    spec: Speculator, prompts: Sequence[list[int]], length: int, shape: int, **options: Any
+) -> list[int]:
     """Accepted and proposed draft tokens, and target passes.
 
     Prompts come one by one: beside one that is being read, the time a step takes decides how much is drafted.

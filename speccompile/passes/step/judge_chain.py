@@ -1,0 +1,84 @@
+"""What a chain would have had accepted beside a tree: the first choice at each depth is a part of the tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from speccompile.graph.state import N, StateSpec
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import Tree
+from speccompile.passes.base import Changes, Facts, Pass, facts
+
+
+def chain_state() -> list[StateSpec]:
+    """``chain_accepted`` and ``chain_judged`` int64 ``[N]``, of the newest step whose drafts were a tree."""
+    return [StateSpec(name, (N,), torch.int64) for name in ("chain_accepted", "chain_judged")]
+
+
+@dataclass(frozen=True)
+class JudgeChain(Pass):
+    """For policies, which learn of a chain from what becomes of a tree. Nothing that a step emits depends on it."""
+
+    tree: Tree
+
+    name: ClassVar[str] = "judge_chain"
+    looks_for: ClassVar[str] = "an accepted path"
+    requires: ClassVar[Facts] = facts("drafts", "tree", "accepted", "path")
+    provides: ClassVar[Facts] = facts("chain_judged")
+
+    def run(self, graph: StepGraph) -> Changes:
+        values = [graph.values[name] for name in ("drafts", "parents", "path", "row_accepted")]
+        found = graph.insert(chain_in_tree, *values, others=other_branches(self.tree))
+        state = [graph.state(spec.name) for spec in chain_state()]
+        graph.insert(store, graph.values["slots"], *found, *state)
+        return Changes(1)
+
+
+def other_branches(tree: Tree) -> tuple[int, ...]:
+    """The nodes of a static tree that are not the first branch of their parent, from 1 on; of a dynamic one none is
+    known."""
+    if tree.parents is None:
+        return ()
+    return tuple(node for node, path in enumerate(tree.paths, 1) if path[-1])
+
+
+def chain_in_tree(
+    drafts: torch.Tensor, parents: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor, *, others: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many drafts of the chain are accepted, and how many were judged: one more where the tree has the next.
+
+    Args:
+        drafts: ``[B, nodes]``, -1 where there is none; parents: ``[B, 1 + nodes]``. Of siblings the first in number is
+            the likeliest.
+        path: ``[B, 1 + depth]``, accepted: ``[B]``, of :func:`speccompile.ops.tree.walk_tree`.
+        others: see :func:`other_branches`.
+
+    Returns:
+        Two of int64 ``[B]``.
+    """
+    of = parents[:, 1:]
+    there = drafts >= 0
+    # [B, node, earlier node]
+    siblings = (of[:, :, None] == of[:, None, :]) & there[:, None, :]
+    first = there & ~siblings.tril(-1).any(2)
+    for node in others:
+        first[:, node - 1].fill_(False)
+    offsets = torch.arange(1, path.shape[1], device=path.device)
+    on_chain = first.gather(1, (path[:, 1:] - 1).clamp(min=0)) & (offsets <= accepted[:, None])
+    count = on_chain.long().cumprod(1).sum(1)
+    end = path.gather(1, count[:, None])
+    return count, count + (first & (of == end)).any(1)
+
+
+def store(
+    slots: torch.Tensor,
+    accepted: torch.Tensor,
+    judged: torch.Tensor,
+    to_accepted: torch.Tensor,
+    to_judged: torch.Tensor,
+) -> None:
+    to_accepted.index_put_((slots,), accepted)
+    to_judged.index_put_((slots,), judged)
