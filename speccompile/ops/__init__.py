@@ -1,12 +1,27 @@
 """The semantic ops, one file each; importing this package registers them as ``torch.ops.speccompile.*``."""
 
 from speccompile.ops import attention as attention
+from speccompile.ops import causal_conv as causal_conv
 from speccompile.ops import choose as choose
 from speccompile.ops import commit as commit
+from speccompile.ops import gated_delta_rule as gated_delta_rule
 from speccompile.ops import likeliest as likeliest
 from speccompile.ops import native as native
 from speccompile.ops import ngram as ngram
+from speccompile.ops import selective_scan as selective_scan
 from speccompile.ops import tree as tree
 from speccompile.ops import within_top as within_top
 
-__all__ = ["attention", "choose", "commit", "likeliest", "native", "ngram", "tree", "within_top"]
+__all__ = [
+    "attention",
+    "causal_conv",
+    "choose",
+    "commit",
+    "gated_delta_rule",
+    "likeliest",
+    "native",
+    "ngram",
+    "selective_scan",
+    "tree",
+    "within_top",
+]
