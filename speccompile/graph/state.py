@@ -1,7 +1,7 @@
 """What a step keeps between runs: named state tensors whose sizes are expressions, resolved once per wrap.
 
 Shape symbols (sympy): ``N`` slots, the dummy slot included; ``S`` cache length; ``K`` the largest draft length;
-``B`` rows of a step; ``E`` EOS ids a slot can hold; ``V`` vocabulary.
+``T`` the widest step that commits; ``B`` rows of a step; ``E`` EOS ids a slot can hold; ``V`` vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-N, S, K, B, E, V = sympy.symbols("N S K B E V", integer=True, positive=True)
+N, S, K, T, B, E, V = sympy.symbols("N S K T B E V", integer=True, positive=True)
 
 EOS_CAPACITY = 8
 
@@ -190,6 +190,47 @@ def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:
     return specs
 
 
+#: State of a target with recurrent layers: how many tokens of its sequence the state of each slot has absorbed.
+ABSORBED = "absorbed_length"
+
+
+@dataclass(frozen=True)
+class RecurrentShape:
+    """What one recurrence of a layer was seen to keep, in float32.
+
+    Args:
+        state: shape of a slot's state. Empty for a convolution, whose state is its newest inputs.
+        inputs: numbers that it reads of one place, F.
+        window: the newest settled places whose inputs it reads in every step.
+    """
+
+    state: tuple[int, ...]
+    inputs: int
+    window: int = 0
+
+
+def recurrent_names(observed: Mapping[str, RecurrentShape]) -> list[str]:
+    """The names of the tensors that recurrences read and write."""
+    return [spec.name for spec in recurrent_state(observed)[1:]]
+
+
+def recurrent_state(observed: Mapping[str, RecurrentShape]) -> list[StateSpec]:
+    """The state of each recurrence, under its name, ``[N, ...]``, and the inputs of the newest places, which end in
+    ``_kept``, ``[N, R, F]``: see :mod:`speccompile.ops.recurrence`.
+
+    Such state does not follow the text by position, and is reset with its slot.
+    """
+    if not observed:
+        return []
+    f32 = torch.float32
+    specs = [StateSpec(ABSORBED, (N,), torch.int64, high=S)]
+    for name, shape in observed.items():
+        if shape.state:
+            specs.append(StateSpec(name, (N, *shape.state), f32))
+        specs.append(StateSpec(f"{name}_kept", (N, T + shape.window, shape.inputs), f32))
+    return specs
+
+
 def resolve_layout(
     specs: Iterable[StateSpec],
     *,
@@ -204,6 +245,7 @@ def resolve_layout(
         N: max_batch + 1,
         S: cache_len(max_len, max_width),
         K: max_draft_len,
+        T: max_width,
         B: max_batch,
         E: EOS_CAPACITY,
         V: vocab_size,

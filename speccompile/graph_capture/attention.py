@@ -61,6 +61,11 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def current_run() -> Running | None:
+    """The forward under capture of this thread, None where none is."""
+    return _running.stack[-1] if _running.stack else None
+
+
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -1,21 +1,23 @@
-"""The KV arena as transformers sees it: ``Cache`` subclasses that stand in during capture."""
+"""The arena as transformers sees it: ``Cache`` subclasses that stand in during capture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from transformers.cache_utils import Cache
 
-from speccompile.graph.state import KVShape
+from speccompile.graph.state import KVShape, RecurrentShape
 from speccompile.graph_capture.masks import UnsupportedByRoute
 
 RECURRENT = "keeps a recurrent or linear-attention state, which cannot be rewound to the accepted tokens yet"
 
 
 class StepCache(Cache):
-    """What both stand-ins say to a model's questions: positions are inputs, and there is no one length.
+    """What both stand-ins answer to a model's questions: positions are inputs, there is no one length, and a recurrent
+    layer has no state before this forward, so that it takes its form for many tokens.
 
     Args:
         length: what the cache says its length is. A model that reads it counts positions itself.
@@ -26,6 +28,11 @@ class StepCache(Cache):
         self.length = length
         # What update returned: attention over anything else is attention over something changed.
         self.returned: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # What update_conv_state returned and no convolution has read yet, by the name of its state.
+        self._unread: dict[str, torch.Tensor] = {}
+        # Recurrences of the newest layer that asked for a state.
+        self._layer = -1
+        self._recurrences = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -36,15 +43,72 @@ class StepCache(Cache):
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
 
-    def _no_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedByRoute(RECURRENT)
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
 
-    get_conv_state = update_conv_state = _no_state
-    get_recurrent_state = update_recurrent_state = _no_state
-    has_previous_state = _no_state
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **options: Any
+    ) -> torch.Tensor:
+        """The inputs of a layer's convolution, ``[B, C, T]``, as they are: the op reads those before them."""
+        name = f"conv_{layer_idx}" if state_idx == 0 else f"conv_{layer_idx}_{state_idx}"
+        self._unread[name] = conv_states
+        return conv_states
+
+    def conv_of(self, inputs: torch.Tensor) -> str:
+        """The state of the convolution that reads ``inputs``, which :meth:`update_conv_state` returned."""
+        found = [name for name, given in self._unread.items() if given is inputs]
+        if not found:
+            raise UnsupportedByRoute("convolves something else than it put into the cache")
+        del self._unread[found[0]]
+        return found[0]
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self._layer, self._recurrences = layer_idx, 0
+
+    def recurrence(self, kind: str) -> str:
+        """The state of the next recurrence of the layer that asked for one. A layer may have several."""
+        if self._layer < 0:
+            raise UnsupportedByRoute(RECURRENT)
+        self._recurrences += 1
+        name = f"{kind}_{self._layer}"
+        return name if self._recurrences == 1 else f"{name}_{self._recurrences - 1}"
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **options: Any
+    ) -> torch.Tensor:
+        """The op has written the state; what is no recurrence of ours has none."""
+        if layer_idx != self._layer or self._recurrences == 0:
+            raise UnsupportedByRoute(RECURRENT)
+        self._layer = -1
+        return recurrent_states
+
+    def check_read(self) -> None:
+        """Raises UnsupportedByRoute: a layer keeps inputs that no convolution of ours has read."""
+        if self._unread:
+            raise UnsupportedByRoute(f"{RECURRENT} ({', '.join(self._unread)})")
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
 
     def update_indexer(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedByRoute("chooses the keys to attend to by an index of its own")
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """The state of recurrent layers in a step, and where that of each row stands: :mod:`speccompile.ops.recurrence`.
+
+    Args:
+        tensors: of the arena, by name.
+        absorbed, settled: int64 ``[B]``.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    absorbed: torch.Tensor
+    settled: torch.Tensor
 
 
 class SlotCache(StepCache):
@@ -56,6 +120,7 @@ class SlotCache(StepCache):
         positions: int64 ``[B, T]``, each row's own.
         gather: whether a layer reads its rows alone, as ``[B, G, S, D]``, which is what transformers' own attention
             takes; otherwise it is handed the whole tensors, for the attention op.
+        recurrent: state of recurrent layers; None where there are none.
     """
 
     def __init__(
@@ -65,9 +130,17 @@ class SlotCache(StepCache):
         slots: torch.Tensor,
         positions: torch.Tensor,
         gather: bool,
+        recurrent: Recurrent | None = None,
     ) -> None:
         super().__init__()
         self.keys, self.values, self.slots, self.positions, self.gather = keys, values, slots, positions, gather
+        self._recurrent = recurrent
+
+    @property
+    def recurrent(self) -> Recurrent:
+        if self._recurrent is None:
+            raise UnsupportedByRoute(RECURRENT)
+        return self._recurrent
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -87,11 +160,22 @@ class SlotCache(StepCache):
 
 
 class RecordingCache(StepCache):
-    """Hands keys and values back untouched and remembers their sizes: KV shapes are observed, not computed."""
+    """Hands keys and values back untouched and remembers their sizes: shapes of state are observed, not computed."""
 
     def __init__(self, length: int = 0) -> None:
         super().__init__(length)
         self.observed: dict[int, KVShape] = {}
+        self.recurrent: dict[str, RecurrentShape] = {}
+
+    def note(self, name: str, shape: RecurrentShape) -> None:
+        """Remember what a recurrence keeps.
+
+        Raises:
+            UnsupportedByRoute: a layer ran twice.
+        """
+        if name in self.recurrent:
+            raise UnsupportedByRoute(f"writes the state {name} twice in one forward")
+        self.recurrent[name] = shape
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

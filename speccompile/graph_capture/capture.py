@@ -14,25 +14,24 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel, error_line
 from speccompile.graph.port import Port
-from speccompile.graph.state import Layout, primes_clear_of
+from speccompile.graph.state import Layout, primes_clear_of, recurrent_names
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
-from speccompile.graph_capture.cache import SlotCache
+from speccompile.graph_capture.cache import Recurrent, SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
-from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs
+from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, cache_argument, extra_inputs
+from speccompile.graph_capture.recurrence import recurrences_captured
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.utils.torch_private import check_size
 from speccompile.utils.tracer_isolation import silenced
 
 aten = torch.ops.aten
-
-KV_PREFIXES = {"keys": "k_", "values": "v_"}
 
 
 class Step(nn.Module):
@@ -50,17 +49,25 @@ class Step(nn.Module):
         row_slots: torch.Tensor,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
+        recurrent: list[torch.Tensor],
+        row_absorbed: torch.Tensor,
+        row_settled: torch.Tensor,
     ) -> torch.Tensor:
-        """input_ids, position_ids ``[B, T]``; row_slots ``[B]``; returns logits ``[B, T, V]``."""
+        """input_ids, position_ids ``[B, T]``; row_slots, row_absorbed, row_settled ``[B]``; returns logits
+        ``[B, T, V]``."""
         share_sizes((input_ids, position_ids), (0, 1))
-        share_sizes((input_ids, row_slots), (0,))
-        share_sizes((*keys, *values), (0, 1))
+        share_sizes((input_ids, row_slots, row_absorbed, row_settled), (0,))
+        if keys:
+            share_sizes((*keys, *values), (0, 1))
         route, layers = self.observed.route, self.observed.kv
         by_layer = dict(zip(layers, keys, strict=True)), dict(zip(layers, values, strict=True))
-        cache = SlotCache(*by_layer, row_slots, position_ids, gather=route == "eager")
-        extra = extra_inputs(self.model, route, position_ids, keys[0].shape[1])
+        by_name = dict(zip(recurrent_names(self.observed.recurrent), recurrent, strict=True))
+        own = Recurrent(by_name, row_absorbed, row_settled) if by_name else None
+        cache = SlotCache(*by_layer, row_slots, position_ids, gather=route == "eager", recurrent=own)
+        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, keys[0].shape[1] if keys else 0)
         with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
-            result = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **extra)
+            extra |= {cache_argument(self.model): cache}
+            result = self.model(input_ids=input_ids, use_cache=True, **extra)
         logits: torch.Tensor = result.logits
         return logits
 
@@ -76,9 +83,10 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     """Capture one forward of ``model`` over a KV arena of that layout.
 
     Returns:
-        A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), the output
-        ``logits``, and the facts ``captured`` and ``logits``. Its B and T are two primes found nowhere else in the
-        model, so a size that varies differs from one that does not. N and S are those of the layout.
+        A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), for a
+        recurrent state also ``row_absorbed`` and ``row_settled`` (``[B]``), the output ``logits``, and the facts
+        ``captured`` and ``logits``. Its B and T are two primes found nowhere else in the model, so a size that varies
+        differs from one that does not. N and S are those of the layout.
 
     Raises:
         UnsupportedModel: export failed; says where.
@@ -86,12 +94,14 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
         AnchorError: a place that passes need was not found.
     """
     rows, width, slots, places = example_sizes(model, _numbers(model), layout)
-    program = _export(model, info, observed, rows, width, slots, places)
+    program = _export(model, info, observed, layout, (rows, width, slots, places))
     graph = program.graph_module.graph
     clean_graph(graph)
     paths = ModulePaths.of(model, prefix="model.")
     inputs = input_ports(layout, info.device, {"B": rows, "T": width})
-    ports = name_ports(graph, program, model, info, list(observed.kv), layout, inputs, changing_tables(model))
+    states = kv_names(list(observed.kv))
+    states |= {f"recurrent_{place}": name for place, name in enumerate(recurrent_names(observed.recurrent))}
+    ports = name_ports(graph, program, model, info, states, layout, inputs, changing_tables(model))
     anchors = find_anchors(graph, paths, info.num_layers)
     step = StepGraph(
         graph=graph,
@@ -119,25 +129,37 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
 
 
 def _export(
-    model: PreTrainedModel, info: ModelInfo, observed: Observation, rows: int, width: int, slots: int, places: int
+    model: PreTrainedModel, info: ModelInfo, observed: Observation, layout: Layout, sizes: tuple[int, int, int, int]
 ) -> torch.export.ExportedProgram:
     device = info.device
+    rows, width, slots, places = sizes
 
     def example(size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((slots, places, *size), dtype=dtype, device=device)
 
+    kept = [layout.tensors[name] for name in recurrent_names(observed.recurrent)]
     inputs = (
         torch.zeros((rows, width), dtype=torch.int64, device=device),
         torch.arange(width, device=device).repeat(rows, 1),
         torch.zeros(rows, dtype=torch.int64, device=device),
         [example(shape.key, shape.dtype) for shape in observed.kv.values()],
         [example(shape.value, shape.dtype) for shape in observed.kv.values()],
+        [torch.empty((slots, *tensor.shape[1:]), dtype=tensor.dtype, device=device) for tensor in kept],
+        torch.zeros(rows, dtype=torch.int64, device=device),
+        torch.zeros(rows, dtype=torch.int64, device=device),
     )
     dynamic = torch.export.Dim.DYNAMIC
-    both = {0: dynamic, 1: dynamic}
-    shapes = (both, both, {0: dynamic}, [both] * len(observed.kv), [both] * len(observed.kv))
+    both, first = {0: dynamic, 1: dynamic}, {0: dynamic}
+    layers = [both] * len(observed.kv)
+    shapes = (both, both, first, layers, layers, [first] * len(kept), first, first)
     place = ModuleTracker(model)
-    with altering(model), captured_by(model, observed.route), fixed_rotary(model), place.followed():
+    with (
+        altering(model),
+        captured_by(model, observed.route),
+        recurrences_captured(model),
+        fixed_rotary(model),
+        place.followed(),
+    ):
         try:
             # torch prints the unfinished graph to stderr before it raises.
             with silenced():
@@ -204,8 +226,8 @@ def _changes_nothing(node: fx.Node) -> bool:
         before, after = args[0].meta["val"], node.meta["val"]
         return bool(before.dtype == after.dtype and before.device == after.device)
     if node.target is aten.slice.Tensor:
-        bounds = dict(zip(("start", "stop", "step"), args[2:], strict=False))
-        return bounds.get("start") in (0, None) and bounds.get("stop") in (None, 2**63 - 1) and len(bounds) < 3
+        # Nothing is cut off: all places, or as many from the end as there are.
+        return len(args) < 5 and bool(args[0].meta["val"].shape == node.meta["val"].shape)
     return False
 
 
@@ -217,7 +239,16 @@ def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) 
         "input_ids": Port("input_ids", "input", both, int64, device, high=layout.vocab_size),
         "position_ids": Port("position_ids", "input", both, int64, device, high=last_place, distinct=True),
         "row_slots": Port("row_slots", "input", both[:1], int64, device, high=layout.max_batch + 1, distinct=True),
+        # Where a row's recurrent state stands; of examples it has absorbed nothing.
+        "row_absorbed": Port("row_absorbed", "input", both[:1], int64, device, high=1),
+        "row_settled": Port("row_settled", "input", both[:1], int64, device, high=1),
     }
+
+
+def kv_names(layers: Sequence[int]) -> dict[str, str]:
+    """What the arena calls the KV of ``layers``, by the placeholders of lists ``keys`` and ``values``."""
+    names = {"keys": "k", "values": "v"}
+    return {f"{kind}_{place}": f"{name}_{layer}" for kind, name in names.items() for place, layer in enumerate(layers)}
 
 
 def name_ports(
@@ -225,7 +256,7 @@ def name_ports(
     program: torch.export.ExportedProgram,
     module: nn.Module,
     info: ModelInfo,
-    layers: Sequence[int],
+    states: Mapping[str, str],
     layout: Layout,
     inputs: Mapping[str, Port],
     changing: Collection[str],
@@ -234,7 +265,7 @@ def name_ports(
 
     Args:
         module: what was exported, as ``model`` of a wrapper.
-        layers: those that keep KV, in the order in which it was handed over.
+        states: what the arena calls each tensor of state, by the name of its placeholder.
         changing: paths of tensors that the module itself rewrites.
     """
     tensors = named_tensors(module)
@@ -252,8 +283,7 @@ def name_ports(
         elif spec.kind is InputKind.USER_INPUT and node.name in inputs:
             port = inputs[node.name]
         elif spec.kind is InputKind.USER_INPUT:
-            kind, _, place = node.name.rpartition("_")
-            port = Port.of_state(layout.tensors[f"{KV_PREFIXES[kind]}{layers[int(place)]}"], info.device)
+            port = Port.of_state(layout.tensors[states[node.name]], info.device)
         else:
             raise CaptureError(
                 f"export of {info.name} left the tensor {node.name!r} as {spec.kind.name.lower()}; "

@@ -16,7 +16,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
-from speccompile.graph_capture.observe import accepts
+from speccompile.graph_capture.observe import accepts, cache_argument
 
 # Share of the largest logit by which two correct forwards of one model may differ.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -87,6 +87,23 @@ def check_capture(
 
 
 @dataclass(frozen=True)
+class Piece:
+    """One run of the check.
+
+    Args:
+        rows: of the text.
+        starts: where each begins.
+        absorbed, settled: where the recurrent state of each row stands before and after it, if the model has one.
+    """
+
+    rows: list[int]
+    starts: list[int]
+    width: int
+    absorbed: list[int]
+    settled: list[int]
+
+
+@dataclass(frozen=True)
 class Probe:
     """Text ``[2, length]`` and the model's own logits for its last ``COMPARED`` tokens."""
 
@@ -131,9 +148,28 @@ class Probe:
         """How many tokens only fill the cache."""
         return self.text.shape[1] - self.expected.shape[1]
 
-    def pieces(self) -> Iterator[tuple[list[int], list[int], int]]:
-        """(rows, where each starts, width) of each piece. The first piece is the first row's alone, so that the rows
-        stand at different positions."""
+    def pieces(self, graph: StepGraph) -> Iterator[Piece]:
+        """The text in pieces. The first one is the first row's alone, so that the rows stand at different positions."""
+        absorbed = [0, 0]
+        for rows, starts, width in self._cuts():
+            for row, start in zip(rows, starts, strict=True):
+                if "row_settled" in graph.ports and start < absorbed[row]:
+                    # A recurrent state cannot go back.
+                    absorbed[row] = 0
+                    if start:
+                        yield self._piece([row], [0], start, absorbed)
+            yield self._piece(rows, starts, width, absorbed)
+
+    def _piece(self, rows: list[int], starts: list[int], width: int, absorbed: list[int]) -> Piece:
+        """A piece from ``absorbed`` on, which it advances. The newest tokens are left to the piece after it, as many as
+        a step may draft."""
+        before = [absorbed[row] for row in rows]
+        for row, start in zip(rows, starts, strict=True):
+            absorbed[row] = max(start, start + width - self.arena.layout.max_width)
+        return Piece(rows, starts, width, before, [absorbed[row] for row in rows])
+
+    def _cuts(self) -> Iterator[tuple[list[int], list[int], int]]:
+        """(rows, where each starts, width) of each piece."""
         for start in range(0, self.lead, LEAD):
             yield [0, 1], [start, start], min(LEAD, self.lead - start)
         starts, length = [self.lead, self.lead], self.text.shape[1]
@@ -146,14 +182,17 @@ class Probe:
             for row in rows:
                 starts[row] += width
 
-    def inputs(self, graph: StepGraph, rows: list[int], starts: list[int], width: int) -> list[torch.Tensor]:
-        positions = torch.stack([torch.arange(start, start + width) for start in starts]).to(self.text.device)
+    def inputs(self, graph: StepGraph, piece: Piece) -> list[torch.Tensor]:
+        device = self.text.device
+        positions = torch.stack([torch.arange(start, start + piece.width) for start in piece.starts]).to(device)
         # The second row uses the dummy slot, which no request owns.
-        slots = torch.tensor([0, self.arena.layout.dummy_slot], device=self.text.device)
+        slots = torch.tensor([0, self.arena.layout.dummy_slot], device=device)
         values = {
-            "input_ids": self.text[rows].gather(1, positions),
+            "input_ids": self.text[piece.rows].gather(1, positions),
             "position_ids": positions,
-            "row_slots": slots[rows],
+            "row_slots": slots[piece.rows],
+            "row_absorbed": torch.tensor(piece.absorbed, device=device),
+            "row_settled": torch.tensor(piece.settled, device=device),
         }
         return [values[n.name] if n.name in values else _bound(graph, n.name, self.arena) for n in graph.placeholders]
 
@@ -161,12 +200,17 @@ class Probe:
 def _decoded(model: PreTrainedModel, text: torch.Tensor, only: dict[str, int]) -> torch.Tensor:
     """Logits ``[DECODED, V]`` of the end of ``text`` ``[1, length]`` as ``generate`` computes them, token by token."""
     steps = min(DECODED, text.shape[1] - 1)
-    past = model(input_ids=text[:, :-steps], use_cache=True, **only).past_key_values
+    name = cache_argument(model)
+    past = getattr(model(input_ids=text[:, :-steps], use_cache=True, **only), name)
     logits = []
     for place in range(text.shape[1] - steps, text.shape[1]):
-        result = model(input_ids=text[:, place : place + 1], past_key_values=past, use_cache=True)
+        inputs = {"input_ids": text[:, place : place + 1], name: past}
+        if accepts(model, "position_ids"):
+            # Not every forward counts them from the cache's length on.
+            inputs["position_ids"] = torch.tensor([[place]], device=text.device)
+        result = model(**inputs, use_cache=True)
         logits.append(result.logits[0, -1])
-        past = result.past_key_values
+        past = getattr(result, name)
     return torch.stack(logits)
 
 
@@ -181,17 +225,17 @@ def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float
     """The largest difference of a token's logits, ``UNDECIDED`` ones aside, and the piece that has the largest."""
     differences: list[float] = []
     worst, where = -1.0, ""
-    for rows, starts, width in probe.pieces():
+    for piece in probe.pieces(graph):
         with torch.no_grad():
-            logits = run(*probe.inputs(graph, rows, starts, width))[0]
-        if starts[0] < probe.lead:
+            logits = run(*probe.inputs(graph, piece))[0]
+        if piece.starts[0] < probe.lead:
             continue
-        for place, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            expected = probe.expected[row, start - probe.lead : start - probe.lead + width]
+        for place, (row, start) in enumerate(zip(piece.rows, piece.starts, strict=True)):
+            expected = probe.expected[row, start - probe.lead : start - probe.lead + piece.width]
             found = _differences(logits[place], expected)
             differences += found
             if max(found) > worst:
-                worst, where = max(found), f"in tokens {start} to {start + width - 1}"
+                worst, where = max(found), f"in tokens {start} to {start + piece.width - 1}"
     return _decided(differences, probe.precision), where
 
 
@@ -235,11 +279,14 @@ def _first_wrong_layer(
             for handle in handles:
                 handle.remove()
     differences: dict[int, list[float]] = {index: [] for index in found}
-    for rows, starts, width in probe.pieces():
+    for piece in probe.pieces(graph):
         with torch.no_grad():
-            hidden = run(*probe.inputs(tapped, rows, starts, width))
+            hidden = run(*probe.inputs(tapped, piece))
+        if piece.rows[0] != 0:
+            continue
+        start = piece.starts[0]
         for index, expected in found.items():
-            differences[index] += _differences(hidden[index][0], expected[0, starts[0] : starts[0] + width])
+            differences[index] += _differences(hidden[index][0], expected[0, start : start + piece.width])
     for index, change in differences.items():
         share = _decided(change, probe.precision) / float(found[index].abs().max())
         if share > TOLERANCE[probe.precision]:

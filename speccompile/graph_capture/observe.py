@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.errors import UnsupportedModel, error_line
-from speccompile.graph.state import KVShape
+from speccompile.graph.state import KVShape, RecurrentShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
+from speccompile.graph_capture.recurrence import recurrences_captured
+from speccompile.utils.devices import traits_of
 
 ROWS, WIDTH = 2, 5
 # Lengths that a cache reports in a probe: one inside every table, one after the end of most. XGLM's forward builds a
@@ -35,6 +37,7 @@ class Observation:
         kv: shapes of what each layer puts into the cache, by layer; a layer that shares another's KV has none.
         masks: what the model asks for in one forward, in order.
         reach: the longest window or chunk; the capture check takes a text longer than that.
+        recurrent: shapes of what each recurrence keeps, by its name in the arena.
         counts: whether logits depend on the length that the cache reports, beside positions. One graph cannot have each
             row's, so the capture check takes a text as long as there will ever be.
     """
@@ -45,6 +48,7 @@ class Observation:
     reach: int
     counts: bool = False
     reason: str = ""
+    recurrent: dict[str, RecurrentShape] = field(default_factory=dict)
 
 
 def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = ROUTES) -> Observation:
@@ -53,7 +57,7 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
     Raises:
         UnsupportedModel: there is none; names the layer, its class, and the reason for the last route tried.
     """
-    if not accepts(model, "past_key_values"):
+    if not cache_argument(model):
         raise UnsupportedModel(model=info.name, reason=_no_cache(model))
     reasons: list[str] = []
     for route in routes:
@@ -67,6 +71,11 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
 def accepts(model: PreTrainedModel, name: str) -> bool:
     """Whether the model's forward has an argument of that name."""
     return name in inspect.signature(model.forward).parameters
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward, and its result, calls the cache; empty for a model without one."""
+    return next((name for name in ("past_key_values", "cache_params") if accepts(model, name)), "")
 
 
 def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str) -> Observation:
@@ -87,11 +96,17 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
             if failed := _own_failure(model, info):
                 raise UnsupportedByRoute(f"{place}fails in its own forward too, without a cache: {failed}") from error
             raise UnsupportedByRoute(f"{place}does not run over a KV cache: {error_line(error)}") from error
-    kv = cache.observed
-    if not kv:
+    kv, recurrent = cache.observed, cache.recurrent
+    cache.check_read()
+    if not kv and not recurrent:
         raise UnsupportedByRoute(_no_cache(model))
-    if model._is_stateful:
+    if model._is_stateful and not recurrent:
         raise UnsupportedByRoute(f"{_first_layer(model)} {RECURRENT}")
+    if recurrent and not traits_of(info.device).host_memory:
+        reason = (
+            f"{_first_layer(model)} keeps a recurrent state, and its ops have no kernels for {info.device.type} yet"
+        )
+        raise UnsupportedModel(model=info.name, reason=reason)
     if route == "attention" and run.attended < len(kv):
         raise UnsupportedByRoute(f"attends in {run.attended} of {len(kv)} layers by transformers' attention interface")
     if run.causal and not any(run.causal):
@@ -99,7 +114,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     masks = tuple(run.masks.seen)
     reach = max([run.reach, *(mask.reach for mask in masks if isinstance(mask, Mask))])
     counts = _counts(model, info, route, positions, logits)
-    return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason)
+    return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason, recurrent)
 
 
 def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
@@ -116,11 +131,11 @@ def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
 
 def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running) -> torch.Tensor:
     tokens = (torch.arange(ROWS * WIDTH, device=info.device) + info.vocab_size // 2) % info.vocab_size
-    with altering(model), captured_by(model, route), running(run), torch.no_grad():
+    with altering(model), captured_by(model, route), recurrences_captured(model), running(run), torch.no_grad():
         logits: torch.Tensor = model(
             input_ids=tokens.view(ROWS, WIDTH),
-            past_key_values=run.cache,
             use_cache=True,
+            **{cache_argument(model): run.cache},
             **extra_inputs(model, route, run.positions, WIDTH),
         ).logits
     return logits
@@ -146,9 +161,10 @@ def _counts(
 def extra_inputs(
     model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt
 ) -> dict[str, torch.Tensor]:
-    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for ALiBi a full mask ``[B, S]``."""
+    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for ALiBi a full mask ``[B, S]``, which
+    recurrent layers would take for padding of what they read."""
     inputs = {"position_ids": positions} if accepts(model, "position_ids") else {}
-    if route == "eager" and accepts(model, "attention_mask"):
+    if route == "eager" and accepts(model, "attention_mask") and not model._is_stateful:
         ones = torch.ones((positions.shape[0], cache_len), dtype=torch.int64, device=positions.device)
         inputs["attention_mask"] = ones
     return inputs

@@ -19,7 +19,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.graph.state import KVShape, Layout
+from speccompile.graph.state import KVShape, Layout, RecurrentShape
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_facts import own_code, scalar_settings
@@ -113,7 +113,11 @@ def _read_observation(data: dict[str, Any]) -> Observation:
         int(layer): KVShape(tuple(key), tuple(value), getattr(torch, dtype))
         for layer, (key, value, dtype) in data["kv"].items()
     }
-    return Observation(**{**data, "kv": kv, "masks": tuple(_read_mask(mask) for mask in data["masks"])})
+    recurrent = {
+        name: RecurrentShape(**{**shape, "state": tuple(shape["state"])}) for name, shape in data["recurrent"].items()
+    }
+    masks = tuple(_read_mask(mask) for mask in data["masks"])
+    return Observation(**{**data, "kv": kv, "recurrent": recurrent, "masks": masks})
 
 
 def _read_mask(data: dict[str, Any]) -> Mask | ForeignMask:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import Cache
 
-from speccompile.graph.state import KVShape
+from speccompile.graph.state import KVShape, RecurrentShape
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
 from speccompile.graph_capture.masks import UnsupportedByRoute
 
@@ -125,16 +125,61 @@ CACHES: dict[str, Callable[[], StepCache]] = {
 }
 
 
-@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
-@pytest.mark.parametrize(
-    "name",
-    ["get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state", "has_previous_state"],
-)
-def test_recurrent_state_is_refused(make: Callable[[], StepCache], name: str) -> None:
-    # transformers has such a method: the refusal stands where a model would call it.
-    assert hasattr(Cache, name)
-    with pytest.raises(UnsupportedByRoute, match="recurrent or linear-attention state, which cannot be rewound"):
-        getattr(make(), name)(torch.zeros(1), layer_idx=0, cache_position=None)
+EACH_CACHE = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+
+
+@EACH_CACHE
+def test_a_recurrent_layer_has_no_state_before_the_forward(make: Callable[[], StepCache]) -> None:
+    cache = make()
+    assert cache.get_conv_state(1) is None and cache.get_recurrent_state(1, state_idx=0) is None
+    assert not cache.has_previous_state(1) and not cache.is_recording_past(1)
+
+
+@EACH_CACHE
+def test_a_convolution_is_found_by_its_inputs(make: Callable[[], StepCache]) -> None:
+    cache, inputs = make(), [torch.zeros(1, 2, 3) for _ in range(3)]
+    for state, own in enumerate(inputs[:2]):
+        assert cache.update_conv_state(own, 4, state_idx=state, conv_kernel_size=4) is own
+    assert cache.conv_of(inputs[1]) == "conv_4_1"
+    with pytest.raises(UnsupportedByRoute, match=r"cannot be rewound .* \(conv_4\)"):
+        cache.check_read()
+    assert cache.conv_of(inputs[0]) == "conv_4"
+    cache.check_read()
+    with pytest.raises(UnsupportedByRoute, match="convolves something else than it put into the cache"):
+        cache.conv_of(inputs[2])
+
+
+@EACH_CACHE
+def test_recurrences_are_named_by_the_layer_that_asked_for_its_state(make: Callable[[], StepCache]) -> None:
+    cache, state = make(), torch.zeros(1)
+    cache.get_recurrent_state(2)
+    assert [cache.recurrence("scan") for _ in range(2)] == ["scan_2", "scan_2_1"]
+    assert cache.update_recurrent_state(state, 2) is state
+    cache.get_recurrent_state(3)
+    assert cache.recurrence("delta") == "delta_3"
+
+
+@EACH_CACHE
+def test_a_state_of_no_known_recurrence_is_refused(make: Callable[[], StepCache]) -> None:
+    cache = make()
+    with pytest.raises(UnsupportedByRoute, match="cannot be rewound"):
+        cache.recurrence("scan")
+    cache.get_recurrent_state(2)
+    with pytest.raises(UnsupportedByRoute, match="cannot be rewound"):
+        cache.update_recurrent_state(torch.zeros(1), 2)
+
+
+def test_a_layer_that_runs_twice_has_no_one_state() -> None:
+    cache = RecordingCache()
+    cache.note("scan_2", RecurrentShape((2, 3), 5))
+    assert cache.recurrent == {"scan_2": RecurrentShape((2, 3), 5)}
+    with pytest.raises(UnsupportedByRoute, match="writes the state scan_2 twice in one forward"):
+        cache.note("scan_2", RecurrentShape((2, 3), 5))
+
+
+def test_a_cache_without_recurrent_state_has_none_to_give() -> None:
+    with pytest.raises(UnsupportedByRoute, match="cannot be rewound"):
+        _ = SlotCache(*arena(), torch.tensor([0]), torch.tensor([[0]]), gather=False).recurrent
 
 
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from speccompile.errors import UnsupportedModel
-from speccompile.graph.state import KVShape
+from speccompile.graph.state import KVShape, RecurrentShape
 from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
@@ -145,6 +145,28 @@ def test_layers_that_keep_nothing_have_no_kv() -> None:
     assert list(observed.kv) == list(range(own)) and total >= own
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lfm2", {"conv_0": RecurrentShape((), 64, window=2)}),
+        (
+            "qwen3_next",
+            {"conv_0": RecurrentShape((), 128, window=3), "delta_0": RecurrentShape((4, 16, 16), 2 * 16 + 4 * 18)},
+        ),
+        ("bamba", {"conv_0": RecurrentShape((), 80, window=3), "scan_0": RecurrentShape((4, 16, 8), 4 * 17 + 8)}),
+        ("mamba", {f"conv_{layer}": RecurrentShape((), 64, window=3) for layer in range(2)}),
+    ],
+)
+def test_recurrent_state_is_observed_by_layer(name: str, expected: dict[str, RecurrentShape]) -> None:
+    observed = seen(family(name))
+    assert {name: observed.recurrent[name] for name in expected} == expected
+
+
+def test_a_layer_may_have_several_recurrences() -> None:
+    names = [name for name in seen(family("zamba")).recurrent if name.startswith("scan_0")]
+    assert names == ["scan_0", "scan_0_1"]
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -155,15 +177,13 @@ def bidirectional_bert() -> PreTrainedModel:
 
 
 REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
-    ("mamba2", lambda: family("mamba2"), rf"^backbone\.layers\.0 \(Mamba2Block\) {RECURRENT}$"),
-    ("mamba", lambda: family("mamba"), rf"backbone\.layers\.0 \(MambaBlock\) {RECURRENT}"),
     ("rwkv", lambda: family("rwkv"), rf"rwkv\.blocks\.0 \(RwkvBlock\) {RECURRENT}"),
     (
-        "qwen3_next",
-        lambda: family("qwen3_next"),
-        rf"^model\.layers\.\d+\.linear_attn \(Qwen3NextGatedDeltaNet\) {RECURRENT}$",
+        "zamba2",
+        lambda: family("zamba2"),
+        r"^model\.layers\.0\.mamba \(Zamba2MambaMixer\) limits its time steps to \(0\.001, inf\) where it reads",
     ),
-    ("jamba", lambda: family("jamba"), rf"^model\.layers\.\d+\.mamba \(JambaMambaMixer\) {RECURRENT}$"),
+    ("zaya", lambda: family("zaya"), RECURRENT),
     ("recurrent_gemma", lambda: family("recurrent_gemma"), RECURRENT),
     ("openai-gpt", lambda: family("openai-gpt"), "^it keeps no KV cache$"),
     ("xlnet", lambda: family("xlnet"), "^it keeps no KV cache$"),

@@ -1,0 +1,230 @@
+"""The recurrences of transformers' layers, recognised by the functions that they call, and captured as ops of ours.
+
+Each model's file has its own copy of these functions, and calls them by their names there. While a model is captured,
+these names lead here. Threads that capture nothing still get transformers' own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.activations import ACT2FN
+
+import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
+from speccompile.graph.state import RecurrentShape
+from speccompile.graph_capture.attention import current_run
+from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
+from speccompile.graph_capture.masks import UnsupportedByRoute
+
+ops = torch.ops.speccompile
+
+# Of the layers' own normalisation of queries and keys.
+EPSILON = 1e-6
+NO_LIMIT = (0.0, float("inf"))
+
+
+@contextlib.contextmanager
+def recurrences_captured(model: nn.Module) -> Iterator[None]:
+    """``model`` computes its recurrences by our ops inside, where a forward runs under capture."""
+    files = {id(names): names for names in map(_names_of_file, {type(module) for module in model.modules()})}
+    before = [(names, {name: names[name] for name in CAPTURED if name in names}) for names in files.values()]
+    try:
+        for names, own in before:
+            names.update({name: partial(_call, CAPTURED[name], function) for name, function in own.items()})
+        yield
+    finally:
+        for names, own in before:
+            names.update(own)
+
+
+def _names_of_file(kind: type[nn.Module]) -> dict[str, Any]:
+    """The global names that the forward of a module's class reads."""
+    names: dict[str, Any] = getattr(inspect.unwrap(kind.forward), "__globals__", {})
+    return names
+
+
+def _call(captured: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    run = current_run()
+    if run is None:
+        return own(*args, **kwargs)
+    if any(kwargs.get(name) is not None for name in ("cu_seqlens", "seq_idx")):
+        raise UnsupportedByRoute("packs several texts into one row")
+    return captured(run.cache, own, *args, **kwargs)
+
+
+def _causal_conv(
+    cache: StepCache,
+    own: Callable[..., torch.Tensor],
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """``causal_conv1d_fn`` over what :meth:`StepCache.update_conv_state` returned: ``[B, C, T]``."""
+    name = cache.conv_of(hidden_states)
+    if isinstance(cache, RecordingCache):
+        cache.note(name, RecurrentShape((), weight.shape[0], weight.shape[1] - 1))
+        return own(hidden_states, weight, bias, activation, **options)
+    assert isinstance(cache, SlotCache)
+    step = cache.recurrent
+    out = ops.causal_conv_(
+        hidden_states.transpose(1, 2).float(),
+        weight.float(),
+        None if bias is None else bias.float(),
+        step.tensors[f"{name}_kept"],
+        cache.slots,
+        cache.positions,
+        step.settled,
+    )
+    out = out.transpose(1, 2).to(weight.dtype)
+    if activation is not None:
+        out = ACT2FN[activation](out)
+    return out.to(hidden_states.dtype)
+
+
+def _gated_delta_rule(
+    cache: StepCache,
+    own: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``torch_chunk_gated_delta_rule``, and of a gate for each channel ``chunk_kimi_delta_attention``."""
+    name = cache.recurrence("delta")
+    if isinstance(cache, RecordingCache):
+        heads, depth = value.shape[2], key.shape[3]
+        cache.note(name, RecurrentShape((heads, depth, value.shape[3]), _of_a_place(key, value, g, beta)))
+        return own(query, key, value, g, beta, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **options)
+    q, k = query.float(), key.float()
+    if use_qk_l2norm_in_kernel:
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON) for x in (q, k))
+    gate = g.float() if g.dim() == 4 else g.float()[..., None]
+    inputs = q * q.shape[-1] ** -0.5, k, value.float(), gate, beta.float()
+    state, *rest = _state(cache, name)
+    out = ops.gated_delta_rule_(*inputs, state, *rest)
+    return out.to(query.dtype), state
+
+
+def _mamba2_scan(
+    cache: StepCache,
+    own: Callable[..., Any],
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    *,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Sequence[float] = NO_LIMIT,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``mamba2_chunk_scan``. transformers' form for one token knows no limits of the time step."""
+    if tuple(dt_limit) != NO_LIMIT:
+        raise UnsupportedByRoute(
+            f"limits its time steps to {tuple(dt_limit)} where it reads a prompt, and not where it decodes, so that "
+            "transformers' generate contradicts its forward"
+        )
+    name = cache.recurrence("scan")
+    if isinstance(cache, RecordingCache):
+        heads, depth = hidden_states.shape[2:]
+        cache.note(name, RecurrentShape((heads, depth, B.shape[3]), _of_a_place(hidden_states, dt, B)))
+        given = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
+        result: tuple[torch.Tensor, torch.Tensor] = own(hidden_states, dt, A, B, C, **given, **options)
+        return result
+    if dt_bias is not None:
+        dt = dt + dt_bias.to(dt.dtype)
+    if dt_softplus:
+        dt = F.softplus(dt)
+    x = hidden_states.float()
+    inputs = x, dt.float(), A.float()[:, None], B.float(), C.float()
+    state, *rest = _state(cache, name)
+    out = ops.selective_scan_(*inputs, state, *rest)
+    if D is not None:
+        out = out + x * D[:, None]
+    return out, state
+
+
+def _mamba_scan(
+    cache: StepCache,
+    own: Callable[..., Any],
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    *,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``mamba_selective_scan``, whose tensors are ``[B, C, T]``."""
+    name = cache.recurrence("scan")
+    if isinstance(cache, RecordingCache):
+        channels, depth = A.shape
+        cache.note(name, RecurrentShape((channels, 1, depth), 2 * channels + depth))
+        given = {"D": D, "z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus}
+        result: tuple[torch.Tensor, torch.Tensor] = own(hidden_states, dt, A, B, C, **given, **options)
+        return result
+    if delta_bias is not None:
+        dt = dt + delta_bias.to(dt.dtype)[:, None]
+    if delta_softplus:
+        dt = F.softplus(dt)
+    inputs = (
+        hidden_states.transpose(1, 2).float()[..., None],
+        dt.transpose(1, 2).float(),
+        A.float(),
+        B.transpose(1, 2).float()[:, :, None],
+        C.transpose(1, 2).float()[:, :, None],
+    )
+    state, *rest = _state(cache, name)
+    out = ops.selective_scan_(*inputs, state, *rest)[..., 0].transpose(1, 2).to(hidden_states.dtype)
+    if D is not None:
+        out = out + hidden_states * D[:, None]
+    if z is not None:
+        out = out * F.silu(z)
+    return out, state
+
+
+def _of_a_place(*inputs: torch.Tensor) -> int:
+    """How many numbers of ``inputs``, ``[B, T, ...]``, belong to one place."""
+    return sum(item[0, 0].numel() for item in inputs)
+
+
+def _state(cache: StepCache, name: str) -> tuple[torch.Tensor, ...]:
+    """The arguments of an op after its inputs; the first one is the state."""
+    assert isinstance(cache, SlotCache)
+    step = cache.recurrent
+    return (
+        step.tensors[name],
+        step.tensors[f"{name}_kept"],
+        cache.slots,
+        cache.positions,
+        step.absorbed,
+        step.settled,
+    )
+
+
+#: By the name of transformers' function.
+CAPTURED: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _causal_conv,
+    "torch_chunk_gated_delta_rule": _gated_delta_rule,
+    "chunk_kimi_delta_attention": _gated_delta_rule,
+    "mamba2_chunk_scan": _mamba2_scan,
+    "mamba_selective_scan": _mamba_scan,
+}
