@@ -31,7 +31,7 @@ class BuildConfig:
     ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
     ``network`` is the mode's own, ``saved`` what is kept of each position to be saved, and ``choice`` is by which
     ``mode="auto"`` came to the mode. ``max_len_reason`` is empty where the caller gave ``max_len``. ``passes`` are the
-    user's own.
+    user's own. ``recurrent`` and ``attends``, whether the target has layers of either kind, are known with the route.
     """
 
     mode: Mode
@@ -51,6 +51,8 @@ class BuildConfig:
     choice: Choice | None = None
     max_len_reason: str = ""
     passes: tuple[Pass, ...] = ()
+    recurrent: bool = False
+    attends: bool = True
 
     @property
     def kind(self) -> Kind:
@@ -123,8 +125,9 @@ class BuildConfig:
     @property
     def mixes(self) -> bool:
         """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone, and
-        it makes no difference to the text which step reads the prompt's last token."""
-        mixable = self.route == "attention" and not self.one_shape and self.rule.text_invariant
+        it makes no difference to the text which step reads the prompt's last token. The prompt's rows would need one
+        recurrent state, one after another, so a model that keeps one reads its prompts in chunks."""
+        mixable = self.route == "attention" and not self.one_shape and self.rule.text_invariant and not self.recurrent
         # The executables of a split drafter read no prompt along.
         return mixable and not self.mode.split
 

@@ -90,8 +90,15 @@ class _Probe:
         if lead > 0:
             # At once: token by token it would take longer than all the rest of the proof.
             steps = [(0, lead), *steps]
-        for first, width in steps:
-            inputs = self._inputs(at, first, width)
+        absorbed = 0
+        for number, (first, width) in enumerate(steps):
+            # A recurrent state absorbs a step's tokens when the next one accepts them.
+            settled = lead if number == 0 else first
+            inputs = self._inputs(at, first, width) | {
+                "row_absorbed": torch.full((at.rows,), absorbed, device=self.arena.device),
+                "row_settled": torch.full((at.rows,), settled, device=self.arena.device),
+            }
+            absorbed = settled
             logits = run(*_arguments(graph, self.arena, inputs))[0]
         result: torch.Tensor = logits[at.row, at.place]
         return result

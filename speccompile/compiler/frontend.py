@@ -14,7 +14,7 @@ from speccompile.compiler.executables import steps_of_kind
 from speccompile.compiler.layout import plan_layout
 from speccompile.compiler.pipelines import model_pipeline
 from speccompile.compiler.step_store import StepMaker
-from speccompile.errors import InvalidTiers
+from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
 from speccompile.graph.keys import Kind, PrefillName, TierName
@@ -78,25 +78,26 @@ def build_stages(
         consumed.undo()
     settle_rotary(model)
     known = CaptureStore(model, info, storage).load() if stored else None
-    if known is not None and not known.fits(plan_layout(info, config, known.observed.kv)):
+    if known is not None and not known.fits(plan_layout(info, config, known.observed)):
         known = None
     if known is None:
         with task("capture the model"):
             # A twin of its own for each: a probe may leave other tables of positions in the modules.
             observed = observe(module_twin(model), info, routes)
-            arena = Arena(plan_layout(info, config, observed.kv), info.device)
+            arena = Arena(plan_layout(info, config, observed), info.device)
             captured = capture(module_twin(model), info, observed, arena.layout)
     else:
         observed = known.observed
-        arena = Arena(plan_layout(info, config, observed.kv), info.device)
+        arena = Arena(plan_layout(info, config, observed), info.device)
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
     drafter = None
     if config.network is not None:
         drafter = make_drafter(config.network, config, arena.layout, storage if stored else None)
         attach(drafter, captured)
-    config = replace(config, route=observed.route)
+    config = replace(config, route=observed.route, recurrent=bool(observed.recurrent), attends=bool(observed.kv))
     check_trees(config)
+    check_mode(config)
     probe = None
     if consumed is not None:
         # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
@@ -124,12 +125,25 @@ def check_trees(config: BuildConfig) -> None:
     if not config.trees:
         return
     reason = ""
-    if config.route != "attention":
+    if config.recurrent:
+        reason = "the model keeps a recurrent state, which follows one path alone"
+    elif config.route != "attention":
         reason = "the model runs its own attention, which has no trees"
     elif config.one_shape:
         reason = "deterministic=True needs kernels whose results do not depend on the number of nodes"
     if reason:
         raise InvalidTiers(tiers=config.tiers, reason=f"there are trees, and {reason}")
+
+
+def check_mode(config: BuildConfig) -> None:
+    """Refuse a drafter that would advance the target's recurrent state.
+
+    Raises:
+        InvalidOption: it would.
+    """
+    if config.recurrent and config.mode.runs_target_layers and config.max_draft_len > 0:
+        reason = "it drafts with the model's own layers, which keep a recurrent state: drafts would advance it"
+        raise InvalidOption(where="wrap", name="mode", value=config.mode.name, reason=reason)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:

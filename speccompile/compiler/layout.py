@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.graph.state import (
     K,
-    KVShape,
     Layout,
     N,
     StateSpec,
@@ -17,9 +14,11 @@ from speccompile.graph.state import (
     core_state,
     kv_state,
     recorded_state,
+    recurrent_state,
     resolve_layout,
 )
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.graph_capture.observe import Observation
 from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.draft_segments import segment_state
 from speccompile.modes.network.split import PROBABILITIES
@@ -44,7 +43,7 @@ def split_state(config: BuildConfig) -> list[StateSpec]:
 
 
 def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
-    """All state but the target's KV and what a drafter's network keeps."""
+    """All state but what the target's layers keep and what a drafter's network keeps."""
     return [
         *core_state(vocab_size),
         *sampling_state(),
@@ -58,10 +57,10 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
     ]
 
 
-def plan_layout(info: ModelInfo, config: BuildConfig, kv: Mapping[int, KVShape]) -> Layout:
+def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> Layout:
     """All state tensors of the wrap, with their sizes."""
     layout = resolve_layout(
-        [*state_specs(config, info.vocab_size), *kv_state(kv)],
+        [*state_specs(config, info.vocab_size), *kv_state(observed.kv), *recurrent_state(observed.recurrent)],
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,

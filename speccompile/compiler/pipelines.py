@@ -24,6 +24,7 @@ from speccompile.passes.native.step_ops import UseStepOps
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placement import place_passes
 from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts
+from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.judge_chain import JudgeChain
@@ -41,8 +42,9 @@ from speccompile.passes.step.tree_accept import TreeExactAccept, TreeGreedyAccep
 from speccompile.passes.step.tree_inputs import TreeInputs
 from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.passes.target.bound_positions import BoundPositions
-from speccompile.passes.target.choose_attention import ChooseAttention, KeepAttention
+from speccompile.passes.target.choose_attention import ChooseAttention, KeepAttention, NoAttention
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
+from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.tree_bodies import AddTreeBodies
@@ -52,8 +54,10 @@ from speccompile.passes.user_pass import state_specs_of
 def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
     """Passes over the captured model alone; all tiers start from the graph that they leave."""
     native = config.kernels.native
-    if config.route != "attention":
-        attention: Pass = KeepAttention()
+    if not config.attends:
+        attention: Pass = NoAttention()
+    elif config.route != "attention":
+        attention = KeepAttention()
     elif native:
         attention = ChooseAttention("native_attention")
     else:
@@ -61,6 +65,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
     passes = [
         BoundPositions(),
         attention,
+        *[ChooseRecurrence(native)] * config.recurrent,
         *([PackLinears(packs), JoinLinears()] if native else [KeepLinears()]),
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
@@ -76,7 +81,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
     passes = [
         BindRows(rows),
         *_drafts(config, draft_len, kind),
-        *_target_inputs(config, VerifyInputs(draft_len, config.width(draft_len))),
+        *_target_inputs(config, VerifyInputs(draft_len, config.width(draft_len)), *_recurrence(config, prompt=False)),
         *_choice(config, kind),
         Commit(),
         *_after_commit(config, kind),
@@ -128,14 +133,14 @@ def mixed_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = 
 
 def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy") -> Pipeline:
     """Passes that make a prefill chunk of ``width`` tokens out of the outlined model."""
+    inputs: list[Pass] = [PrefillInputs(width), *_recurrence(config, prompt=True)]
     if kind == "inner":
-        inputs: list[Pass] = [PrefillInputs(width)]
         choice: list[Pass] = [SkipLogits()]
     elif kind == "prompt_scored":
-        inputs = [PrefillInputs(width), LastLogits()]
+        inputs += [LastLogits()]
         choice = [*_choice(config, "scored"), RecordPrompt(), Commit()]
     else:
-        inputs = [PrefillInputs(width), LastLogits()]
+        inputs += [LastLogits()]
         choice = [*_choice(config, kind), Commit()]
     passes = [
         BindRows(1, "prefill_slot"),
@@ -225,6 +230,8 @@ def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
     goals = {"committed", "subexpressions_shared", *(config.mode.goals if config.max_draft_len else ())}
     if config.saved is not None:
         goals.add("hidden_saved")
+    if config.recurrent:
+        goals.add("recurrence_bound")
     if kind != "inner":
         goals.add("sampling_chosen")
     if kind not in ("greedy", "inner"):
@@ -271,6 +278,10 @@ def _target_inputs(config: BuildConfig, *inputs: Pass) -> list[Pass]:
     """What the target reads. What is to be saved is read after it, by the reader of the final norm's output."""
     saves = [] if config.saved is None else [SaveHidden(SavedRows.STATE)]
     return [*_marks(config), *inputs, *saves]
+
+
+def _recurrence(config: BuildConfig, *, prompt: bool) -> list[Pass]:
+    return [BindRecurrence(prompt)] * config.recurrent
 
 
 def _choice(config: BuildConfig, kind: Kind) -> list[Pass]:

@@ -53,6 +53,8 @@ class Mode(ABC):
     splits: ClassVar[bool] = False
     #: It drafts from hidden states of the target.
     drafts_from_hidden: ClassVar[bool] = False
+    #: It drafts by forwards of the target's own layers, over their state.
+    runs_target_layers: ClassVar[bool] = False
     #: Whose checkpoint has the weights that it drafts with, besides the target's layers.
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "nowhere"
     #: The option that has a network's weights rounded.

@@ -31,6 +31,7 @@ class EarlyExit(Mode):
 
     name: ClassVar[str] = "early_exit"
     draft_probs: ClassVar[bool] = True
+    runs_target_layers: ClassVar[bool] = True
 
     def check(self, info: ModelInfo) -> None:
         good = isinstance(self.exit_layer, int) and 1 <= self.exit_layer <= info.num_layers

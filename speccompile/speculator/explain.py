@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
+from speccompile.graph.state import recurrent_names
 from speccompile.hidden_states.options import FINAL
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
@@ -37,6 +38,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         **({} if not config.trees else {"trees": _trees(config)}),
         "engine": _engine(config, engine),
+        **_recurrent(build),
         "policy": _policy(config, engine),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         **_saved(config, engine),
@@ -71,6 +73,19 @@ def _weights(build: Build) -> dict[str, str]:
     copy = f"{len(packs)} packed, a second copy of {packs.nbytes / 2**20:.1f} MiB beside the model's own {own:.1f} MiB"
     saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if packs.form == "same" else ""
     return {"weights": copy + saves}
+
+
+def _recurrent(build: Build) -> dict[str, str]:
+    if not build.observed.recurrent:
+        return {}
+    arena = build.arena
+    names = recurrent_names(build.observed.recurrent)
+    size = sum(arena[name].nbytes for name in names) / arena.layout.tensors[names[0]].shape[0] / 2**10
+    return {
+        "recurrent state": f"{len(build.observed.recurrent)} recurrences, {size:.0f} KiB for each slot; a step absorbs "
+        "the tokens that the one before it accepted. It is known at the end of a sequence alone, so prompts are read "
+        "from their beginning, in chunks of their own, and drafts are chains"
+    }
 
 
 def _processors(config: BuildConfig) -> dict[str, str]:

@@ -21,6 +21,7 @@ from speccompile.graph_capture.capture import (
     clean_graph,
     example_sizes,
     input_ports,
+    kv_names,
     name_ports,
     note_layers,
     share_sizes,
@@ -227,7 +228,7 @@ class HeadNetwork(DraftNetwork):
         sizes = {"B": rows, "T": width}
         inputs = input_ports(layout, info.device, sizes)
         inputs["hidden_states"] = Port("hidden_states", "input", tuple(hidden.shape), info.dtype, info.device)
-        ports = name_ports(graph, program, head, info, list(self.kv), layout, inputs, ())
+        ports = name_ports(graph, program, head, info, kv_names(list(self.kv)), layout, inputs, ())
         captured = StepGraph(
             graph=graph,
             ports=ports,

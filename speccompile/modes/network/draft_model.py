@@ -8,6 +8,7 @@ from functools import cached_property
 from torch import nn
 from transformers import PreTrainedModel
 
+from speccompile.errors import UnsupportedModel
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import KVShape, Layout
 from speccompile.graph.step_graph import Route, StepGraph
@@ -34,7 +35,11 @@ class DraftModel(DraftNetwork):
     @cached_property
     def observed(self) -> Observation:
         settle_rotary(self.model)
-        return observe(module_twin(self.model), self.info)
+        observed = observe(module_twin(self.model), self.info)
+        if observed.recurrent:
+            reason = "it keeps a recurrent state, from which the drafts of a drafter cannot be taken back yet"
+            raise UnsupportedModel(model=self.info.name, reason=reason)
+        return observed
 
     @property
     def module(self) -> nn.Module:

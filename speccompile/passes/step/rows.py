@@ -35,9 +35,9 @@ class BindRows(Pass):
         graph.bind_input("row_slots", slots)
         graph.values["slots"] = slots
         rows = self.rows
-        for name in ("input_ids", "position_ids"):
-            port = graph.ports[name]
-            graph.ports[name] = replace(port, shape=(rows, *port.shape[1:]))
+        for name, port in graph.ports.items():
+            if port.role == "input":
+                graph.ports[name] = replace(port, shape=(rows, *port.shape[1:]))
         graph.sizes = {**graph.sizes, "B": rows}
         return Changes(1, f"rows over the slots in {self.source!r}, {rows} a step")
 

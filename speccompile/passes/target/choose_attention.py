@@ -45,3 +45,17 @@ class KeepAttention(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         return Changes(0, "the model's own attention, over a copy of each row's whole cache")
+
+
+@dataclass(frozen=True)
+class NoAttention(Pass):
+    """A model of recurrent layers alone has no attention."""
+
+    name: ClassVar[str] = "choose_attention"
+    looks_for: ClassVar[str] = "attention"
+    requires: ClassVar[Facts] = facts("captured")
+    provides: ClassVar[Facts] = facts("attention_chosen")
+    optional: ClassVar[bool] = True
+
+    def run(self, graph: StepGraph) -> Changes:
+        return Changes(0, "no layer attends")

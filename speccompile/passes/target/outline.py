@@ -185,7 +185,7 @@ def _hidden_state(outside: list[fx.Node], graph: StepGraph, index: int) -> fx.No
     raise AnchorError(anchor=f"the input of decoder layer {index}", reason="it reads no hidden state")
 
 
-def _is_kv(node: fx.Node, graph: StepGraph) -> bool:
+def _is_state(node: fx.Node, graph: StepGraph) -> bool:
     return node.op == "placeholder" and graph.ports[node.name].role == "state"
 
 
@@ -207,8 +207,9 @@ def _dims(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...
         shape = tuple(node.meta["val"].shape)
         if node in weights:
             dims.append(shape)
-        elif _is_kv(node, graph):
-            dims.append(("N", own, *shape[2:]))
+        elif _is_state(node, graph):
+            follows_text = graph.layout.tensors[node.name].follows_text
+            dims.append(("N", own, *shape[2:]) if follows_text else ("N", *shape[1:]))
         else:
             dims.append(tuple(name(size) for size in shape))
     return tuple(dims)
@@ -232,7 +233,8 @@ def _layer_prefix(inputs: list[fx.Node]) -> str:
 def _input_name(node: fx.Node, graph: StepGraph, is_hidden: bool, prefix: str) -> str:
     if is_hidden:
         return "hidden"
-    if _is_kv(node, graph):
+    if _is_state(node, graph):
         # A drafter's have a prefix, and may share a body with the target's.
-        return f"{node.name.removeprefix(PREFIX)[0]}_cache"
+        name = re.sub(r"_\d+", "", node.name.removeprefix(PREFIX), count=1)
+        return f"{name}_cache" if graph.layout.tensors[node.name].follows_text else name
     return node.name.removeprefix(prefix)

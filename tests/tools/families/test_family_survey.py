@@ -25,7 +25,7 @@ from speccompile.tools.families import causal_lm_families, find_families, tiny_m
 from speccompile.tools.families.survey import NEW_TOKENS, PERIODS, ROWS, TIERS, RandomTier, Row, Verdict, survey
 from support.errors import raises
 
-NAMES = ["llama", "bloom", "mamba2", "qwen3_next", "gemma4_assistant"]
+NAMES = ["llama", "bloom", "rwkv", "zamba2", "gemma4_assistant"]
 VERDICTS = [Verdict.EXACT, Verdict.EXACT, Verdict.REFUSED, Verdict.REFUSED, Verdict.NOT_MADE]
 
 survey_module = importlib.import_module("speccompile.tools.families.survey")
@@ -85,13 +85,13 @@ def test_exact_rows_speculate_behind_a_periodic_prompt(called: Called) -> None:
 def test_reasons_are_whole(called: Called) -> None:
     refused, not_made = called.rows[2], called.rows[4]
     with pytest.raises(UnsupportedModel) as refusal:
-        wrap(tiny_model(find_families(["mamba2"])[0]), max_len=64)
+        wrap(tiny_model(find_families(["rwkv"])[0]), max_len=64)
     with pytest.raises(CannotBeTiny) as failure:
         tiny_model(find_families(["gemma4_assistant"])[0])
     assert refused["reason"] == str(refusal.value)
     assert not_made["reason"] == str(failure.value)
     shown = called.result.stdout
-    for error, family in ((refusal.value, "mamba2"), (failure.value, "gemma4_assistant")):
+    for error, family in ((refusal.value, "rwkv"), (failure.value, "gemma4_assistant")):
         assert reason_column(shown, family) == "".join(f"{error.fields['reason']}.".split())
 
 

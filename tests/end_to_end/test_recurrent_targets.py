@@ -1,0 +1,250 @@
+"""Targets with recurrent state: after any steps state and text are those of plain decoding."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import speccompile
+from speccompile import Speculator, Tree
+from speccompile.backends import Eager
+from speccompile.errors import InvalidOption, InvalidTiers, UnsupportedModel
+from speccompile.graph.state import ABSORBED
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.lowering import backends
+from speccompile.lowering.kernels import Kernels, choose_kernels
+from speccompile.runtime.request import Request
+from support.dice import Dice
+from support.errors import raises
+from support.families import model_of
+from support.tiny import greedy
+
+TIERS = (0, 1, 3)
+SLOTS, NEW = 3, 16
+#: A convolution alone; the delta rule; Mamba-2, and Mamba, which has no attention at all. As torch computes the last
+#: numbers of a tensor in another way than whole vectors, there are whole vectors of all that depends on the width.
+FAMILIES: dict[str, dict[str, int]] = {
+    "lfm2": {},
+    "qwen3_next": {"linear_num_value_heads": 32},
+    "bamba": {"mamba_n_heads": 32, "mamba_d_head": 2, "mamba_d_state": 16},
+    "mamba": {},
+}
+
+
+class Drafter:
+    """Drafts some right tokens of the texts that it knows, and then others."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.texts: list[list[int]] = []
+        self.wrong: Sequence[int] = range(5, 100)
+
+    def __call__(self, tokens: list[int], draft_len: int) -> list[int]:
+        text = next((text for text in self.texts if text[: len(tokens)] == tokens), tokens)
+        right = text[len(tokens) : len(tokens) + self.random.randint(0, draft_len)]
+        return [*right, *self.random.choices(self.wrong, k=draft_len - len(right))]
+
+
+@dataclass
+class Wrapped:
+    """A family's tiny model, whose drafter knows what comes next."""
+
+    model: PreTrainedModel
+    drafter: Drafter
+    spec: Speculator
+    texts: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def expected(self, prompt: list[int]) -> list[int]:
+        """transformers' own text, which the drafter knows from now on."""
+        key = tuple(prompt)
+        if key not in self.texts:
+            self.texts[key] = greedy(self.model, prompt, NEW)
+            self.drafter.texts.append([*prompt, *self.texts[key]])
+        return self.texts[key]
+
+    def state_of(self, request: Request) -> tuple[int, list[torch.Tensor]]:
+        """How many tokens the state of a request's slot has absorbed, and what it is."""
+        arena, slot = self.spec.engine.arena, request.slot
+        absorbed, found = int(arena[ABSORBED][slot]), []
+        for name in arena:
+            if name.startswith(("delta_", "scan_")) and not name.endswith("_kept"):
+                found.append(arena[name][slot].clone())
+            elif name.startswith("conv_"):
+                places = arena[name].shape[1]
+                window = places - self.spec.engine.arena.layout.max_width
+                settled = [p % places for p in range(max(0, absorbed - window), absorbed)]
+                found.append(arena[name][slot, settled].clone())
+        return absorbed, found
+
+
+class OurKernels(Eager):
+    """Steps as they are printed, over the C++ ops: their bits do not depend on the width, and nothing is compiled."""
+
+    def choose_kernels(self, info: ModelInfo) -> Kernels:
+        return choose_kernels(info)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def backend() -> Iterator[None]:
+    speccompile.register_backend("ours", OurKernels)
+    yield
+    wrapped.cache_clear()
+    del backends._own["ours"]
+
+
+@functools.cache
+def wrapped(name: str) -> Wrapped:
+    model, drafter = model_of(name, **FAMILIES[name]), Drafter()
+    spec = speccompile.wrap(
+        model,
+        "user_provided",
+        draft=drafter,
+        host=True,
+        tiers=TIERS,
+        max_batch=SLOTS,
+        max_len=60,
+        backend="ours",
+        deterministic=True,
+        policy=Dice(TIERS),
+    )
+    return Wrapped(model, drafter, spec)
+
+
+@pytest.fixture(params=FAMILIES)
+def target(request: pytest.FixtureRequest) -> Iterator[Wrapped]:
+    found = wrapped(request.param)
+    found.spec.engine.policy = Dice(TIERS)
+    yield found
+    assert found.spec.engine.idle
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    choose = random.Random(seed)
+    return [choose.choices(range(5, 100), k=choose.choice([1, 2, 5, 11, 30])) for _ in range(count)]
+
+
+def stepped(target: Wrapped, texts: list[list[int]], see: Callable[[Request], None]) -> list[Request]:
+    """All of ``texts`` at once, each request looked at after every step."""
+    engine = target.spec.engine
+    requests = [engine.submit(prompt, max_new_tokens=NEW) for prompt in texts]
+    while any(not request.finished for request in requests):
+        engine.step()
+        for request in requests:
+            if not request.finished and request.slot is not None and request.new_tokens:
+                see(request)
+    return requests
+
+
+def test_state_after_every_step_is_that_of_plain_decoding_bit_for_bit(target: Wrapped) -> None:
+    texts, known = prompts(SLOTS, seed=3), {}
+    for prompt in texts:
+        target.expected(prompt)
+
+    def note(request: Request) -> None:
+        absorbed, state = target.state_of(request)
+        known[(*request.prompt, absorbed)] = state
+
+    def compare(request: Request) -> None:
+        absorbed, state = target.state_of(request)
+        assert all(map(torch.equal, state, known[(*request.prompt, absorbed)]))
+        seen.append(absorbed)
+
+    target.spec.set_tier(0)
+    plain = stepped(target, texts, note)
+    seen: list[int] = []
+    target.spec.engine.policy = Dice(TIERS, seed=1)
+    target.spec.stats.reset()
+    for request, expected in zip(stepped(target, texts, compare), plain, strict=True):
+        assert request.new_tokens == expected.new_tokens == target.expected(request.prompt)
+    assert len(seen) > NEW and 0 < target.spec.stats.accepted_tokens < target.spec.stats.draft_tokens
+
+
+def test_fifty_requests_over_three_slots_have_the_text_of_transformers(target: Wrapped) -> None:
+    """Some are cancelled, in the middle of their prompts too."""
+    choose, engine, known = random.Random(4), target.spec.engine, prompts(8, seed=5)
+    requests = [engine.submit(choose.choice(known), max_new_tokens=choose.randint(1, NEW)) for _ in range(50)]
+    leaving = choose.sample(requests, 12)
+    while not engine.idle:
+        engine.step()
+        if leaving and choose.random() < 0.3:
+            leaving.pop().cancel()
+    for request in requests:
+        expected = target.expected(request.prompt)[: request.params.max_new_tokens]
+        assert request.new_tokens == expected[: len(request.new_tokens)]
+        assert request.finish_reason == "cancelled" or request.new_tokens == expected
+    assert sum(request.finish_reason == "cancelled" for request in requests) >= 6
+
+
+def test_a_rejected_draft_that_is_not_a_number_leaves_nothing(target: Wrapped) -> None:
+    texts = prompts(SLOTS, seed=6)
+    bad = next(token for token in range(5, 100) if all(token not in [*p, *target.expected(p)] for p in texts))
+    weight = target.model.get_input_embeddings().weight
+    before, target.drafter.wrong = weight[bad].clone(), [bad]
+    with torch.no_grad():
+        weight[bad] = torch.nan
+
+    def see(request: Request) -> None:
+        assert not any(tensor.isnan().any() for tensor in target.state_of(request)[1])
+
+    try:
+        for request in stepped(target, texts, see):
+            assert request.new_tokens == target.expected(request.prompt)
+        assert target.spec.stats.accepted_tokens < target.spec.stats.draft_tokens
+    finally:
+        target.drafter.wrong = range(5, 100)
+        with torch.no_grad():
+            weight[bad] = before
+
+
+def test_a_slots_new_owner_sees_nothing_of_the_one_before(target: Wrapped) -> None:
+    arena, prompt = target.spec.engine.arena, prompts(1, seed=7)[0]
+    for name in arena:
+        if name.startswith(("conv_", "delta_", "scan_")):
+            arena[name][:SLOTS].fill_(torch.nan)
+    arena[ABSORBED][:SLOTS].fill_(7)
+    request = target.spec.engine.submit(prompt, max_new_tokens=NEW)
+    target.spec.engine.run()
+    assert request.new_tokens == target.expected(prompt)
+
+
+def test_prompts_are_read_anew_and_in_chunks(target: Wrapped) -> None:
+    spec, prompt = target.spec, prompts(1, seed=8)[0] * 2
+    spec.stats.reset()
+    for _ in range(2):
+        spec.engine.submit(prompt, max_new_tokens=2)
+        spec.engine.run()
+    assert spec.stats.reused_tokens == 0 and spec.stats.prefill_tokens == 2 * len(prompt)
+    assert "prefix reuse off" in spec.explain()
+    assert "recurrent state" in spec.explain()
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+def wrap(mode: str, **options: object) -> Speculator:
+    return speccompile.wrap(model_of("lfm2"), mode, max_batch=1, max_len=40, backend="eager", **options)  # type: ignore
+
+
+def test_trees_are_refused() -> None:
+    tiers = (0, Tree.static([(0,), (1,)]))
+    with raises(
+        InvalidTiers, reason="there are trees, and the model keeps a recurrent state, which follows one path alone"
+    ):
+        wrap("ngram", tiers=tiers)
+
+
+def test_drafting_with_the_targets_own_layers_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="layers, which keep a recurrent state: drafts would advance it"):
+        wrap("early_exit", tiers=(0, 2))
+    wrap("early_exit", tiers=(0,)).close()
+
+
+def test_a_drafter_with_recurrent_state_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="from which the drafts of a drafter cannot be taken back yet"):
+        wrap("draft_target", draft=model_of("lfm2"), tiers=(0, 2))
