@@ -73,7 +73,8 @@ def table() -> str:
         f"Every mode goes with every policy: {', '.join(f'`{name}`' for name in ('fixed', 'schedule', *LEARNING))}."
     )
     judges = " and ".join(f"`{rule.name}`" for rule in rules if rule.judges_trees)
-    trees = f"Trees are judged by {judges}, on a CPU, where the model attends by the attention op."
+    where = "on a CPU, where the model attends by the attention op and keeps no recurrent state"
+    trees = f"Trees are judged by {judges}, {where}."
     return "\n".join([*rows, "", *notes, "", policies, trees])
 
 

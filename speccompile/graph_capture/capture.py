@@ -64,7 +64,8 @@ class Step(nn.Module):
         by_name = dict(zip(recurrent_names(self.observed.recurrent), recurrent, strict=True))
         own = Recurrent(by_name, row_absorbed, row_settled) if by_name else None
         cache = SlotCache(*by_layer, row_slots, position_ids, gather=route == "eager", recurrent=own)
-        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, keys[0].shape[1] if keys else 0)
+        places = None if by_name else keys[0].shape[1]
+        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, places)
         with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
             extra |= {cache_argument(self.model): cache}
             result = self.model(input_ids=input_ids, use_cache=True, **extra)

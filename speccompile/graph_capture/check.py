@@ -161,11 +161,10 @@ class Probe:
             yield self._piece(rows, starts, width, absorbed)
 
     def _piece(self, rows: list[int], starts: list[int], width: int, absorbed: list[int]) -> Piece:
-        """A piece from ``absorbed`` on, which it advances. The newest tokens are left to the piece after it, as many as
-        a step may draft."""
+        """A piece from ``absorbed`` on, which it advances past all of its tokens, as a prompt's chunk does."""
         before = [absorbed[row] for row in rows]
         for row, start in zip(rows, starts, strict=True):
-            absorbed[row] = max(start, start + width - self.arena.layout.max_width)
+            absorbed[row] = start + width
         return Piece(rows, starts, width, before, [absorbed[row] for row in rows])
 
     def _cuts(self) -> Iterator[tuple[list[int], list[int], int]]:

@@ -159,12 +159,14 @@ def _counts(
 
 
 def extra_inputs(
-    model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt
+    model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt | None
 ) -> dict[str, torch.Tensor]:
-    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for ALiBi a full mask ``[B, S]``, which
-    recurrent layers would take for padding of what they read."""
+    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for ALiBi a full mask ``[B, S]``.
+
+    ``cache_len`` None is for models with recurrent layers, which would take the mask for padding of what they read.
+    """
     inputs = {"position_ids": positions} if accepts(model, "position_ids") else {}
-    if route == "eager" and accepts(model, "attention_mask") and not model._is_stateful:
+    if route == "eager" and cache_len is not None and accepts(model, "attention_mask"):
         ones = torch.ones((positions.shape[0], cache_len), dtype=torch.int64, device=positions.device)
         inputs["attention_mask"] = ones
     return inputs

@@ -132,26 +132,25 @@ def _mamba2_scan(
     dt_limit: Sequence[float] = NO_LIMIT,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``mamba2_chunk_scan``. transformers' form for one token knows no limits of the time step."""
-    if tuple(dt_limit) != NO_LIMIT:
-        raise UnsupportedByRoute(
-            f"limits its time steps to {tuple(dt_limit)} where it reads a prompt, and not where it decodes, so that "
-            "transformers' generate contradicts its forward"
-        )
+    """``mamba2_chunk_scan``. Time steps have limits in a prompt alone: transformers' form for one token has none."""
     name = cache.recurrence("scan")
     if isinstance(cache, RecordingCache):
         heads, depth = hidden_states.shape[2:]
         cache.note(name, RecurrentShape((heads, depth, B.shape[3]), _of_a_place(hidden_states, dt, B)))
-        given = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
+        given = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit}
         result: tuple[torch.Tensor, torch.Tensor] = own(hidden_states, dt, A, B, C, **given, **options)
         return result
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)
     if dt_softplus:
         dt = F.softplus(dt)
+    state, *rest = _state(cache, name)
+    if tuple(dt_limit) != NO_LIMIT:
+        *_, positions, _, settled = rest
+        of_prompt = positions < settled[:, None]
+        dt = torch.where(of_prompt[..., None], dt.clamp(*dt_limit), dt)
     x = hidden_states.float()
     inputs = x, dt.float(), A.float()[:, None], B.float(), C.float()
-    state, *rest = _state(cache, name)
     out = ops.selective_scan_(*inputs, state, *rest)
     if D is not None:
         out = out + x * D[:, None]

@@ -37,6 +37,11 @@ ROUTES = {
     "mpt": "eager",
     "gemma3n_text": "attention",
     "gemma4_text": "attention",
+    # Recurrent layers: beside attention, beside latent attention, with limits of the time step, with experts.
+    "qwen3_5_text": "attention",
+    "kimi_linear": "eager",
+    "nemotron_h": "attention",
+    "zamba2": "attention",
 }
 # One with windows and a soft cap, one with experts, one with attention of its own.
 DIFFERENT = ("gemma2", "mixtral", "bloom")
@@ -67,7 +72,7 @@ def test_ragged_batches_with_random_swaps_have_the_text_of_transformers(name: st
         assert set(dice.asked) == set(tiers)
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", [*DIFFERENT, "qwen3_next"])
 def test_compiled_by_inductor_it_is_the_same_text(name: str) -> None:
     model, sizes = model_of(name), SIZES | {"backend": "inductor"}
     with speccompile.wrap(model, "ngram", tiers=TIERS, **sizes, policy=Dice(TIERS)) as spec:  # type: ignore[arg-type]

@@ -220,8 +220,8 @@ def test_prompts_are_read_anew_and_in_chunks(target: Wrapped) -> None:
         spec.engine.submit(prompt, max_new_tokens=2)
         spec.engine.run()
     assert spec.stats.reused_tokens == 0 and spec.stats.prefill_tokens == 2 * len(prompt)
-    assert "prefix reuse off" in spec.explain()
-    assert "recurrent state" in spec.explain()
+    assert "prefix reuse off" in spec.explain() and "along with a step" not in spec.explain()
+    assert "recurrences" in spec.explain() and "choose_recurrence" in spec.explain()
 
 
 # --- what is refused ---------------------------------------------------------------------------------

@@ -178,11 +178,6 @@ def bidirectional_bert() -> PreTrainedModel:
 
 REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
     ("rwkv", lambda: family("rwkv"), rf"rwkv\.blocks\.0 \(RwkvBlock\) {RECURRENT}"),
-    (
-        "zamba2",
-        lambda: family("zamba2"),
-        r"^model\.layers\.0\.mamba \(Zamba2MambaMixer\) limits its time steps to \(0\.001, inf\) where it reads",
-    ),
     ("zaya", lambda: family("zaya"), RECURRENT),
     ("recurrent_gemma", lambda: family("recurrent_gemma"), RECURRENT),
     ("openai-gpt", lambda: family("openai-gpt"), "^it keeps no KV cache$"),

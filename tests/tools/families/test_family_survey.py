@@ -25,7 +25,7 @@ from speccompile.tools.families import causal_lm_families, find_families, tiny_m
 from speccompile.tools.families.survey import NEW_TOKENS, PERIODS, ROWS, TIERS, RandomTier, Row, Verdict, survey
 from support.errors import raises
 
-NAMES = ["llama", "bloom", "rwkv", "zamba2", "gemma4_assistant"]
+NAMES = ["llama", "bloom", "rwkv", "recurrent_gemma", "gemma4_assistant"]
 VERDICTS = [Verdict.EXACT, Verdict.EXACT, Verdict.REFUSED, Verdict.REFUSED, Verdict.NOT_MADE]
 
 survey_module = importlib.import_module("speccompile.tools.families.survey")
