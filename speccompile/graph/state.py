@@ -167,7 +167,12 @@ def recorded_state(vocab_size: int, chunk_width: int, *, scores: bool) -> list[S
         chunk_width: of the widest prompt chunk.
     """
     f32 = torch.float32
-    specs = [StateSpec("token_logprobs", (N, K + 1), f32), StateSpec("chunk_logprobs", (chunk_width,), f32)]
+    specs = [
+        StateSpec("token_logprobs", (N, K + 1), f32),
+        StateSpec("chunk_logprobs", (chunk_width,), f32),
+        StateSpec("chunk_best", (chunk_width,), torch.int64, high=vocab_size),
+        StateSpec("chunk_best_logprobs", (chunk_width,), f32),
+    ]
     kept = [StateSpec(name, (N, K + 1, vocab_size), f32) for name in ("kept_logits", "kept_scores")]
     return specs + kept * scores
 

@@ -63,6 +63,11 @@ class Mode(ABC):
     goals: ClassVar[Facts] = facts()
 
     @property
+    def label(self) -> str:
+        """The name, for people; of several drafters all their names."""
+        return self.name
+
+    @property
     def host_draft(self) -> HostDraft | None:
         """A drafter on the host, which proposes for each row before a step; such a mode has
         :func:`proposal_state`. None for one that is part of the step."""

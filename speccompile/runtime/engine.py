@@ -176,6 +176,15 @@ class Engine:
         return self.scheduler.tier
 
     @property
+    def failures(self) -> int:
+        """Steps in a row, up to the newest one, that failed as a whole."""
+        return self.scheduler.failures
+
+    @property
+    def closed(self) -> bool:
+        return self.turns.closed
+
+    @property
     def running(self) -> list[Request]:
         """Requests that own a slot."""
         return self.slots.owned
@@ -207,6 +216,7 @@ class Engine:
         num_draft_tokens: int | None = None,
         logprobs: bool = False,
         prompt_logprobs: bool = False,
+        top_logprobs: int = 0,
         output_logits: bool = False,
         output_scores: bool = False,
         record: bool | str = True,
@@ -236,6 +246,9 @@ class Engine:
             logprobs: Whether to return the log-probability of each new token. In ``Result.logprobs``.
             prompt_logprobs: Whether to return the log-probability of each prompt token. In ``Result.prompt_logprobs``.
                 The whole prompt is read for them: KV of another text that begins like it is not reused.
+                ``Result.prompt_best`` has the likeliest token at each place.
+            top_logprobs: How many of the likeliest tokens to return at each new token, 0 for none. In
+                ``Result.top_logprobs``; needs ``wrap(scores=True)``.
             output_logits: Whether to return the model's own logits, of each new token. In ``Result.logits``, of the
                 whole vocabulary; needs ``wrap(scores=True)``.
             output_scores: Whether to return the scores after all processors, of each new token. In ``Result.scores``,
@@ -278,6 +291,7 @@ class Engine:
             num_draft_tokens=num_draft_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            top_logprobs=top_logprobs,
             output_logits=output_logits,
             output_scores=output_scores,
             record=record,

@@ -159,7 +159,10 @@ class PromptReader:
         self._stats.count_prefill(count)
         if request.params.outputs.prompt_logprobs:
             followed = min(count, len(request.prompt) - 1 - request.cached)
-            request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist())
+            best = zip(
+                arena["chunk_best"][:followed].tolist(), arena["chunk_best_logprobs"][:followed].tolist(), strict=True
+            )
+            request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist(), list(best))
         self._count_read(request, count)
         if is_last:
             self._batch.join(request)

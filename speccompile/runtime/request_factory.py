@@ -54,6 +54,10 @@ class RequestFactory:
         check_tokenizer(options.tokenizer)
         check_kept(where, "output_logits", options.output_logits, self._arena)
         check_kept(where, "output_scores", options.output_scores, self._arena)
+        check_kept(where, "top_logprobs", options.top_logprobs, self._arena)
+        if options.top_logprobs > layout.vocab_size:
+            reason = f"the vocabulary has {layout.vocab_size} tokens"
+            raise InvalidOption(where=where, name="top_logprobs", value=options.top_logprobs, reason=reason)
         eos = self._target.eos(options.eos_token_id)
         params = Params(
             max_new_tokens=self._target.new_tokens(where, options.max_new_tokens, len(prompt)),
@@ -65,7 +69,11 @@ class RequestFactory:
             reuse=not options.prompt_logprobs,
             tokenizer=options.tokenizer,
             outputs=ExtraOutputs(
-                options.logprobs, options.prompt_logprobs, options.output_logits, options.output_scores
+                options.logprobs,
+                options.prompt_logprobs,
+                options.output_logits,
+                options.output_scores,
+                options.top_logprobs,
             ),
             num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
         )

@@ -74,6 +74,12 @@ class SubmitOptions(Options):
     prompt_logprobs: bool = field(
         default=False, metadata=option("Whether to return the log-probability of each prompt token.", flag)
     )
+    top_logprobs: int = field(
+        default=0,
+        metadata=option(
+            "How many of the likeliest tokens to return at each new token, 0 for none.", WholeNumber(0, 100)
+        ),
+    )
     output_logits: bool = field(default=False, metadata=LOGITS | {"read": flag})
     output_scores: bool = field(default=False, metadata=SCORES | {"read": flag})
     record: bool | str = field(

@@ -39,6 +39,9 @@ class Result:
             was cancelled these are the tokens that had been read.
         logits: float32 ``[new, V]``, the model's own.
         scores: float32 ``[new, V]``: logits after all processors, from which the tokens were chosen.
+        top_logprobs: at each new token the likeliest tokens with their log-probabilities, the likeliest first.
+        prompt_best: at each prompt token the likeliest token there with its log-probability; None for the first one.
+            Given with ``prompt_logprobs``.
     """
 
     token_ids: list[int]
@@ -50,6 +53,8 @@ class Result:
     prompt_logprobs: list[float | None] | None = None
     logits: torch.Tensor | None = field(default=None, repr=False)
     scores: torch.Tensor | None = field(default=None, repr=False)
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    prompt_best: list[tuple[int, float] | None] | None = None
 
     @property
     def acceptance_length(self) -> float:

@@ -61,6 +61,7 @@ class Scheduler:
 
     Attributes:
         tier: the one that ran last.
+        failures: steps in a row that failed as a whole.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Scheduler:
         self.outcomes = outcomes
         self.late = late
         self.flights: deque[Flight] = deque()
+        self.failures = 0
         self.tier = next(iter(table.tiers.values()))
 
     def run_step(self) -> list[Request]:
@@ -120,10 +122,13 @@ class Scheduler:
                 self._launch(rows)
             while len(self.flights) > (self.late and bool(rows)):
                 self._collect(self.flights.popleft())
+            if rows:
+                self.failures = 0
             return rows
         except BaseException as error:
             # The step as a whole failed, and the arena may hold a part of its results.
             self.flights.clear()
+            self.failures += 1
             self._departures.fail_all(self._slots.owned, error)
             return []
 
@@ -186,7 +191,8 @@ class Scheduler:
             depth = depth_of(flight.draft_len)
             self._stats.count(emitted, accepted, proposed, depth)
             request.stats.count(emitted, accepted, proposed, depth)
-            self._delivery.deliver(request, newest[:emitted], bool(alive), flight.records.get(request, {}))
+            record = flight.records.get(request, {})
+            self._delivery.deliver(request, newest[:emitted], bool(alive), record, accepted)
         self._departures.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]]) -> None:

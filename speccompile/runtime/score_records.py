@@ -24,18 +24,20 @@ class ExtraOutputs:
     Args:
         logprobs, prompt_logprobs: of its new tokens, and of its prompt tokens.
         logits, scores: of each new token, before and after the processors.
+        top_logprobs: how many of the likeliest tokens, at each new token.
     """
 
     logprobs: bool = False
     prompt_logprobs: bool = False
     logits: bool = False
     scores: bool = False
+    top_logprobs: int = 0
 
     def __bool__(self) -> bool:
         return any(astuple(self))
 
 
-def check_kept(where: str, name: str, value: bool, arena: Arena) -> None:
+def check_kept(where: str, name: str, value: int, arena: Arena) -> None:
     """Raises InvalidOption if an option needs a step's logits and scores and the wrap has no state for them."""
     if value and "kept_logits" not in arena:
         reason = "there is no room for a step's logits; wrap with scores=True"
@@ -48,25 +50,54 @@ class Records:
     def __init__(self, outputs: ExtraOutputs, arena: Mapping[str, torch.Tensor]) -> None:
         names = [name for name in STATE if getattr(outputs, name)]
         self._parts = {name: [arena[STATE[name]].new_empty(0, *arena[STATE[name]].shape[2:])] for name in names}
+        self._top = outputs.top_logprobs
+        if self._top:
+            kept = arena["kept_logits"]
+            self._parts |= {
+                "top_logprobs": [kept.new_empty(0, self._top)],
+                "top_tokens": [kept.new_empty(0, self._top, dtype=torch.int64)],
+            }
         self._prompt: list[float | None] | None = [None] if outputs.prompt_logprobs else None
+        self._prompt_best: list[tuple[int, float] | None] | None = [None] if outputs.prompt_logprobs else None
 
     def read(self, arena: Mapping[str, torch.Tensor], slot: int, count: int) -> Record:
         """A copy of the records of the first ``count`` places, which the next run overwrites."""
-        return {name: arena[STATE[name]][slot, :count].clone() for name in self._parts}
+        record = {name: arena[STATE[name]][slot, :count].clone() for name in self._parts if name in STATE}
+        if self._top:
+            logprobs = arena["kept_logits"][slot, :count].log_softmax(-1)
+            record["top_logprobs"], record["top_tokens"] = logprobs.topk(self._top)
+        return record
 
     def add(self, record: Record, emitted: int) -> None:
         for name, part in record.items():
             # A view would keep the memory of places that were not emitted.
             self._parts[name].append(part if len(part) == emitted else part[:emitted].clone())
 
-    def add_prompt(self, logprobs: Sequence[float]) -> None:
-        assert self._prompt is not None
+    def add_prompt(self, logprobs: Sequence[float], best: Sequence[tuple[int, float]]) -> None:
+        """Add the log-probabilities of prompt tokens, and the likeliest token at the place of each."""
+        assert self._prompt is not None and self._prompt_best is not None
         self._prompt.extend(logprobs)
+        self._prompt_best.extend(best)
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
         """The log-probability of each prompt token that was read, given those before it; None for the first one."""
         return None if self._prompt is None else list(self._prompt)
+
+    @property
+    def prompt_best(self) -> list[tuple[int, float] | None] | None:
+        """The likeliest token at each prompt token that was read, with its log-probability; None for the first one."""
+        return None if self._prompt_best is None else list(self._prompt_best)
+
+    def top_logprobs(self, count: int) -> list[list[tuple[int, float]]] | None:
+        """The likeliest tokens at the first ``count`` new tokens, with their log-probabilities; None if not
+        requested."""
+        tokens, logprobs = self._joined("top_tokens", count), self._joined("top_logprobs", count)
+        if tokens is None or logprobs is None:
+            return None
+        return [
+            list(zip(ids, values, strict=True)) for ids, values in zip(tokens.tolist(), logprobs.tolist(), strict=True)
+        ]
 
     def logprobs(self, count: int) -> list[float] | None:
         """Of the first ``count`` new tokens; None if not requested."""

@@ -19,3 +19,13 @@ def test_delivery_finds_out_why_a_row_has_ended(new: list[int], eos: tuple[int, 
     Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, new, False, {})
     assert (request.new_tokens, request.finish_reason) == (new, reason)
     assert isinstance(request.error, UndecidedLogits) == (reason == "error")
+
+
+def test_accepted_draft_tokens_are_marked_up_to_a_stop() -> None:
+    parts = Parts()
+    request = admitted(parts.arena)
+    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [3, 4, 5], True, {}, accepted=2)
+    assert request.drafted == [True, True, False]
+    request.end("cancelled")
+    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [6], True, {}, accepted=1)
+    assert len(request.drafted) == len(request.new_tokens) == 3

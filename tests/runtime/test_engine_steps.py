@@ -266,14 +266,17 @@ def test_a_policy_that_asks_for_what_was_not_built_leaves_the_engine_usable(
             return 2
 
     spec.engine.policy = Wrong()
-    with raises(UnknownTier, tier=2, built=re.compile("0, 1, 3, 7")):
-        spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=30)
+    for failures in (1, 2):
+        with raises(UnknownTier, tier=2, built=re.compile("0, 1, 3, 7")):
+            spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=30)
+        assert spec.engine.failures == failures
     assert not spec.engine.running
     assert not spec.arena["alive"].any()
     spec.set_tier(3)
     assert spec.generate(torch.tensor([random_prompt(10)]), max_new_tokens=30)[0, 10:].tolist() == greedy(
         model, random_prompt(10), 30
     )
+    assert spec.engine.failures == 0
 
 
 # --- the smallest tier that serves -------------------------------------------------------------------------------

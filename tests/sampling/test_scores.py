@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "policy": "fixed:3",
 }
 #: What a request may want, all of it.
-ALL = {"logprobs": True, "prompt_logprobs": True, "output_logits": True, "output_scores": True}
+ALL = {"logprobs": True, "prompt_logprobs": True, "top_logprobs": 3, "output_logits": True, "output_scores": True}
 REPEATS = [1, 2, 3, 1, 2, 3, 1, 2]
 
 
@@ -95,6 +95,12 @@ def assert_true(model: LlamaForCausalLM, ids: list[int], result: Result, options
     close(torch.tensor(result.logprobs), following[start - 1 :])
     assert result.prompt_logprobs is not None and result.prompt_logprobs[0] is None
     close(torch.tensor(result.prompt_logprobs[1:]), following[: start - 1])
+    values, tokens = logits.log_softmax(-1)[:-1].topk(3)
+    assert result.top_logprobs is not None and result.prompt_best is not None and result.prompt_best[0] is None
+    assert [[token for token, _ in top] for top in result.top_logprobs] == tokens[start - 1 :].tolist()
+    close(torch.tensor([[value for _, value in top] for top in result.top_logprobs]), values[start - 1 :])
+    assert [best[0] for best in result.prompt_best[1:] if best] == tokens[: start - 1, 0].tolist()
+    close(torch.tensor([best[1] for best in result.prompt_best[1:] if best]), values[: start - 1, 0])
 
 
 # --- what requests get -------------------------------------------------------------------------------------------
@@ -278,7 +284,14 @@ def test_greedy_steps_know_nothing_of_it_and_big_tensors_are_opt_in(model: Llama
         assert result.logprobs is not None and result.prompt_logprobs is not None
         assert {kind for _, _, kind in plain.engine.tiers} == {"greedy", "sampled", "scored"}
         assert {name: tensor.data_ptr() for name, tensor in plain.arena.items()} == places
-        recorded = {"token_logprobs", "chunk_logprobs", "kept_logits", "kept_scores"}
+        recorded = {
+            "token_logprobs",
+            "chunk_logprobs",
+            "chunk_best",
+            "chunk_best_logprobs",
+            "kept_logits",
+            "kept_scores",
+        }
         for engine in (plain.engine, spec.engine):
             for tier in [*engine.tiers.values(), *engine.prefill_tiers.values()]:
                 scored = tier.key.sampling in ("scored", "prompt_scored")
@@ -312,11 +325,25 @@ def test_without_room_the_error_says_so(model: LlamaForCausalLM, name: str) -> N
             setattr(model.generation_config, name, False)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", sorted({*ALL} - {"top_logprobs"}))
 @pytest.mark.parametrize("value", [1, None, "yes"])
 def test_options_of_scores_must_be_bools(spec: Speculator, name: str, value: Any) -> None:
     with raises(InvalidOption, where="submit", name=name, value=value, reason="use True or False"):
         spec.engine.submit([1], **{name: value})
+
+
+def test_top_logprobs_are_bounded_by_the_vocabulary_and_need_kept_logits(
+    spec: Speculator, model: LlamaForCausalLM
+) -> None:
+    for value in (-1, 101, True, "yes"):
+        with raises(InvalidOption, where="submit", name="top_logprobs", value=value):
+            spec.engine.submit([1], top_logprobs=value)  # type: ignore[arg-type]
+    reason = re.compile("scores=True")
+    with (
+        wrap(model, "none", **{**SMALL, "tiers": (0,), "policy": None, "scores": False}) as bare,
+        raises(InvalidOption, where="submit", name="top_logprobs", value=2, reason=reason),
+    ):
+        bare.engine.submit([1], top_logprobs=2)
 
 
 def test_wrap_checks_its_flag(model: LlamaForCausalLM) -> None:
@@ -329,6 +356,6 @@ def test_a_name_that_is_wrong(spec: Speculator) -> None:
         UnknownOption,
         where="submit",
         names="logprob",
-        known=re.compile("prompt_logprobs, output_logits, output_scores"),
+        known=re.compile("prompt_logprobs, top_logprobs, output_logits, output_scores"),
     ):
         spec.engine.submit([1], logprob=True)

@@ -15,7 +15,8 @@ from speccompile.passes.step.record_scores import logprobs_of
 @dataclass(frozen=True)
 class RecordPrompt(Pass):
     """Writes ``chunk_logprobs`` ``[W]``: of each place of a prompt's chunk the log-probability of the token after it.
-    What lies after the prompt's last token means nothing.
+    What lies after the prompt's last token means nothing. ``chunk_best`` and ``chunk_best_logprobs`` ``[W]`` are the
+    likeliest token after each place, and its log-probability.
 
     A second lm_head reads the whole chunk. The one that chooses the first new token still reads one position, so
     that what is chosen does not depend on whether this is wanted.
@@ -29,19 +30,24 @@ class RecordPrompt(Pass):
     def run(self, graph: StepGraph) -> Changes:
         whole = {graph.anchors.final_norm: graph.values["chunk_hidden"]}
         logits = graph.splice(graph.values["logits"], whole, before=graph.output)
-        state = [graph.state(name) for name in ("chunk_logprobs", "tokens")]
+        state = [graph.state(name) for name in ("chunk_logprobs", "chunk_best", "chunk_best_logprobs", "tokens")]
         graph.insert(record_prompt, *state, logits, graph.values["positions"], graph.values["slots"])
         return Changes(1, "lm_head on all positions")
 
 
 def record_prompt(
     chunk_logprobs: torch.Tensor,
+    chunk_best: torch.Tensor,
+    chunk_best_logprobs: torch.Tensor,
     tokens: torch.Tensor,
     logits: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
     """What ``logits`` ``[1, T, V]`` give to the tokens after ``positions`` ``[1, T]`` in ``tokens`` ``[N, S]``, into
-    the state ``[W]``, T <= W."""
+    the state ``[W]``, T <= W; also the likeliest token after each position."""
     following = tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
-    chunk_logprobs[: logits.shape[1]] = logprobs_of(logits, following)[0]
+    width, best = logits.shape[1], logits.argmax(-1)
+    chunk_logprobs[:width] = logprobs_of(logits, following)[0]
+    chunk_best[:width] = best[0]
+    chunk_best_logprobs[:width] = logprobs_of(logits, best)[0]
