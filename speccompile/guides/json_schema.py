@@ -59,6 +59,21 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
         InvalidGuide: it is no schema, uses a keyword that a finite automaton cannot check, or nothing matches it.
         InvalidInput: the bytes of the tokenizer's tokens are unknown.
     """
+    pattern, text = _read(schema)
+    return guide_of(pattern, text, tokenizer)
+
+
+def json_schema_regex(schema: Mapping[str, Any] | str | type) -> str:
+    """The regular expression whose guide :func:`json_schema_guide` makes, to be part of a larger one.
+
+    Raises:
+        InvalidGuide: as there.
+    """
+    return _read(schema)[0]
+
+
+def _read(schema: Mapping[str, Any] | str | type) -> tuple[str, str]:
+    """The expression of ``schema``, and its JSON text."""
     given = _as_dict(schema)
     try:
         text = json.dumps(given)
@@ -66,7 +81,7 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
         raise InvalidGuide(what=repr(given), reason=f"it is no JSON: {error}") from error
     # As JSON has it: names are texts.
     root: dict[str, Any] = json.loads(text)
-    return guide_of(_Reader(root, text).regex(root, "the schema", ()), text, tokenizer)
+    return _Reader(root, text).regex(root, "the schema", ()), text
 
 
 def _as_dict(schema: Any) -> dict[str, Any]:
