@@ -38,8 +38,10 @@ ALLOWED = {
     ),
     "tools": "__init__ graph_capture policies modes runtime",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
+    "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
-        "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator tools training"
+        "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator serve tools "
+        "training"
     ),
     "__main__": "cli",
 }

@@ -1,4 +1,4 @@
-"""The command line: ``speccompile demo``, ``generate``, ``inspect``, ``families``, ``policy-lab``,
+"""The command line: ``speccompile demo``, ``generate``, ``serve``, ``inspect``, ``families``, ``policy-lab``,
 ``save-hidden-states``, ``make-texts`` and ``train-head``."""
 
 from speccompile.cli.commands import app

@@ -90,14 +90,16 @@ def check_model(name: str) -> None:
         check_reachable(name)
 
 
-def option_of(options: type[Options], name: str, *flags: str, more: str = "") -> Any:
+def option_of(options: type[Options], name: str, *flags: str, more: str = "", envvar: str | None = None) -> Any:
     """An option of a call on the command line.
 
     Args:
         flags: its spelling, if that does not follow from its name.
         more: text after the option's own sentence.
+        envvar: the environment variable that has its value where it is left out.
     """
-    return typer.Option(*flags, help=f"{options.sentence(name)} {more}".rstrip(), min=options.least(name))
+    help = f"{options.sentence(name)} {more}".rstrip()
+    return typer.Option(*flags, help=help, min=options.least(name), envvar=envvar)
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]

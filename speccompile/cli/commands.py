@@ -30,6 +30,7 @@ from speccompile.cli.training_commands import training
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.errors import EmptyPrompt, InvalidOption, UnknownTier
 from speccompile.runtime.request_options import GenerateOptions
+from speccompile.serve.options import ServeOptions
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
 from speccompile.utils.model_names import check_families, check_tokenizer
@@ -146,6 +147,65 @@ def generate(
     if do_sample is not None or sampling:
         decoding["do_sample"] = True if sampling else do_sample
     generate.run(model, prompt, options, decoding, chat=chat)
+
+
+@app.command("serve")
+def serve(
+    model: Model,
+    mode: Mode = "auto",
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; by default programs of this machine alone reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model's name in requests and answers; MODEL if left out.")
+    ] = None,
+    api_key: Annotated[str | None, option_of(ServeOptions, "api_key", envvar="SPECCOMPILE_API_KEY")] = None,
+    max_batch: MaxBatch = 4,
+    max_len: MaxLen = None,
+    max_waiting: Annotated[int, option_of(WrapOptions, "max_waiting")] = 64,
+    tiers: SomeTiers = None,
+    policy: Policy = None,
+    backend: Backend = WrapOptions.backend,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Build what requests of any kind need before the first one comes.")
+    ] = False,
+    max_body_bytes: Annotated[int, option_of(ServeOptions, "max_body_bytes")] = ServeOptions.max_body_bytes,
+    max_depth: Annotated[int, option_of(ServeOptions, "max_depth")] = ServeOptions.max_depth,
+    max_guide_states: Annotated[int, option_of(ServeOptions, "max_guide_states")] = ServeOptions.max_guide_states,
+    max_guide_seconds: Annotated[int, option_of(ServeOptions, "max_guide_seconds")] = ServeOptions.max_guide_seconds,
+    max_guide_megabytes: Annotated[
+        int, option_of(ServeOptions, "max_guide_megabytes")
+    ] = ServeOptions.max_guide_megabytes,
+    shutdown_seconds: Annotated[int, option_of(ServeOptions, "shutdown_seconds")] = ServeOptions.shutdown_seconds,
+    option: ModeOptions = None,
+) -> None:
+    """Serve a model by the OpenAI API, with a page to chat with it at /."""
+    with one_line_errors():
+        options = WrapOptions(
+            mode=mode,
+            tiers=None if tiers is None else parse_tiers(tiers),
+            max_batch=max_batch,
+            max_len=max_len,
+            max_waiting=max_waiting,
+            policy=policy,
+            backend=backend,
+            mode_options=parse_options(option or []),
+        )
+        serving = ServeOptions(
+            api_key=api_key,
+            max_body_bytes=max_body_bytes,
+            max_depth=max_depth,
+            max_guide_states=max_guide_states,
+            max_guide_seconds=max_guide_seconds,
+            max_guide_megabytes=max_guide_megabytes,
+            shutdown_seconds=shutdown_seconds,
+        )
+        check_wrap(model, options)
+        check_tokenizer(model)
+    from speccompile.cli import serve
+
+    serve.run(model, options, serving, host=host, port=port, name=served_model_name, warm=warm)
 
 
 @app.command("inspect")

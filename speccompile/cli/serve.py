@@ -1,0 +1,47 @@
+"""``speccompile serve``: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+
+from speccompile import modes, wrap
+from speccompile.cli.models import load
+from speccompile.cli.progress import count_runs
+from speccompile.cli.session import session
+from speccompile.compiler.options import WrapOptions
+from speccompile.errors import InvalidOption
+from speccompile.serve.options import ServeOptions
+
+
+def run(
+    model: str, options: WrapOptions, serving: ServeOptions, *, host: str, port: int, name: str | None, warm: bool
+) -> None:
+    """See ``speccompile serve --help``.
+
+    Raises:
+        typer.Exit: with code 2, after an error of this package.
+    """
+    with session():
+        try:
+            from speccompile.serve.server import run_server
+            from speccompile.serve.service import Service
+            from speccompile.serve.warm import warm_up_steps
+        except ImportError as error:
+            reason = f"it needs {error.name}: pip install 'speccompile[serve]'"
+            raise InvalidOption(where="the command line", name="serve", value=model, reason=reason) from error
+        # Before the model is loaded, since that takes a while.
+        modes.create(options.mode, dict(options.mode_options))
+        target, tokenizer = load(model)
+        # The likeliest tokens beside the chosen one are read from a step's logits.
+        with wrap(target, **replace(options, scores=True).arguments()) as spec:
+            service = Service(spec, tokenizer, model if name is None else name, serving)
+            if warm:
+                steps = warm_up_steps(service)
+                with count_runs("warm up", len(steps)) as advance:
+                    for step in steps:
+                        step()
+                        advance()
+            typer.echo(f"serving {service.name} at http://{host}:{port}", err=True)
+            run_server(service, host, port)

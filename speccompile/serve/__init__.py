@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over :attr:`speccompile.Speculator.engine`. ``docs/server.md`` describes it."""

@@ -1,0 +1,86 @@
+"""Errors as the OpenAI API reports them, and which of them the package's own errors become."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from speccompile.errors import (
+    Closed,
+    EmptyPrompt,
+    InvalidGuide,
+    InvalidInput,
+    InvalidOption,
+    PlaceholderToken,
+    PromptTooLong,
+    QueueFull,
+    TokenOutOfVocabulary,
+    UserError,
+)
+
+#: Fields of the API, by the engine's name of what they set. All others have the same name.
+_FIELDS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "ignore_eos"}
+_PROMPT_ERRORS = (EmptyPrompt, PromptTooLong, PlaceholderToken, TokenOutOfVocabulary)
+#: Seconds after which a client that found the queue full may try again.
+RETRY_SECONDS = 1
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        message: what is wrong, and what to do.
+        status: of HTTP.
+        param: the field that is wrong, as the client wrote it: ``messages[0].role``.
+        code: a word for programs.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's ``type``."""
+        named = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        return named.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {429: {"Retry-After": str(RETRY_SECONDS)}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status)
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def engine_error(error: Exception, prompt_field: str, guide_field: str | None = None) -> ApiError:
+    """What a client receives when ``submit`` raises ``error``. What is no fault of the request is not described.
+
+    Args:
+        prompt_field: the field that the prompt was in.
+        guide_field: the field that the guide was made of.
+    """
+    if isinstance(error, QueueFull):
+        return ApiError("the queue is full; try again later", status=429, code="queue_full")
+    if isinstance(error, Closed):
+        return ApiError("the server is shutting down", status=503, code="closed")
+    if isinstance(error, _PROMPT_ERRORS):
+        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+        return ApiError(f"{prompt_field}: {_for_clients(str(error))}", param=prompt_field, code=code)
+    if isinstance(error, InvalidGuide):
+        return ApiError(str(error), param=guide_field)
+    if isinstance(error, InvalidOption | InvalidInput):
+        name = str(error.fields["name"])
+        param = guide_field if name == "guide" else _FIELDS.get(name, name)
+        return ApiError(f"{param}: {error.fields['reason']}", param=param)
+    if isinstance(error, UserError):
+        return ApiError(str(error))
+    return ApiError("the engine failed; the server's log has the reason", status=500, code="engine_failed")
+
+
+def _for_clients(message: str) -> str:
+    """Without advice about ``wrap``, which a client cannot call, and without the number of a row."""
+    message = re.sub(r"prompt \d+ (has|holds|is)", r"the prompt \1", message)
+    return re.sub(r", or wrap with a larger max_len", "", message)

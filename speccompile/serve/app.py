@@ -1,0 +1,120 @@
+"""The application: routes, errors, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.body import read_body
+from speccompile.serve.chat import chat
+from speccompile.serve.completions import complete
+from speccompile.serve.disconnect import answer_while_connected
+from speccompile.serve.fields import ChatBody, CompletionBody, TokenizeBody
+from speccompile.serve.live import live_state
+from speccompile.serve.metrics import metrics_text
+from speccompile.serve.request_log import RequestLog
+from speccompile.serve.service import Service
+from speccompile.serve.tokenize import tokenize
+
+PAGE = Path(__file__).parent / "page"
+#: The page loads nothing from elsewhere, and no other site may show it in a frame.
+_PAGE_HEADERS = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'"}
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The application that serves ``service``, and closes it in the end."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(title="speccompile", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_errors(app)
+    _add_api(app, service)
+    _add_state(app, service)
+    return RequestLog(app, service.counts, service.options.api_key)
+
+
+def _add_api(app: FastAPI, service: Service) -> None:
+    created, options = int(time.time()), service.options
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        model = {"id": service.name, "object": "model", "created": created, "owned_by": "speccompile"}
+        return {"object": "list", "data": [model | {"max_model_len": service.max_len}]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return {"id": service.name, "object": "model", "created": created, "owned_by": "speccompile"}
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody, options)
+        return await answer_while_connected(request, complete(service, body))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody, options)
+        return await answer_while_connected(request, chat(service, body))
+
+    @app.post("/tokenize")
+    async def tokens(request: Request) -> dict[str, Any]:
+        body = await read_body(request, TokenizeBody, options)
+        service.check_model(body.model)
+        found: dict[str, Any] = await service.in_thread(tokenize, service, body)
+        return found
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        if service.is_alive:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "the engine does not run any more"}, 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(metrics_text(service), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/live")
+    async def live() -> dict[str, Any]:
+        return live_state(service)
+
+    @app.get("/")
+    async def page() -> Response:
+        return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
+
+    app.mount("/page", StaticFiles(directory=PAGE))
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def of_api(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def of_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return ApiError(message, status=error.status_code).response()
+
+    @app.exception_handler(Exception)
+    async def of_server(_: Request, error: Exception) -> Response:
+        # It is raised again after the answer, and the server logs it.
+        return ApiError("the server failed; its log has the reason", status=500).response()

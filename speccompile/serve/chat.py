@@ -1,0 +1,200 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from starlette.responses import Response
+
+from speccompile.guides import Guide
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.continuation import Continuation, Piece
+from speccompile.serve.disconnect import EventStream
+from speccompile.serve.fields import ChatBody
+from speccompile.serve.guide_process import GuideSource
+from speccompile.serve.logprobs import chat_logprobs
+from speccompile.serve.prompts import chat_ids
+from speccompile.serve.service import Prompt, Service, Wanted
+from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
+from speccompile.serve.structure import compiled, source_of
+from speccompile.serve.token_sources import token_sources
+from speccompile.serve.tool_grammar import Call, CallReader, ToolGrammar
+from speccompile.serve.tools import grammar_of, streamed_call, whole_call
+from speccompile.serve.usage import speculation_of, usage_of
+
+
+async def chat(service: Service, body: ChatBody) -> Response:
+    """The response to ``body``.
+
+    Raises:
+        ApiError: it cannot be followed.
+    """
+    service.check_model(body.model)
+    grammar = grammar_of(body, service.tokenizer)
+    shown = None if body.tool_choice == "none" else body.tools
+    ids = await service.in_thread(
+        chat_ids, service.tokenizer, body.messages, shown, generation_prompt=body.add_generation_prompt
+    )
+    guide, guide_field = await _guide(service, body, grammar)
+    wanted = Wanted(
+        max_new_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs or 0,
+        guide=guide,
+        guide_field=guide_field,
+    )
+    continuations = await service.start([Prompt(ids, "messages")], body, wanted)
+    answer = _Answer(service, body, grammar, continuations)
+    return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
+
+
+async def _guide(service: Service, body: ChatBody, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
+    """What the answer follows, and the field that it is from."""
+    source = source_of(body)
+    if grammar is None:
+        return (None, None) if source is None else (await compiled(service, *source), source[1])
+    if source is not None:
+        message = f"{source[1]}: it cannot be followed together with tools; use tool_choice none, or leave out tools"
+        raise ApiError(message, param=source[1])
+    return await compiled(service, GuideSource("tools", grammar.as_text()), "tools"), "tools"
+
+
+@dataclass
+class _Choice:
+    """One choice, in the making."""
+
+    reader: CallReader | None
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)
+    finish_reason: str = ""
+    begun: bool = False
+
+    def read(self, piece: Piece) -> list[str | Call]:
+        """The texts and calls that ``piece`` completes."""
+        if self.reader is None:
+            found: list[str | Call] = [piece.text] if piece.text else []
+        else:
+            found = self.reader.add(piece.text)
+            if piece.finish_reason is not None:
+                found += self.reader.end()
+        self.text += "".join(item for item in found if isinstance(item, str))
+        self.calls += [item for item in found if isinstance(item, Call)]
+        if piece.finish_reason is not None:
+            self.finish_reason = "tool_calls" if self.calls and piece.finish_reason == "stop" else piece.finish_reason
+        return found
+
+
+class _Answer:
+    """One response, in the making."""
+
+    def __init__(
+        self, service: Service, body: ChatBody, grammar: ToolGrammar | None, continuations: Sequence[Continuation]
+    ) -> None:
+        self._service = service
+        self._body = body
+        self._continuations = continuations
+        self._choices = [_Choice(None if grammar is None else CallReader(grammar.syntax)) for _ in continuations]
+        self._head: dict[str, Any] = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.name,
+        }
+
+    async def whole(self) -> JSONResponse:
+        async for continuation, piece in merged(self._continuations):
+            self._read(continuation, piece)
+        choices = [self._whole_choice(*pair) for pair in zip(self._continuations, self._choices, strict=True)]
+        completion = ChatCompletion.model_construct(
+            **self._head, object="chat.completion", choices=choices, usage=self._usage()
+        )
+        return JSONResponse(as_json(completion) | {"metrics": self._metrics()})
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        options = self._body.stream_options
+        async for continuation, piece in merged(self._continuations):
+            choice = self._choices[continuation.index]
+            if not choice.begun:
+                choice.begun = True
+                yield self._chunk(continuation, ChoiceDelta(role="assistant", content=""))
+            known = len(choice.calls)
+            found = self._read(continuation, piece)
+            text = "".join(item for item in found if isinstance(item, str))
+            calls = [item for item in found if isinstance(item, Call)]
+            if text or (piece.tokens and (self._body.logprobs or self._body.return_token_sources)):
+                yield self._chunk(continuation, ChoiceDelta(content=text), piece.tokens)
+            if calls:
+                shown = [streamed_call(call, known + index) for index, call in enumerate(calls)]
+                yield self._chunk(continuation, ChoiceDelta(tool_calls=shown))
+            if choice.finish_reason:
+                yield self._chunk(continuation, ChoiceDelta(), reason=choice.finish_reason)
+        if options is not None and options.include_usage:
+            last = ChatCompletionChunk.model_construct(
+                **self._head, object="chat.completion.chunk", choices=[], usage=self._usage()
+            )
+            yield event(as_json(last) | {"metrics": self._metrics()})
+        yield DONE
+
+    def _read(self, continuation: Continuation, piece: Piece) -> list[str | Call]:
+        choice = self._choices[continuation.index]
+        found = choice.read(piece)
+        if choice.finish_reason:
+            self._service.counts.finished[choice.finish_reason] += 1
+        return found
+
+    def _whole_choice(self, continuation: Continuation, choice: _Choice) -> Choice:
+        calls = [whole_call(call) for call in choice.calls] or None
+        places = range(len(continuation.request.new_tokens))
+        return Choice.model_construct(
+            index=continuation.index,
+            message=ChatCompletionMessage.model_construct(
+                role="assistant", content=None if calls and not choice.text else choice.text, tool_calls=calls
+            ),
+            finish_reason=choice.finish_reason,
+            logprobs=self._logprobs(continuation, places),
+            **self._sources(continuation, places),
+        )
+
+    def _chunk(
+        self,
+        continuation: Continuation,
+        delta: ChoiceDelta,
+        places: range = range(0),
+        reason: str | None = None,
+    ) -> str:
+        choice = ChunkChoice.model_construct(
+            index=continuation.index,
+            delta=delta,
+            finish_reason=reason,
+            logprobs=self._logprobs(continuation, places),
+            **self._sources(continuation, places),
+        )
+        chunk = ChatCompletionChunk.model_construct(
+            **self._head, object="chat.completion.chunk", choices=[choice], usage=None
+        )
+        return event(chunk)
+
+    def _logprobs(self, continuation: Continuation, places: range) -> ChoiceLogprobs | None:
+        if not self._body.logprobs or not places:
+            return None
+        content = chat_logprobs(continuation.logprobs(places), self._service.vocabulary)
+        return ChoiceLogprobs(content=content, refusal=None)
+
+    def _sources(self, continuation: Continuation, places: range) -> dict[str, Any]:
+        if not self._body.return_token_sources or not places:
+            return {}
+        return {"token_sources": token_sources(self._service, continuation.request, places)}
+
+    def _usage(self) -> Any:
+        return usage_of([item.request for item in self._continuations], self._body.n)
+
+    def _metrics(self) -> dict[str, Any]:
+        return speculation_of([item.request for item in self._continuations])

@@ -1,0 +1,143 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from openai.types.completion import Completion
+from openai.types.completion_choice import CompletionChoice, Logprobs
+from starlette.responses import Response
+
+from speccompile.serve.continuation import Continuation, Piece
+from speccompile.serve.disconnect import EventStream
+from speccompile.serve.fields import CompletionBody
+from speccompile.serve.logprobs import CompletionLogprobs
+from speccompile.serve.prompts import text_ids
+from speccompile.serve.service import Prompt, Service, Wanted
+from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
+from speccompile.serve.structure import compiled, source_of
+from speccompile.serve.token_sources import token_sources
+from speccompile.serve.usage import speculation_of, usage_of
+
+
+async def complete(service: Service, body: CompletionBody) -> Response:
+    """The response to ``body``.
+
+    Raises:
+        ApiError: it cannot be followed.
+    """
+    service.check_model(body.model)
+    prompts = await service.in_thread(_prompts, service, body)
+    source = source_of(body)
+    guide = None if source is None else await compiled(service, *source)
+    wanted = Wanted(
+        # A prompt is read by a request that writes at least one token.
+        max_new_tokens=None if body.max_tokens is None else max(1, body.max_tokens),
+        logprobs=body.logprobs is not None,
+        prompt_logprobs=body.echo and body.logprobs is not None,
+        top_logprobs=body.logprobs or 0,
+        guide=guide,
+        guide_field=None if source is None else source[1],
+    )
+    answer = _Answer(service, body, await service.start(prompts, body, wanted))
+    return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
+
+
+def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:
+    return [
+        Prompt(
+            text_ids(service.tokenizer, prompt, special=body.add_special_tokens) if isinstance(prompt, str) else prompt,
+            "prompt" if len(body.prompt) == 1 else f"prompt[{index}]",
+        )
+        for index, prompt in enumerate(body.prompt)
+    ]
+
+
+class _Answer:
+    """One response, in the making."""
+
+    def __init__(self, service: Service, body: CompletionBody, continuations: Sequence[Continuation]) -> None:
+        self._service = service
+        self._body = body
+        self._continuations = continuations
+        self._head: dict[str, Any] = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.name,
+            "object": "text_completion",
+        }
+        self._logprobs = [CompletionLogprobs(service.vocabulary, body.logprobs or 0) for _ in continuations]
+
+    async def whole(self) -> JSONResponse:
+        count = len(self._continuations)
+        texts, reasons = [self._echo(item) for item in self._continuations], [""] * count
+        async for continuation, piece in merged(self._continuations):
+            if self._body.max_tokens != 0:
+                texts[continuation.index] += piece.text
+            reasons[continuation.index] = self._reason(piece) or reasons[continuation.index]
+        choices = []
+        for continuation, text, reason in zip(self._continuations, texts, reasons, strict=True):
+            places = range(len(continuation.request.new_tokens) if self._body.max_tokens != 0 else 0)
+            choices.append(self._choice(continuation, text, reason, places, is_first=True))
+        completion = Completion.model_construct(**self._head, choices=choices, usage=self._usage())
+        return JSONResponse(as_json(completion) | {"metrics": self._metrics()})
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        options = self._body.stream_options
+        begun: set[int] = set()
+        async for continuation, piece in merged(self._continuations):
+            is_first = continuation.index not in begun
+            text, places = (piece.text, piece.tokens) if self._body.max_tokens != 0 else ("", range(0))
+            if is_first:
+                text = self._echo(continuation) + text
+                begun.add(continuation.index)
+            reason = self._reason(piece)
+            if not (text or places or reason):
+                continue
+            choice = self._choice(continuation, text, reason, places, is_first=is_first)
+            yield event(Completion.model_construct(**self._head, choices=[choice], usage=None))
+        if options is not None and options.include_usage:
+            last = Completion.model_construct(**self._head, choices=[], usage=self._usage())
+            yield event(as_json(last) | {"metrics": self._metrics()})
+        yield DONE
+
+    def _choice(
+        self, continuation: Continuation, text: str, reason: str | None, places: range, *, is_first: bool
+    ) -> CompletionChoice:
+        extra: dict[str, Any] = {}
+        if self._body.return_token_sources:
+            extra["token_sources"] = token_sources(self._service, continuation.request, places)
+        return CompletionChoice.model_construct(
+            index=continuation.index,
+            text=text,
+            finish_reason=reason,
+            logprobs=self._logprobs_of(continuation, places, is_first=is_first),
+            **extra,
+        )
+
+    def _logprobs_of(self, continuation: Continuation, places: range, *, is_first: bool) -> Logprobs | None:
+        if self._body.logprobs is None:
+            return None
+        entries = continuation.logprobs(places)
+        if self._body.echo and is_first:
+            entries = continuation.prompt_logprobs() + entries
+        return self._logprobs[continuation.index].add(entries)
+
+    def _echo(self, continuation: Continuation) -> str:
+        return str(self._service.tokenizer.decode(continuation.request.prompt)) if self._body.echo else ""
+
+    def _reason(self, piece: Piece) -> str | None:
+        if piece.finish_reason is not None:
+            self._service.counts.finished[piece.finish_reason] += 1
+        return piece.finish_reason
+
+    def _usage(self) -> Any:
+        requests = [item.request for item in self._continuations]
+        return usage_of(requests, self._body.n, generated=self._body.max_tokens != 0)
+
+    def _metrics(self) -> dict[str, Any]:
+        return speculation_of([item.request for item in self._continuations])

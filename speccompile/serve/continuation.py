@@ -1,0 +1,103 @@
+"""One choice of a response: a request of the engine, and its text as it may be shown."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.errors import RequestFailed
+from speccompile.runtime.request import Request
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.logprobs import TokenLogprob
+from speccompile.serve.text import Decoder, StopCut
+
+log = logging.getLogger("speccompile.serve")
+
+#: The API's ``finish_reason``, by that of the engine.
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "max_new_tokens": "length", "max_len": "length"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step added.
+
+    Args:
+        text: may be empty, where a part of a character or of a stop string has arrived.
+        tokens: the new tokens, by their places ``[start, end)``.
+        finish_reason: of the last piece, in the API's words.
+    """
+
+    text: str
+    tokens: range
+    finish_reason: str | None = None
+
+
+class Continuation:
+    """Reads a request. If its reader leaves before the end, the request is cancelled."""
+
+    def __init__(self, index: int, request: Request, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
+        self.index = index
+        self.request = request
+        self._decoder = Decoder(tokenizer)
+        self._cut = StopCut(stops)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """
+        Raises:
+            ApiError: the request failed, or was cancelled by the engine.
+        """
+        request, seen = self.request, 0
+        try:
+            async with contextlib.aclosing(_steps(request)) as steps:
+                async for tokens in steps:
+                    text = self._cut.add(self._decoder.add(tokens))
+                    yield Piece(text, range(seen, seen + len(tokens)))
+                    seen += len(tokens)
+        finally:
+            request.cancel()
+        if request.finish_reason not in FINISH_REASONS:
+            raise ApiError("the server is shutting down", status=503, code="closed")
+        rest = self._cut.add(self._decoder.end()) + self._cut.end()
+        yield Piece(rest, range(seen, seen), FINISH_REASONS[request.finish_reason])
+
+    def logprobs(self, places: range) -> list[TokenLogprob]:
+        """Of the new tokens at ``places``, for a request that records them."""
+        records, tokens = self.request.records, self.request.new_tokens
+        logprobs, tops = records.logprobs(places.stop), records.top_logprobs(places.stop)
+        assert logprobs is not None
+        return [TokenLogprob(tokens[i], logprobs[i], () if tops is None else tops[i]) for i in places]
+
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        """Of the prompt, once its first new token is there."""
+        logprobs, best = self.request.records.prompt_logprobs, self.request.records.prompt_best
+        assert logprobs is not None and best is not None
+        return [
+            TokenLogprob(token, logprob, () if top is None else (top,))
+            for token, logprob, top in zip(self.request.prompt, logprobs, best, strict=True)
+        ]
+
+
+async def _steps(request: Request) -> AsyncGenerator[list[int], None]:
+    """The new tokens of each step.
+
+    Raises:
+        ApiError: the request failed.
+    """
+    tokens: list[int] = []
+    seen = 0
+    try:
+        async for token in request.stream():
+            tokens.append(token)
+            seen += 1
+            if seen == len(request.new_tokens):
+                yield tokens
+                tokens = []
+    except RequestFailed as error:
+        log.error("a request failed", exc_info=error)
+        raise ApiError("the engine failed; the server's log has the reason", status=500, code="engine_failed") from None
+    if tokens:
+        yield tokens

@@ -1,0 +1,77 @@
+"""Compiles guides in a process of its own: neither a time limit nor a memory limit can be put on a thread."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.errors import InvalidGuide, SpecCompileError
+from speccompile.guides import Guide, json_schema_guide, regex_guide
+from speccompile.serve.tool_grammar import ToolGrammar
+
+#: What the process sends when it has started.
+READY = b"ready"
+
+
+@dataclass(frozen=True)
+class GuideSource:
+    """What a guide is made of: a JSON schema as JSON text, a regular expression, or a :class:`ToolGrammar` as text."""
+
+    kind: Literal["json_schema", "regex", "tools"]
+    text: str
+
+
+def compile_guide(source: GuideSource, tokenizer: PreTrainedTokenizerBase, max_states: int) -> Guide:
+    """
+    Raises:
+        InvalidGuide: it cannot be followed, or has more than ``max_states`` states.
+    """
+    if source.kind == "json_schema":
+        guide = json_schema_guide(source.text, tokenizer)
+    else:
+        pattern = ToolGrammar.of_text(source.text).regex() if source.kind == "tools" else source.text
+        guide = regex_guide(pattern, tokenizer)
+    if guide.states > max_states:
+        reason = f"its automaton has {guide.states} states, and the server allows {max_states}; make it simpler"
+        raise InvalidGuide(what=source.text, reason=reason)
+    return guide
+
+
+def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: int, megabytes: int) -> None:
+    """The process: compiles what it receives until the connection is closed.
+
+    Args:
+        megabytes: most memory besides what it has at its start.
+    """
+    # Ctrl-C reaches all processes of a terminal; the server ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory(megabytes)
+    connection.send_bytes(READY)
+    while True:
+        try:
+            source: GuideSource = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        answer: Guide | SpecCompileError
+        try:
+            answer = compile_guide(source, tokenizer, max_states)
+        except SpecCompileError as error:
+            answer = error
+        except (MemoryError, RecursionError) as error:
+            answer = InvalidGuide(
+                what=source.text, reason=f"compiling it needs too much memory ({type(error).__name__})"
+            )
+        connection.send_bytes(pickle.dumps(answer))
+
+
+def _limit_memory(megabytes: int) -> None:
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    most = pages * resource.getpagesize() + megabytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))

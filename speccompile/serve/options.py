@@ -1,0 +1,51 @@
+"""The options of ``speccompile serve``. Nothing here imports torch: the command line checks them before that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from speccompile.errors import InvalidOption
+from speccompile.utils.options import Options, WholeNumber, option
+
+
+def _text_or_none(where: str, name: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidOption(
+            where=where, name=name, value=value, reason="it has to be a text that is not empty, or None"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class ServeOptions(Options):
+    """Of ``speccompile serve``, and of :func:`speccompile.serve.app.create_app`.
+
+    Raises:
+        InvalidOption: a value is not valid.
+    """
+
+    where: ClassVar[str] = "serve"
+
+    api_key: str | None = field(
+        default=None,
+        metadata=option("Requests need the header `Authorization: Bearer KEY`; no key if left out.", _text_or_none),
+    )
+    max_body_bytes: int = field(
+        default=4 * 2**20, metadata=option("Largest body of a request, in bytes.", WholeNumber(1024))
+    )
+    max_depth: int = field(
+        default=64, metadata=option("Deepest nesting of arrays and objects in a body.", WholeNumber(1, 512))
+    )
+    max_guide_states: int = field(
+        default=8192, metadata=option("Most states of the automaton of a schema or pattern.", WholeNumber(1))
+    )
+    max_guide_seconds: int = field(
+        default=20, metadata=option("Most seconds in which a schema or pattern is compiled.", WholeNumber(1))
+    )
+    max_guide_megabytes: int = field(
+        default=2048, metadata=option("Most memory that compiling a schema or pattern takes, in MiB.", WholeNumber(64))
+    )
+    shutdown_seconds: int = field(
+        default=30, metadata=option("How long running requests may go on after SIGTERM or Ctrl-C.", WholeNumber(0))
+    )

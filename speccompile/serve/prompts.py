@@ -1,0 +1,61 @@
+"""Token ids of prompts and conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.fields import Message
+from speccompile.serve.tool_fields import Tool
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
+    """Of a text; with ``special`` what the tokenizer puts around texts (a BOS token) is there too."""
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    *,
+    generation_prompt: bool,
+) -> list[int]:
+    """Of a conversation, by the tokenizer's chat template.
+
+    Raises:
+        ApiError: there is no template, or it refuses the conversation.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        message = "messages: the model's tokenizer has no chat template; use /v1/completions"
+        raise ApiError(message, param="messages")
+    conversation = [_for_template(message) for message in messages]
+    described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
+    try:
+        encoded: Any = tokenizer.apply_chat_template(
+            conversation,
+            tools=described,  # type: ignore[arg-type]
+            add_generation_prompt=generation_prompt,
+            return_dict=True,
+        )
+    except TemplateError as error:
+        # Templates raise it themselves, for roles that do not alternate and the like.
+        message = f"messages: the chat template refuses them: {error.message or type(error).__name__}"
+        raise ApiError(message, param="messages") from None
+    return list(encoded["input_ids"])
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """As templates expect it: arguments of calls are objects, content is a text."""
+    shown = message.model_dump(exclude_none=True)
+    # Templates know the older name.
+    shown["role"] = "system" if message.role == "developer" else message.role
+    shown.setdefault("content", "")
+    for call in shown.get("tool_calls", ()):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return shown

@@ -1,0 +1,174 @@
+"""What all endpoints share: the model that is served, its tokenizer, and how requests reach the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile import Speculator
+from speccompile.guides import Guide
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.request import Request
+from speccompile.serve.api_error import ApiError, engine_error
+from speccompile.serve.continuation import Continuation
+from speccompile.serve.counts import Counts
+from speccompile.serve.fields import Generation
+from speccompile.serve.guide_compiler import GuideCompiler
+from speccompile.serve.options import ServeOptions
+from speccompile.serve.request_log import current
+from speccompile.serve.sampling import sampling_arguments, seed_of
+from speccompile.serve.text import StopTexts
+from speccompile.serve.vocabulary import Vocabulary
+
+log = logging.getLogger("speccompile.serve")
+
+#: Whole steps that may fail in a row before the engine is reported as dead.
+_MOST_FAILURES = 3
+#: Threads that build prompts and submit: a submit may have to build executables, and others need not wait for that.
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, and the field of the request that they are from."""
+
+    ids: list[int]
+    field: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request wants besides its sampling parameters.
+
+    Args:
+        max_new_tokens: None is as many as fit.
+        logprobs, prompt_logprobs: record log-probabilities.
+        top_logprobs: of so many of the likeliest tokens.
+        guide: what the text follows, and the field that it was made of.
+    """
+
+    max_new_tokens: int | None
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    top_logprobs: int = 0
+    guide: Guide | None = None
+    guide_field: str | None = None
+
+
+@dataclass
+class Service:
+    """A speculator that is served under a name."""
+
+    spec: Speculator
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    options: ServeOptions
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self.vocabulary = Vocabulary(self.tokenizer)
+        self.guides = GuideCompiler(self.tokenizer, self.options)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="speccompile-serve")
+
+    @property
+    def engine(self) -> Engine:
+        return self.spec.engine
+
+    @property
+    def drafter(self) -> str:
+        """The name of the mode; of several their names."""
+        return self.spec.mode.label
+
+    @property
+    def max_len(self) -> int:
+        return self.engine.arena.layout.max_len
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.engine.closed and self.engine.failures < _MOST_FAILURES
+
+    def close(self) -> None:
+        """Cancel all requests, and end threads and processes."""
+        self.spec.close()
+        self.guides.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError if ``name`` is another model than this one."""
+        if name is not None and name != self.name:
+            message = f"model: the model {name!r} does not exist; this server has {self.name!r}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+
+    async def in_thread(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        """The result of a call that would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments, **keywords))
+
+    async def start(self, prompts: Sequence[Prompt], body: Generation, wanted: Wanted) -> list[Continuation]:
+        """``n`` continuations of each prompt, in order. All are submitted, or none.
+
+        Raises:
+            ApiError: they cannot be.
+        """
+        submitting = asyncio.ensure_future(self.in_thread(self._submit, prompts, body, wanted))
+        try:
+            requests: list[Request] = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            # The client has left: what the thread submits has no reader.
+            submitting.add_done_callback(_cancel_all)
+            raise
+        note = current.get(None)
+        if note is not None:
+            note.requests, note.user = requests, body.user
+        return [Continuation(index, request, self.tokenizer, body.stop) for index, request in enumerate(requests)]
+
+    def _submit(self, prompts: Sequence[Prompt], body: Generation, wanted: Wanted) -> list[Request]:
+        arguments = sampling_arguments(body, self.spec.generation_config)
+        capacity = self.engine.capacity().slots + self.engine.waiting.limit
+        if len(prompts) * body.n > capacity:
+            raise ApiError(f"n: more choices than the queue holds ({capacity})", param="n")
+        requests: list[Request] = []
+        try:
+            for index in range(len(prompts) * body.n):
+                prompt = prompts[index // body.n]
+                requests.append(self._submit_one(prompt, index, body, wanted, arguments))
+        except BaseException:
+            for request in requests:
+                request.cancel()
+            raise
+        return requests
+
+    def _submit_one(
+        self, prompt: Prompt, index: int, body: Generation, wanted: Wanted, arguments: dict[str, Any]
+    ) -> Request:
+        room = max(1, self.max_len - len(prompt.ids))
+        try:
+            return self.engine.submit(
+                prompt.ids,
+                max_new_tokens=room if wanted.max_new_tokens is None else wanted.max_new_tokens,
+                seed=seed_of(body, index % body.n),
+                priority=body.priority,
+                num_draft_tokens=body.num_draft_tokens,
+                logprobs=wanted.logprobs,
+                prompt_logprobs=wanted.prompt_logprobs,
+                top_logprobs=wanted.top_logprobs,
+                stopping_criteria=StopTexts(self.tokenizer, body.stop) if body.stop else None,
+                guide=wanted.guide,
+                **arguments,
+            )
+        except Exception as error:
+            answer = engine_error(error, prompt.field, wanted.guide_field)
+            if answer.status == 500:
+                log.exception("a request could not be submitted")
+            raise answer from None
+
+
+def _cancel_all(submitting: asyncio.Future[list[Request]]) -> None:
+    if not submitting.cancelled() and submitting.exception() is None:
+        for request in submitting.result():
+            request.cancel()

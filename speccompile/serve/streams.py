@@ -1,0 +1,78 @@
+"""Streams of several continuations as one, and server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.continuation import Continuation, Piece
+
+log = logging.getLogger("speccompile.serve")
+
+DONE = "data: [DONE]\n\n"
+
+
+async def merged(continuations: Sequence[Continuation]) -> AsyncGenerator[tuple[Continuation, Piece], None]:
+    """The pieces of all ``continuations`` as they come. All requests are cancelled if the reader leaves, or one fails.
+
+    Raises:
+        ApiError: a request failed.
+    """
+    arrived: asyncio.Queue[tuple[Continuation, Piece] | BaseException | None] = asyncio.Queue()
+
+    async def read(continuation: Continuation) -> None:
+        try:
+            async for piece in continuation.pieces():
+                arrived.put_nowait((continuation, piece))
+            arrived.put_nowait(None)
+        except Exception as error:
+            arrived.put_nowait(error)
+
+    tasks = [asyncio.create_task(read(continuation)) for continuation in continuations]
+    try:
+        running = len(tasks)
+        while running:
+            item = await arrived.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for continuation in continuations:
+            continuation.request.cancel()
+
+
+def as_json(model: BaseModel) -> dict[str, Any]:
+    """The fields that were given. What the API knows as null its types do not always, hence no warnings."""
+    return model.model_dump(mode="json", exclude_unset=True, warnings=False)
+
+
+def event(data: BaseModel | dict[str, Any]) -> str:
+    """One server-sent event."""
+    shown = data if isinstance(data, dict) else as_json(data)
+    return f"data: {json.dumps(shown, ensure_ascii=False)}\n\n"
+
+
+async def with_errors(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    """``events``; an error after the first one becomes an event, since the status has been sent."""
+    async with contextlib.aclosing(events):
+        try:
+            async for item in events:
+                yield item
+        except ApiError as error:
+            yield event(error.body())
+        except Exception:
+            log.exception("a stream failed")
+            yield event(ApiError("the server failed; its log has the reason", status=500).body())

@@ -1,0 +1,59 @@
+"""What a response says about itself: token counts, and what speculation did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from openai.types.completion_usage import CompletionUsage, PromptTokensDetails
+
+from speccompile.runtime.request import Request
+from speccompile.runtime.stats import RequestStats
+
+
+def usage_of(requests: Sequence[Request], choices: int, *, generated: bool = True) -> CompletionUsage:
+    """Of the requests of one response, ``choices`` of each prompt. A prompt counts once. New tokens do not count if
+    none were ``generated`` for the client."""
+    firsts = requests[::choices]
+    prompt = sum(len(request.prompt) for request in firsts)
+    new = sum(len(request.new_tokens) for request in requests) if generated else 0
+    cached = sum(request.stats.reused_tokens for request in firsts)
+    return CompletionUsage(
+        prompt_tokens=prompt,
+        completion_tokens=new,
+        total_tokens=prompt + new,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+    )
+
+
+def speculation_of(requests: Sequence[Request]) -> dict[str, Any]:
+    """``metrics`` of a response. The names are vLLM's (``--per-request-spec-decode-metrics``), but for
+    ``proposed_at`` and ``accepted_at``: draft tokens by position, those that the target judged and those that it
+    accepted."""
+    stats = [request.stats for request in requests]
+    steps, emitted = sum(item.row_steps for item in stats), sum(item.emitted_tokens for item in stats)
+    drafts, accepted = sum(item.draft_tokens for item in stats), sum(item.accepted_tokens for item in stats)
+    proposed_at, accepted_at = _by_position(stats, "proposed_at"), _by_position(stats, "accepted_at")
+    # Steps by the number of accepted drafts, of those in which anything was drafted.
+    drafted = proposed_at[0] if proposed_at else 0
+    at_least = [drafted, *accepted_at, 0]
+    histogram = [more - less for more, less in pairwise(at_least)]
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": emitted / steps if steps else 0.0,
+            "draft_acceptance_rate": accepted / drafts if drafts else 0.0,
+            "acceptance_histogram": histogram,
+            "num_spec_steps": drafted,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafts,
+            "num_spec_tokens": len(proposed_at),
+            "proposed_at": proposed_at,
+            "accepted_at": accepted_at,
+        }
+    }
+
+
+def _by_position(stats: Sequence[RequestStats], name: str) -> list[int]:
+    """Sums over the requests."""
+    return [sum(counts) for counts in zip(*(getattr(item, name) for item in stats), strict=True)]

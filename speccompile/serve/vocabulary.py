@@ -1,0 +1,39 @@
+"""Tokens as responses show them: text and bytes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.errors import InvalidInput
+from speccompile.guides.token_bytes import token_bytes
+
+
+class Vocabulary:
+    """The tokens of a tokenizer, each by itself."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        """By id; empty where the tokenizer's decoder is not known."""
+        try:
+            by_bytes = token_bytes(self._tokenizer)
+        except InvalidInput:
+            return {}
+        return {token: text for text, tokens in by_bytes.items() for token in tokens}
+
+    def bytes_of(self, token: int) -> bytes:
+        """What ``token`` stands for; of a special token its name."""
+        found = self._bytes.get(token)
+        return str(self._tokenizer.decode([token])).encode() if found is None else found
+
+    def text_of(self, token: int) -> str:
+        r"""Its text; of a part of a character ``bytes:\xe2\x80``, as the OpenAI API writes it."""
+        found = self.bytes_of(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)

@@ -1,0 +1,22 @@
+"""Builds beforehand what requests would build when they first need it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from speccompile.graph.keys import KINDS
+from speccompile.serve.prompts import text_ids
+from speccompile.serve.service import Service
+
+
+def warm_up_steps(service: Service) -> list[Callable[[], object]]:
+    """Calls that together build the executables of all kinds, measure what the policy measures, and start the process
+    that compiles guides."""
+    engine = service.engine
+    prompt = text_ids(service.tokenizer, "a", special=True)
+    return [
+        *(functools.partial(engine.prepare, kind, watched=True) for kind in KINDS),
+        lambda: engine.submit(prompt, max_new_tokens=2).result(),
+        service.guides.start,
+    ]

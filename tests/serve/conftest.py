@@ -1,0 +1,31 @@
+"""One wrap for all tests of the server: building it is what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator
+from support import serving
+from support.serving import Client
+
+
+@pytest.fixture(scope="session")
+def target() -> LlamaForCausalLM:
+    return serving.model()
+
+
+@pytest.fixture(scope="session")
+def spec(target: LlamaForCausalLM) -> Iterator[Speculator]:
+    with serving.speculator(target) as spec:
+        yield spec
+
+
+@pytest.fixture(scope="session")
+def client(spec: Speculator) -> Iterator[Client]:
+    client = Client(serving.service(spec))
+    yield client
+    assert spec.engine.idle and spec.engine.capacity().free_slots == serving.SLOTS
+    client.service.close()

@@ -1,0 +1,193 @@
+"""How the server behaves beside single answers: clients that leave, many at once, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx2
+import pytest
+from transformers import LlamaForCausalLM
+
+from speccompile import Speculator
+from support import serving
+from support.serving import Client, tokenizer
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG = {"prompt": "the end of the", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+def wait_for(done: Any, seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until, "it does not come"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def address(client: Client) -> Any:
+    # The application closes what it serves in the end, and other tests go on with it.
+    with serving.listening(client.app, lifespan="off") as address:
+        yield address
+
+
+def sent(address: str, body: dict[str, Any], path: str = COMPLETIONS) -> socket.socket:
+    """A connection over which ``body`` was sent."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_request(address: str, spec: Speculator, stream: bool) -> None:
+    engine, before = spec.engine, spec.stats.emitted_tokens
+    connection = sent(address, {**LONG, "stream": stream, "n": 2})
+    wait_for(lambda: any(request.new_tokens for request in engine.running))
+    requests = engine.running
+    connection.close()
+    wait_for(lambda: engine.idle)
+    assert {request.finish_reason for request in requests} == {"cancelled"}
+    assert spec.stats.emitted_tokens - before < 300
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_the_queue(address: str, spec: Speculator) -> None:
+    engine = spec.engine
+    held = [engine.submit([5, 6], max_new_tokens=200) for _ in range(serving.SLOTS)]
+    connection = sent(address, LONG)
+    wait_for(lambda: engine.capacity().waiting == 1 + serving.SLOTS or len(engine.waiting) > 0)
+    connection.close()
+    for request in held:
+        request.cancel()
+    wait_for(lambda: engine.idle)
+
+
+def test_concurrent_conversations_with_disconnects_have_the_texts_of_generate(
+    address: str, target: LlamaForCausalLM, spec: Speculator
+) -> None:
+    rng = random.Random(0)
+    words = ["the", "end", "ab", "name", "call", "12", "of", "é"]
+    contents = [" ".join(rng.choices(words, k=rng.randint(2, 12))) for _ in range(24)]
+    expected = []
+    for content in contents:
+        ids = tokenizer().apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        out = target.generate(**ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+        expected.append(tokenizer().decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    async def converse(client: httpx2.AsyncClient, index: int) -> str:
+        body = {"messages": [{"role": "user", "content": contents[index]}], "max_tokens": 24, "temperature": 0}
+        await asyncio.sleep(rng.random() / 4)
+        if index % 2:
+            answer = await client.post(CHAT, json=body)
+            return str(answer.json()["choices"][0]["message"]["content"])
+        text = ""
+        async with client.stream("POST", CHAT, json={**body, "stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+        return text
+
+    async def leave(client: httpx2.AsyncClient, index: int) -> None:
+        await asyncio.sleep(rng.random() / 2)
+        async with client.stream("POST", COMPLETIONS, json={**LONG, "stream": bool(index % 2)}) as answer:
+            async for _ in answer.aiter_bytes():
+                return
+
+    async def everything() -> list[str]:
+        async with httpx2.AsyncClient(base_url=address, timeout=120) as client:
+            leaving = [asyncio.create_task(leave(client, index)) for index in range(6)]
+            texts = await asyncio.gather(*(converse(client, index) for index in range(len(contents))))
+            await asyncio.gather(*leaving)
+            return list(texts)
+
+    assert asyncio.run(everything()) == expected
+    wait_for(lambda: spec.engine.idle)
+
+
+def test_idle_connections_and_slow_bodies_keep_no_other_request_waiting(address: str, client: Client) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    idle = [socket.create_connection((host, int(port))) for _ in range(300)]
+    try:
+        for connection in idle[:100]:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        answer = httpx2.post(
+            address + COMPLETIONS, json={"prompt": "ab", "temperature": 0, "max_tokens": 4}, timeout=60
+        )
+        assert answer.status_code == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_health_is_503_when_steps_fail_and_when_the_engine_is_closed(
+    client: Client, spec: Speculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.get("/health").status_code == 200
+
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spec.engine.scheduler._choice, "policy_inputs", fail)
+        for _ in range(3):
+            assert client.refused(COMPLETIONS, {"prompt": "ab"}, 500)["type"] == "server_error"
+        assert client.get("/health").status_code == 503
+    client.complete("ab")
+    assert client.get("/health").status_code == 200
+
+
+def test_an_engine_that_is_closed_answers_503(target: LlamaForCausalLM) -> None:
+    with serving.speculator(target, tiers=(0,)) as spec:
+        client = Client(serving.service(spec))
+        spec.engine.close()
+        assert client.get("/health").status_code == 503
+        assert client.refused(COMPLETIONS, {"prompt": "ab"}, 503)["code"] == "closed"
+
+
+def test_the_end_of_the_server_lets_running_requests_finish_within_the_limit(target: LlamaForCausalLM) -> None:
+    for seconds, finishes in ((60, True), (1, False)):
+        with serving.speculator(target, tiers=(0,)) as spec:
+            app = Client(serving.service(spec)).app
+            answers: list[httpx2.Response | Exception] = []
+
+            def ask(address: str, answers: list[httpx2.Response | Exception] = answers) -> None:
+                try:
+                    answers.append(httpx2.post(address + COMPLETIONS, json=LONG, timeout=60))
+                except httpx2.HTTPError as error:
+                    answers.append(error)
+
+            if not finishes:
+                run_step = spec.engine.scheduler.run_step
+                spec.engine.scheduler.run_step = lambda run=run_step: (time.sleep(0.05), run())[1]
+            with serving.listening(app, timeout_graceful_shutdown=seconds) as address:
+                thread = threading.Thread(target=ask, args=(address,))
+                thread.start()
+                wait_for(lambda spec=spec: any(request.new_tokens for request in spec.engine.running))
+                requests = spec.engine.running
+            thread.join(60)
+            assert requests[0].finish_reason == ("max_new_tokens" if finishes else "cancelled")
+            complete = [
+                answer for answer in answers if isinstance(answer, httpx2.Response) and answer.status_code == 200
+            ]
+            assert len(complete) == finishes
+            assert spec.closed
+
+
+def test_each_request_is_one_line_of_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "speccompile.serve"):
+        client.complete("ab", max_tokens=3, user="me")
+        client.refused(COMPLETIONS, {"prompt": 7})
+    first, second = [record.message for record in caplog.records]
+    assert first.startswith("POST /v1/completions 200, ") and "user 'me'" in first
+    assert "2 prompt tokens, 3 new, max_new_tokens" in first and "acceptance length" in first
+    assert second.startswith("POST /v1/completions 400, ")

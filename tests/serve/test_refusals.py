@@ -1,0 +1,206 @@
+"""What is wrong with a request is a 4xx that names it, and hurts no other request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
+import pytest
+
+from speccompile import Speculator
+from speccompile.serve.fields import ChatBody, CompletionBody
+from speccompile.serve.refused import REFUSED
+from support import serving
+from support.serving import Client
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "ab"}
+
+
+def test_every_field_of_the_api_is_followed_or_refused_by_name() -> None:
+    pairs = (
+        (completion_params.CompletionCreateParamsBase, CompletionBody),
+        (chat_params.CompletionCreateParamsBase, ChatBody),
+    )
+    for params, body in pairs:
+        assert set(params.__annotations__) <= {*body.model_fields, *REFUSED}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_field_that_cannot_be_followed_is_refused_by_name(client: Client, name: str) -> None:
+    neutral, reason = REFUSED[name]
+    path = COMPLETIONS if name in ("best_of", "suffix") else CHAT
+    body: dict[str, Any] = {"prompt": "ab"} if path == COMPLETIONS else {"messages": [USER]}
+    error = client.refused(path, body | {name: "something"})
+    assert error["param"] == name and error["code"] == "unsupported_field" and reason in error["message"]
+    for value in (*neutral, None):
+        answer = client.post(path, body | {name: value, "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temprature": 0}, "temprature"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, True]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [1, 999]}, "prompt"),
+        ({"prompt": [[1], [-1]]}, "prompt[1]"),
+        ({"prompt": [1] * 300}, "prompt"),
+        ({"max_tokens": "8"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"n": 0}, "n"),
+        ({"n": 100}, "n"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias[1]"),
+        ({"logit_bias": {"999": 1}}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 2, "echo": True}, "logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"includeusage": True}}, "stream_options.includeusage"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"num_draft_tokens": 99}, "num_draft_tokens"),
+        ({"guided_json": {"type": "null"}, "guided_regex": "a"}, "guided_json"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: str) -> None:
+    body = {"prompt": "ab"} | fields
+    error = client.refused(COMPLETIONS, body)
+    assert error["param"] == param, error
+    assert error["type"] == "invalid_request_error"
+    assert param.split(".")[-1] in error["message"] and "wrap" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "ab"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "ab"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
+        ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+        ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
+        ({"messages": [{"role": "tool", "content": "ab"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**USER, "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "a" * 400}]}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"max_tokens": 2, "max_completion_tokens": 2}, "max_tokens"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"prompt": "ab"}, "prompt"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(client: Client, fields: dict[str, Any], param: str) -> None:
+    error = client.refused(CHAT, {"messages": [USER]} | fields)
+    assert error["param"] == param, error
+
+
+def test_the_wrong_model_is_a_404(client: Client) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "ab"}), (CHAT, {"messages": [USER]}), ("/tokenize", {"prompt": "ab"})):
+        error = client.refused(path, {"model": "gpt-4", **body}, 404)
+        assert error["param"] == "model" and error["code"] == "model_not_found"
+    assert client.get("/v1/models/gpt-4").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "says"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "JSON object"),
+        (b'{"prompt": "\xff"}', 400, "not UTF-8"),
+        (b'{"prompt": NaN}', 400, "NaN"),
+        (b'{"n": ' + b"9" * 5000 + b"}", 400, "not JSON"),
+        (b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400, "nests deeper"),
+        (b'{"prompt": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "nests deeper"),
+        (b'{"prompt": "' + b"a" * 100_000_000 + b'"}', 413, "larger than"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(client: Client, data: bytes, status: int, says: str) -> None:
+    answer = client.call("POST", COMPLETIONS, content=data, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status and says in answer.json()["error"]["message"]
+    assert len(answer.text) < 1000
+
+
+def test_a_body_of_another_type_is_refused(client: Client) -> None:
+    """A page of another site can send such a body without asking."""
+    answer = client.call("POST", COMPLETIONS, content=b'{"prompt": "ab"}', headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+
+
+def test_unknown_paths_and_methods_have_errors_of_the_same_shape(client: Client) -> None:
+    assert client.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    answer = client.get(COMPLETIONS)
+    assert answer.status_code == 405 and answer.json()["error"]["message"]
+    assert client.get("/page/../app.py").status_code == 404 and client.get("/page/..%2fapp.py").status_code == 404
+
+
+def test_a_full_queue_is_a_429_with_a_time_to_wait(client: Client, spec: Speculator) -> None:
+    held = [spec.engine.submit([5, 6], max_new_tokens=9) for _ in range(serving.SLOTS + serving.WAITING)]
+    try:
+        answer = client.post(COMPLETIONS, {"prompt": "ab"})
+        assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        held.pop().cancel()
+        several = client.post(COMPLETIONS, {"prompt": "ab", "n": 2})
+        assert several.status_code == 429
+        # Of choices that do not all fit none is left in the queue.
+        assert spec.engine.capacity().room == 1
+    finally:
+        for request in held:
+            request.cancel()
+    assert client.complete("ab")["usage"]["completion_tokens"] == 16
+
+
+def test_the_api_key_is_needed_everywhere_but_for_health_and_the_page(spec: Speculator) -> None:
+    client = Client(serving.service(spec, api_key="secret"))
+    for headers in (
+        {},
+        {"Authorization": "Bearer secre"},
+        {"Authorization": "secret"},
+        {"Authorization": "Bearer \xe9"},
+    ):
+        encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+        for path in ("/v1/models", "/metrics", "/live"):
+            answer = client.get(path, headers=encoded)
+            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+        assert client.post(COMPLETIONS, {"prompt": "ab"}, headers=encoded).status_code == 401
+    assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert client.get("/health").status_code == client.get("/").status_code == 200
+
+
+def test_an_answer_to_a_fault_of_the_server_says_nothing_about_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("/home/somebody/secret.py")
+
+    monkeypatch.setattr(client.service.engine, "submit", fail)
+    error = client.refused(COMPLETIONS, {"prompt": "ab"}, 500)
+    assert "secret" not in json.dumps(error) and error["type"] == "server_error"
