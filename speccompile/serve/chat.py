@@ -151,13 +151,14 @@ class _Answer:
         return found
 
     def _whole_choice(self, continuation: Continuation, choice: _Choice) -> Choice:
-        calls = [whole_call(call) for call in choice.calls] or None
+        calls = [whole_call(call) for call in choice.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text if choice.text or not calls else None}
+        if calls:
+            message["tool_calls"] = calls
         places = range(len(continuation.request.new_tokens))
         return Choice.model_construct(
             index=continuation.index,
-            message=ChatCompletionMessage.model_construct(
-                role="assistant", content=None if calls and not choice.text else choice.text, tool_calls=calls
-            ),
+            message=ChatCompletionMessage.model_construct(**message),
             finish_reason=choice.finish_reason,
             logprobs=self._logprobs(continuation, places),
             **self._sources(continuation, places),

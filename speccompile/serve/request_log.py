@@ -20,6 +20,7 @@ log = logging.getLogger("speccompile.serve")
 #: Paths that need no key: a load balancer has none, and the page asks for it.
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/page/"
+_POLLED = ("/", "/health", "/live", "/metrics")
 
 
 @dataclass
@@ -82,7 +83,9 @@ class RequestLog:
         finally:
             current.reset(token)
             self._counts.responses[status] += 1
-            log.info("%s", note.line(scope["method"], scope["path"], status))
+            # Polled by the page, dashboards and load balancers.
+            quiet = status < 400 and (scope["path"] in _POLLED or scope["path"].startswith(_OPEN_FOLDER))
+            log.log(logging.DEBUG if quiet else logging.INFO, "%s", note.line(scope["method"], scope["path"], status))
 
     def _may_pass(self, scope: Scope) -> bool:
         if self._key is None or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER):

@@ -42,7 +42,8 @@ class Decoder:
 
 
 class StopCut:
-    """Cuts a text at the first of ``stops``, and keeps back what may become one."""
+    """Cuts a text before the one of ``stops`` that is complete first, and keeps back what may become one. The result
+    does not depend on the pieces in which the text arrives."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -54,10 +55,10 @@ class StopCut:
         if self.stopped:
             return ""
         text = self._kept + piece
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped, self._kept = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._kept = text[len(text) - keep :]
         return text[: len(text) - keep]

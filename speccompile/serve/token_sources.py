@@ -9,12 +9,16 @@ from speccompile.serve.service import Service
 
 
 def token_sources(service: Service, request: Request, places: range) -> list[dict[str, Any]]:
-    """Of the new tokens at ``places``: their text, and the drafter whose draft was accepted, or None."""
-    drafter = service.drafter
+    """Of the new tokens at ``places``: text and bytes, whether it is a special token, and the drafter whose draft was
+    accepted, or None."""
+    vocabulary, drafter = service.vocabulary, service.drafter
     return [
         {
-            "text": service.vocabulary.text_of(request.new_tokens[place]),
+            "text": vocabulary.text_of(token),
+            "bytes": list(vocabulary.bytes_of(token)),
+            "special": vocabulary.is_special(token),
             "drafted_by": drafter if request.drafted[place] else None,
         }
         for place in places
+        for token in (request.new_tokens[place],)
     ]

@@ -25,6 +25,14 @@ class Vocabulary:
             return {}
         return {token: text for text, tokens in by_bytes.items() for token in tokens}
 
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def is_special(self, token: int) -> bool:
+        """Whether ``token`` is left out of texts."""
+        return token in self._special
+
     def bytes_of(self, token: int) -> bytes:
         """What ``token`` stands for; of a special token its name."""
         found = self._bytes.get(token)

@@ -1,0 +1,59 @@
+"""``/metrics``, ``/tokenize`` and ``/v1/models``."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.serving import MAX_LEN, MODEL, Client, tokenizer
+
+
+def samples(client: Client) -> dict[str, float]:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        sample.name
+        + "".join(
+            f",{value}" for key, value in sorted(sample.labels.items()) if key in ("position", "status")
+        ): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if not sample.name.endswith("_bucket")
+    }
+
+
+def test_metrics_have_our_names_and_those_of_vllm(client: Client) -> None:
+    before = samples(client)
+    answer = client.complete("the end of the end of the", max_tokens=30)
+    after = samples(client)
+    found = answer["metrics"]["speculative_decoding"]
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    assert grown["vllm:generation_tokens_total"] == 30
+    assert (
+        grown["vllm:prompt_tokens_total"] == answer["usage"]["prompt_tokens"] - 1
+        or grown["vllm:prompt_tokens_total"] == answer["usage"]["prompt_tokens"]
+    )
+    assert grown["vllm:spec_decode_num_drafts_total"] == found["num_spec_steps"] > 0
+    assert grown["vllm:spec_decode_num_draft_tokens_total"] == found["num_draft_tokens"]
+    assert grown["vllm:spec_decode_num_accepted_tokens_total"] == found["num_accepted_draft_tokens"]
+    per_position = [grown[f"vllm:spec_decode_num_accepted_tokens_per_pos_total,{place}"] for place in range(3)]
+    assert per_position == found["accepted_at"]
+    assert grown["vllm:time_to_first_token_seconds_count"] == 1
+    assert grown["vllm:inter_token_latency_seconds_count"] == 29
+    assert grown["vllm:request_success_total"] == 1 and grown["speccompile_responses_total,200"] == 2
+    assert grown["speccompile_emitted_tokens_total"] in (29, 30)
+    assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+
+
+def test_models(client: Client) -> None:
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["id"] == MODEL and model["max_model_len"] == MAX_LEN
+    assert client.get(f"/v1/models/{MODEL}").json()["id"] == MODEL
+
+
+def test_tokenize(client: Client) -> None:
+    answer = client.post("/tokenize", {"prompt": "the é", "return_token_strs": True}).json()
+    ids = tokenizer()("the é")["input_ids"]
+    assert answer["tokens"] == ids and answer["count"] == len(ids) and answer["max_model_len"] == MAX_LEN
+    assert len(answer["token_strs"]) == len(ids)
+    for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}):
+        assert client.refused("/tokenize", body)["param"] == "prompt"

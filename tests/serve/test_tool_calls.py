@@ -1,0 +1,207 @@
+"""Tools: the grammar of calls, calls read out of a text, and calls of the tiny model."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from speccompile.guides import regex_guide
+from speccompile.serve.tool_grammar import Call, CallReader, CallSyntax, ToolGrammar, syntax_of
+from support.serving import Client, tokenizer
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "the end"}
+TAGS, PLAIN = syntax_of("<tool_call>"), syntax_of("{{ message }}")
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def call_text(syntax: CallSyntax, name: str = "weather", arguments: str = '{"city": "Oslo"}') -> str:
+    return f'{syntax.opening}\n{{"name": "{name}", "{syntax.arguments}": {arguments}}}\n{syntax.closing}'.strip()
+
+
+def allows(grammar: ToolGrammar, text: str) -> bool:
+    return regex_guide(grammar.regex(), tokenizer()).matches(tokenizer()(text, add_special_tokens=False)["input_ids"])
+
+
+def test_the_syntax_follows_the_template() -> None:
+    assert CallSyntax("<tool_call>", "</tool_call>", "arguments") == TAGS
+    assert CallSyntax("", "", "arguments") == PLAIN
+    llama = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+    assert syntax_of(llama) == CallSyntax("", "", "parameters")
+
+
+@pytest.mark.parametrize("syntax", [TAGS, PLAIN, CallSyntax("", "", "parameters")])
+@pytest.mark.parametrize("required", [True, False])
+def test_a_grammar_has_calls_and_texts(syntax: CallSyntax, required: bool) -> None:
+    grammar = ToolGrammar((("weather", CITY), ("now", None)), syntax, required, parallel=True)
+    assert ToolGrammar.of_text(grammar.as_text()) == grammar
+    assert allows(grammar, call_text(syntax)) and allows(grammar, call_text(syntax, "now", "{}"))
+    two = call_text(syntax) + "\n" + call_text(syntax, "now", "{}")
+    assert allows(grammar, two) == (syntax is TAGS)
+    for wrong in (call_text(syntax, "other"), call_text(syntax, arguments='{"city": 5}'), call_text(syntax)[:-3]):
+        assert not allows(grammar, wrong)
+    for text in ("hello", "a <b> < < <tool", "", "<tool_cal", "x <<tool_call"):
+        assert allows(grammar, text) != required
+    assert allows(grammar, "I see.\n" + call_text(syntax)) == (not required)
+    single = ToolGrammar(grammar.tools, syntax, required, parallel=False)
+    assert not (syntax is TAGS and allows(single, two))
+
+
+def test_no_text_that_contains_a_mark_is_free() -> None:
+    grammar = ToolGrammar((("now", None),), TAGS, False, parallel=True)
+    guide, rng = regex_guide(grammar.regex(), tokenizer()), random.Random(0)
+    for _ in range(300):
+        text = "".join(rng.choices(["<", "tool", "_call", ">", "<tool_call", "t", "o"], k=rng.randint(1, 9)))
+        free = guide.matches(tokenizer()(text, add_special_tokens=False)["input_ids"])
+        assert free == ("<tool_call>" not in text), text
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("syntax", "text", "found"),
+    [
+        (TAGS, "hello < there", ["hello < there"]),
+        (
+            TAGS,
+            "Hi.\n" + call_text(TAGS) * 2,
+            ["Hi.", Call("weather", '{"city": "Oslo"}'), Call("weather", '{"city": "Oslo"}')],
+        ),
+        (
+            TAGS,
+            call_text(TAGS) + "\n" + call_text(TAGS, "now", "{}"),
+            [Call("weather", '{"city": "Oslo"}'), Call("now", "{}")],
+        ),
+        (TAGS, "a <tool", ["a <tool"]),
+        (TAGS, "a" + call_text(TAGS)[:-20], ["a" + call_text(TAGS)[:-20]]),
+        (PLAIN, call_text(PLAIN), [Call("weather", '{"city": "Oslo"}')]),
+        (PLAIN, "a " + call_text(PLAIN), ["a " + call_text(PLAIN)]),
+        (PLAIN, call_text(PLAIN)[:-3], [call_text(PLAIN)[:-3]]),
+    ],
+)
+def test_calls_are_read_out_of_a_text_in_pieces(
+    syntax: CallSyntax, text: str, found: list[str | Call], size: int
+) -> None:
+    reader, read = CallReader(syntax), []
+    for start in range(0, len(text), size):
+        read += reader.add(text[start : start + size])
+    joined: list[str | Call] = []
+    for item in read + reader.end():
+        if isinstance(item, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += item
+        else:
+            joined.append(item)
+    assert joined == found
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """Of bounded texts, so that calls come to an end."""
+    kinds = ["integer", "boolean", "string", "enum", "pattern"] + ["object", "array"] * bool(depth)
+    kind = rng.choice(kinds) if depth < 2 else "object"
+    if kind == "integer":
+        return {"type": "integer", "maxDigits": rng.randint(1, 3)}
+    if kind == "string":
+        return {"type": "string", "maxLength": rng.randint(0, 4)}
+    if kind == "enum":
+        return {"enum": rng.sample(["a", "b", 1, None, True, 2.5], k=rng.randint(1, 3))}
+    if kind == "pattern":
+        return {"type": "string", "pattern": rng.choice(["[ab]{2}", "x|yz", "[0-9]{1,3}"])}
+    if kind == "array":
+        return {"type": "array", "items": random_schema(rng, depth - 1), "maxItems": 2}
+    if kind == "object":
+        names = rng.sample(["a", "b", "cd", "é"], k=rng.randint(1, 3))
+        properties = {name: random_schema(rng, depth - 1) for name in names}
+        return {"type": "object", "properties": properties, "required": names[: rng.randint(0, len(names))]}
+    return {"type": kind}
+
+
+def is_valid(value: Any, schema: dict[str, Any]) -> bool:
+    if "enum" in schema:
+        return any(type(value) is type(item) and value == item for item in schema["enum"])
+    kind = schema["type"]
+    if kind == "integer":
+        return type(value) is int and len(str(abs(value))) <= schema["maxDigits"]
+    if kind == "boolean":
+        return isinstance(value, bool)
+    if kind == "string":
+        matches = re.fullmatch(schema["pattern"], value) if "pattern" in schema else len(value) <= schema["maxLength"]
+        return isinstance(value, str) and bool(matches)
+    if kind == "array":
+        return len(value) <= schema["maxItems"] and all(is_valid(item, schema["items"]) for item in value)
+    properties = schema["properties"]
+    return set(schema["required"]) <= set(value) <= set(properties) and all(
+        is_valid(item, properties[name]) for name, item in value.items()
+    )
+
+
+def test_calls_with_random_schemas_are_valid_and_the_same_without_drafts(client: Client) -> None:
+    rng, finished = random.Random(1), 0
+    for index in range(12):
+        schemas = {f"tool_{number}": random_schema(rng) for number in range(rng.randint(1, 2))}
+        tools = [{"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in schemas]
+        fields = {
+            **{"tools": tools, "tool_choice": "required", "parallel_tool_calls": False},
+            **{"temperature": 1.0, "seed": index, "max_tokens": 180},
+        }
+        drafted, plain = client.chat("call", **fields), client.chat("call", **fields, num_draft_tokens=0)
+        choices = [answer["choices"][0] for answer in (drafted, plain)]
+        calls = [[call["function"] for call in choice["message"].get("tool_calls") or []] for choice in choices]
+        assert calls[0] == calls[1] and choices[0]["finish_reason"] == choices[1]["finish_reason"]
+        if choices[0]["finish_reason"] == "length":
+            continue
+        finished += 1
+        assert choices[0]["finish_reason"] == "tool_calls"
+        ((call,),) = calls[:1]
+        assert is_valid(json.loads(call["arguments"]), schemas[call["name"]])
+    assert finished >= 9
+
+
+def test_auto_may_answer_in_text(client: Client) -> None:
+    answer = client.chat("call", tools=[{"type": "function", "function": {"name": "now"}}], max_tokens=8)
+    assert set(answer["choices"][0]["message"]) == {"role", "content"}
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_tools_are_in_the_prompt_unless_the_choice_is_none(client: Client) -> None:
+    tools = [{"type": "function", "function": {"name": "now", "description": "the time"}}]
+    body = {"messages": [USER], "tools": tools, "max_tokens": 1, "temperature": 0}
+    shown, hidden = (client.post(CHAT, body | more).json()["usage"] for more in ({}, {"tool_choice": "none"}))
+    assert shown["prompt_tokens"] > hidden["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "tools"),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "minimum": 1}}}
+                ]
+            },
+            "tools[0].function.parameters",
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "a"}}],
+                "tool_choice": {"type": "function", "function": {"name": "b"}},
+            },
+            "tool_choice.function.name",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}], "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_tools_that_cannot_be_followed_are_named(client: Client, fields: dict[str, Any], param: str) -> None:
+    error = client.refused(CHAT, {"messages": [USER]} | fields)
+    assert error["param"] == param, error
