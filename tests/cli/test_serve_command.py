@@ -1,0 +1,93 @@
+"""``speccompile serve``: a process that serves until a signal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from speccompile.cli import app
+from speccompile.serve.server import is_loopback
+
+START = [
+    "serve",
+    "tiny",
+    "--mode",
+    "ngram",
+    "--tiers",
+    "0,3",
+    "--backend",
+    "eager",
+    "--max-len",
+    "64",
+    "--max-batch",
+    "2",
+]
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[IO[str]]:
+    with (tmp_path / "log").open("w+") as file:
+        yield file
+
+
+def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "speccompile", *START, "--port", str(port), "--api-key", "secret", "--warm"]
+    process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until, address = time.monotonic() + 120, f"http://127.0.0.1:{port}"
+        while True:
+            assert process.poll() is None and time.monotonic() < until, "the server does not start"
+            try:
+                assert httpx2.get(f"{address}/health").status_code == 200
+                break
+            except httpx2.TransportError:
+                time.sleep(0.05)
+        body = {"prompt": "ab", "temperature": 0, "max_tokens": 8}
+        assert httpx2.post(f"{address}/v1/completions", json=body).status_code == 401
+        answer = httpx2.post(f"{address}/v1/completions", json=body, headers={"Authorization": "Bearer secret"})
+        assert answer.json()["usage"]["completion_tokens"] == 8 and answer.json()["model"] == "tiny"
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        process.kill()
+    log.seek(0)
+    text = log.read()
+    assert f"serving tiny at {address}" in text and "Application shutdown complete" in text
+    assert "POST /v1/completions 401" in text and "2 prompt tokens, 8 new" in text
+    assert "secret" not in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--mode", "nothing"], "unknown mode 'nothing'"),
+        (["--max-body-bytes", "5"], "--max-body-bytes"),
+        (["--api-key", ""], "api_key"),
+        (["--port", "0"], "--port"),
+    ],
+)
+def test_wrong_options_are_errors_before_the_model_is_loaded(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, [*START, *arguments], catch_exceptions=False)
+    assert result.exit_code == 2 and says in result.output.replace("\n", " ")
+
+
+def test_other_machines_reach_no_loopback_address() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.0.2.1", "example")))

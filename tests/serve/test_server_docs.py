@@ -1,0 +1,27 @@
+"""docs/server.md names every field and every option."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from speccompile.serve.fields import ChatBody, CompletionBody
+from speccompile.serve.options import ServeOptions
+from speccompile.serve.refused import REFUSED
+
+PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+
+
+def test_the_page_names_all_fields_and_options() -> None:
+    text = PAGE.read_text()
+    named = set(re.findall(r"`([a-z_]+)`", text))
+    assert {*ChatBody.model_fields, *CompletionBody.model_fields, *REFUSED} <= named
+    options = {f"--{name.replace('_', '-')}" for name in ServeOptions.names()}
+    assert options <= set(re.findall(r"`(--[a-z-]+)`", text))
+
+
+def test_links_lead_to_headings() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", PAGE.read_text()):
+        path, _, anchor = target.partition("#")
+        headings = re.findall(r"^#+ (.*)$", (PAGE.parent / path).read_text(), re.MULTILINE)
+        assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
