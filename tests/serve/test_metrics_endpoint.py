@@ -6,15 +6,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.serving import MAX_LEN, MODEL, Client, tokenizer
 
+LABELS = ("position", "status", "finished_reason")
+
 
 def samples(client: Client) -> dict[str, float]:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     return {
         sample.name
-        + "".join(
-            f",{value}" for key, value in sorted(sample.labels.items()) if key in ("position", "status")
-        ): sample.value
+        + "".join(f",{value}" for key, value in sorted(sample.labels.items()) if key in LABELS): sample.value
         for family in text_string_to_metric_families(answer.text)
         for sample in family.samples
         if not sample.name.endswith("_bucket")
@@ -39,7 +39,7 @@ def test_metrics_have_our_names_and_those_of_vllm(client: Client) -> None:
     assert per_position == found["accepted_at"]
     assert grown["vllm:time_to_first_token_seconds_count"] == 1
     assert grown["vllm:inter_token_latency_seconds_count"] == 29
-    assert grown["vllm:request_success_total"] == 1 and grown["speccompile_responses_total,200"] == 2
+    assert grown["vllm:request_success_total,length"] == 1 and grown["speccompile_responses_total,200"] == 2
     assert grown["speccompile_emitted_tokens_total"] in (29, 30)
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
 
