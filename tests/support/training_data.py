@@ -24,7 +24,7 @@ QUICK: dict[str, Any] = dict(
 #: Heads of the other kinds that do.
 QUICK_BY_KIND: dict[str, dict[str, Any]] = {
     "mtp": dict(epochs=5, batch_tokens=512, learning_rate=5e-3, unroll=4, held_out=0.1, eval_every=20, warmup=0.1),
-    "block": dict(epochs=18, batch_tokens=512, learning_rate=8e-3, blocks=12, held_out=0.1, eval_every=40, warmup=0.1),
+    "block": dict(epochs=14, batch_tokens=512, learning_rate=8e-3, blocks=12, held_out=0.1, eval_every=40, warmup=0.1),
 }
 
 
