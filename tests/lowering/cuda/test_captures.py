@@ -30,7 +30,7 @@ from support.tiny import greedy, tiny_llama
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    return Bench(tiny_llama(vocab=VOCAB), tiers=(0, 1, 3), max_batch=3)
+    return Bench(tiny_llama(vocab=VOCAB), max_batch=3)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 def wrap(model: LlamaForCausalLM, mode: str) -> Speculator:
-    return speccompile.wrap(model, mode, tiers=(0, 3), max_batch=3, max_len=48, backend="eager", policy="fixed:3")
+    return speccompile.wrap(model, mode, tiers=(0, 3), max_batch=2, max_len=48, backend="eager", policy="fixed:3")
 
 
 # Whether results are read late is the scheduler's business, and of neither mode more than of the other.
@@ -179,7 +179,7 @@ def test_texts_are_the_same_and_kinds_are_captured_when_they_are_needed(
     engine = spec.engine
     engine.scheduler.late = late
     before = len(device.graphs)
-    requests = [engine.submit(prompt(9, seed), max_new_tokens=25) for seed in range(2)]
+    requests = [engine.submit(prompt(9, 1), max_new_tokens=25)]
     for _ in range(5):
         spec.set_tier(rng.choice((0, 3)))
         engine.step()
