@@ -48,9 +48,9 @@ DIFFERENT = ("gemma2", "mixtral", "bloom")
 
 
 def batches(seed: int) -> Iterator[list[list[int]]]:
-    """Ragged batches of 1 to 3 rows. Texts outgrow the windows; a small alphabet makes the drafter propose."""
+    """Ragged batches of 2 and 3 rows. Texts outgrow the windows; a small alphabet makes the drafter propose."""
     rng = random.Random(seed)
-    for rows in range(1, 4):
+    for rows in (2, 3):
         alphabets = [rng.sample(range(5, 120), rng.choice([3, 6, 60])) for _ in range(rows)]
         yield [rng.choices(alphabet, k=rng.choice([1, 2, 9, 17, 33, 38])) for alphabet in alphabets]
 
@@ -74,7 +74,7 @@ def test_ragged_batches_with_random_swaps_have_the_text_of_transformers(name: st
 
 @pytest.mark.parametrize("name", [*DIFFERENT, "qwen3_next"])
 def test_compiled_by_inductor_it_is_the_same_text(name: str) -> None:
-    model, sizes = model_of(name), SIZES | {"backend": "inductor"}
+    model, sizes = model_of(name), SIZES | {"backend": "inductor", "max_batch": 2}
     with speccompile.wrap(model, "ngram", tiers=TIERS, **sizes, policy=Dice(TIERS)) as spec:  # type: ignore[arg-type]
         for prompts in ([periodic(seed=2)[:38]], [periodic(seed=3)[:17], [7] * 33]):
             assert_texts(spec, model, prompts)

@@ -20,14 +20,9 @@ from support.families import NEW_TOKENS, SIZES, TIERS, assert_texts, greedy, mod
 
 
 def wrap(model: PreTrainedModel, **options: Any) -> Speculator:
-    """As in test_families.py, whose steps are found again where the model is one of those."""
-    given: dict[str, Any] = SIZES | {"tiers": TIERS, "policy": f"fixed:{max(TIERS)}"} | options
+    """For two rows, as in test_family_texts.py, whose steps are found again where the model is one of those."""
+    given: dict[str, Any] = SIZES | {"max_batch": 2, "tiers": TIERS, "policy": f"fixed:{max(TIERS)}"} | options
     return speccompile.wrap(model, "ngram", **given)
-
-
-def wrap_for_two(model: PreTrainedModel) -> Speculator:
-    """For models of this file alone."""
-    return wrap(model, max_batch=2)
 
 
 def prompts() -> list[list[int]]:
@@ -75,7 +70,7 @@ def test_either_attention_setting_is_served_and_kept(name: str, implementation: 
 def test_a_family_whose_settings_differ_is_served_by_the_users_own() -> None:
     # transformers adds Falcon's ALiBi once by its sdpa branch and twice by its eager one.
     model = model_of("falcon", alibi=True)
-    with wrap_for_two(model) as spec:
+    with wrap(model) as spec:
         assert spec.route == "eager"
         assert_texts(spec, model, prompts())
 
@@ -87,7 +82,7 @@ def test_embeddings_tied_where_others_are_untied_and_the_other_way_round(name: s
     model = model_of(name, tie_word_embeddings=tied)
     shared = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert shared == tied
-    with wrap_for_two(model) as spec:
+    with wrap(model) as spec:
         assert_texts(spec, model, prompts())
 
 
@@ -105,7 +100,7 @@ def test_in_half_precision_only_near_ties_fall_the_other_way(name: str, dtype: t
     model = model_of(name, dtype=dtype)
     with torch.no_grad():
         largest = float(model(torch.tensor(prompts()[:1])).logits.abs().max())
-    with wrap_for_two(model) as spec:
+    with wrap(model) as spec:
         report = spec.check(prompts(), max_new_tokens=NEW_TOKENS)
         assert spec.stats.accepted_tokens > 0
     # A few units in the last place of the largest logit.
@@ -118,7 +113,7 @@ def test_in_half_precision_only_near_ties_fall_the_other_way(name: str, dtype: t
 )
 def test_experts_run_in_half_precision(name: str, dtype: torch.dtype) -> None:
     # A router that is almost undecided takes another expert at the least change, so texts are not compared.
-    with wrap_for_two(model_of(name, dtype=dtype)) as spec:
+    with wrap(model_of(name, dtype=dtype)) as spec:
         assert [len(text) for text in speculative(spec, prompts())] == [NEW_TOKENS] * 2
         assert spec.stats.accepted_tokens > 0
 

@@ -28,7 +28,7 @@ from support.tiny import tiny_llama
 
 #: More than the tokenizer has.
 VOCAB = 300
-NEW = 40
+NEW = 32
 MODES: dict[str, dict[str, Any]] = {"none": {}, "ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
 TIERS = (0, 1, 7)
 Request = dict[str, Any]
@@ -61,7 +61,7 @@ def guides() -> dict[str, Guide]:
 
 
 def wrapped(mode: str, **options: Any) -> Speculator:
-    sizes: dict[str, Any] = {"tiers": TIERS, "max_batch": 3, "max_len": 96, "backend": "eager"}
+    sizes: dict[str, Any] = {"tiers": TIERS, "max_batch": 2, "max_len": 63, "backend": "eager"}
     sizes["policy"] = f"fixed:{max((sizes | options)['tiers'])}"
     return wrap(model(), mode, **(sizes | MODES.get(mode, {}) | options))
 
@@ -194,19 +194,20 @@ def test_a_slot_forgets_its_guide(specs: dict[str, Speculator]) -> None:
     assert run(spec, [free] * 3) == before
 
 
-def test_copies_of_a_prefix_and_prompts_of_several_chunks() -> None:
+def test_copies_of_a_prefix_and_prompts_of_several_chunks(specs: dict[str, Speculator]) -> None:
     prompt, guide = [random.Random(3).randrange(1, VOCAB) for _ in range(41)], guides()["schema"]
     expected = plain_loop(tuple(prompt), guide, 20)
     asked = {"ids": prompt, "max_new_tokens": 20, "eos_token_id": [EOS], "guide": guide}
-    for options in ({"prefill_budget": 4}, {}):
-        with wrapped("ngram", tiers=(0, 7), **options) as spec:
+    with wrapped("ngram", tiers=(0, 7), prefill_budget=4) as budgeted:
+        for spec in (budgeted, specs["ngram"]):
+            spec.set_tier(7)
             texts = [spec.engine.submit(**asked) for _ in range(4)]
             assert [request.result().token_ids for request in texts] == [expected] * 4
             assert texts[-1].stats.reused_tokens == 40
     ids = torch.tensor([prompt])
-    with wrapped("early_exit", tiers=(0, 7)) as spec:
-        rows = spec.generate(ids, max_new_tokens=20, eos_token_id=[EOS], num_return_sequences=3, guide=guide)
-        assert [row[41 : 41 + len(expected)] for row in rows.tolist()] == [expected] * 3
+    specs["early_exit"].set_tier(7)
+    rows = specs["early_exit"].generate(ids, max_new_tokens=20, eos_token_id=[EOS], num_return_sequences=3, guide=guide)
+    assert [row[41 : 41 + len(expected)] for row in rows.tolist()] == [expected] * 3
 
 
 @pytest.mark.parametrize(

@@ -18,28 +18,29 @@ def test_every_invariant_holds_whatever_requests_do() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 
 
-# --- and 500 requests, whatever hypothesis finds worth trying ----------------------------------------------------
+# --- and 320 requests, whatever hypothesis finds worth trying ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mode", "slots", "late", "wanted"),
+    ("mode", "slots", "late"),
     [
-        ("ngram", 1, False, 60),
-        ("ngram", 1, True, 65),
-        ("early_exit", 2, False, 60),
-        ("early_exit", 2, True, 65),
-        ("none", 3, False, 60),
-        ("none", 3, True, 65),
-        ("ngram", 4, False, 60),
-        ("ngram", 4, True, 65),
+        ("ngram", 1, False),
+        ("ngram", 1, True),
+        ("early_exit", 2, False),
+        ("early_exit", 2, True),
+        ("none", 3, False),
+        ("none", 3, True),
+        ("ngram", 4, False),
+        ("ngram", 4, True),
     ],
 )
-def test_500_requests_in_random_order(mode: str, slots: int, late: bool, wanted: int) -> None:
+def test_40_requests_in_random_order(mode: str, slots: int, late: bool) -> None:
+    wanted = 40
     rng = random.Random(f"{mode} {slots} {late}")
     play = Play(spec_of(mode, slots), late=late, max_waiting=6)
     moves = {"submit": 30, "step": 60, "cancel": 4, "finish": 3, "swap": 4, "generate": 2}

@@ -50,7 +50,7 @@ def decided(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(data=st.data())
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
     specs: dict[str, Speculator], data: st.DataObject
 ) -> None:

@@ -23,11 +23,11 @@ from support.tiny import tiny_llama
 
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
-SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 2, "max_len": 192, "backend": "eager"}
+SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 2, "max_len": 63, "backend": "eager"}
 SMALL: dict[str, Any] = {
     "tiers": (0, 3),
     "max_batch": 1,
-    "max_len": 64,
+    "max_len": 63,
     "backend": "eager",
     "scores": True,
     "policy": "fixed:3",
@@ -125,14 +125,14 @@ def test_everything_is_what_the_model_says(
     else:
         spec.set_tier(tier)
     spec.stats.reset()
-    prompts = [REPEATS, prompt(1), prompt(22, seed=1), prompt(150, seed=2)]
+    prompts = [REPEATS, prompt(1), prompt(22, seed=1), prompt(44, seed=2)]
     seeds = [{"seed": seed} if options.get("do_sample") else {} for seed in range(4)]
     requests = [
-        spec.engine.submit(ids, max_new_tokens=16, **ALL, **options, **seed)
+        spec.engine.submit(ids, max_new_tokens=12, **ALL, **options, **seed)
         for ids, seed in zip(prompts, seeds, strict=True)
     ]
     for ids, request in zip(prompts, requests, strict=True):
-        assert len(request.result().token_ids) == 16
+        assert len(request.result().token_ids) == 12
         assert_true(model, ids, request.result(), options)
     assert spec.stats.prefill_passes > len(prompts), "one was read in several chunks"
     assert tier == 0 or spec.stats.accepted_tokens > 0 or mode != "early_exit"
@@ -143,7 +143,7 @@ def test_whatever_the_rule_scores_are_the_targets(model: LlamaForCausalLM, rule:
     with wrap(model, "early_exit", exit_layer=1, acceptance=rule, **SMALL) as spec:
         for options, seed in (({}, {}), (DRAWN, {"seed": 5})):
             spec.stats.reset()
-            result = spec.engine.submit(REPEATS, max_new_tokens=40, **ALL, **options, **seed).result()
+            result = spec.engine.submit(REPEATS, max_new_tokens=20, **ALL, **options, **seed).result()
             assert spec.stats.accepted_tokens > 0
             assert_true(model, REPEATS, result, options)
 
@@ -236,7 +236,7 @@ def test_eos_and_max_len_cut_what_was_recorded(model: LlamaForCausalLM, spec: Sp
     result = spec.engine.submit(ids, max_new_tokens=20, eos_token_id=whole[7], **ALL).result()
     assert result.finish_reason == "eos"
     assert_true(model, ids, result, {})
-    ids = prompt(185, seed=3)
+    ids = prompt(56, seed=3)
     result = spec.engine.submit(ids, max_new_tokens=20, **ALL).result()
     assert result.finish_reason == "max_len" and len(result.token_ids) == 7
     assert_true(model, ids, result, {})

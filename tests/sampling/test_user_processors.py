@@ -127,7 +127,7 @@ def test_check_compares_with_what_transformers_does_with_them() -> None:
 
 
 def test_one_processor_an_empty_list_and_none() -> None:
-    with wrapped(AfterLast(), tiers=(0, 1), max_batch=1) as spec:
+    with wrapped(AfterLast(), tiers=(0,), max_batch=1) as spec:
         assert new_tokens(spec) == [of_transformers(prompt, [AfterLast()]) for prompt in PROMPTS]
     for nothing in ([], None):
         with wrapped(nothing, tiers=(0,), max_batch=1) as spec:
@@ -168,7 +168,7 @@ def test_a_drafter_that_is_the_target_drafts_what_the_target_chooses() -> None:
 
 
 def test_processors_that_forbid_everything() -> None:
-    spec = wrapped(lambda ids, scores: scores.fill_(-math.inf), tiers=(0, 1), max_batch=1)
+    spec = wrapped(lambda ids, scores: scores.fill_(-math.inf), tiers=(0,), max_batch=1)
     with spec, raises(RequestFailed, reason=re.compile("the logits processors given to wrap, forbid every token")):
         spec.engine.submit([1, 2, 3]).result()
 
