@@ -44,10 +44,12 @@ class Drafter:
         self.random = random.Random(seed)
         self.texts: list[list[int]] = []
         self.wrong: Sequence[int] = range(5, 100)
+        self.mistakes = 0
 
     def __call__(self, tokens: list[int], draft_len: int) -> list[int]:
         text = next((text for text in self.texts if text[: len(tokens)] == tokens), tokens)
         right = text[len(tokens) : len(tokens) + self.random.randint(0, draft_len)]
+        self.mistakes += draft_len - len(right)
         return [*right, *self.random.choices(self.wrong, k=draft_len - len(right))]
 
 
@@ -185,7 +187,7 @@ def test_a_rejected_draft_that_is_not_a_number_leaves_nothing(target: Wrapped) -
     texts = prompts(SLOTS, seed=6)
     bad = next(token for token in range(5, 100) if all(token not in [*p, *target.expected(p)] for p in texts))
     weight = target.model.get_input_embeddings().weight
-    before, target.drafter.wrong = weight[bad].clone(), [bad]
+    before, target.drafter.wrong, target.drafter.mistakes = weight[bad].clone(), [bad], 0
     with torch.no_grad():
         weight[bad] = torch.nan
 
@@ -195,7 +197,7 @@ def test_a_rejected_draft_that_is_not_a_number_leaves_nothing(target: Wrapped) -
     try:
         for request in stepped(target, texts, see):
             assert request.new_tokens == target.expected(request.prompt)
-        assert target.spec.stats.accepted_tokens < target.spec.stats.draft_tokens
+        assert target.drafter.mistakes > 10
     finally:
         target.drafter.wrong = range(5, 100)
         with torch.no_grad():
