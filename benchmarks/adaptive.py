@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -20,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.machine import describe
 from benchmarks.serving import fitting_prompts
-from speccompile import Speculator, modes, wrap
+from speccompile import Speculator, Tree, modes, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption
@@ -63,10 +64,19 @@ class Contender:
     seconds: float = 0.0
     steps: Counter[int] = field(default_factory=Counter)
     by_category: dict[str, tuple[int, float]] = field(default_factory=dict)
+    #: Tokens in a second of each round that has ended.
+    rounds: list[float] = field(default_factory=list)
+    _before: tuple[int, float] = (0, 0.0)
 
     @property
     def speed(self) -> float:
-        return self.tokens / self.seconds
+        """Tokens in a second, of the median round."""
+        return statistics.median(self.rounds)
+
+    def end_round(self) -> None:
+        tokens, seconds = self._before
+        self.rounds.append((self.tokens - tokens) / (self.seconds - seconds))
+        self._before = self.tokens, self.seconds
 
     def note(self, category: str, tokens: int, seconds: float) -> None:
         self.tokens += tokens
@@ -75,11 +85,24 @@ class Contender:
         self.by_category[category] = (before[0] + tokens, before[1] + seconds)
 
 
+def fixed_name(draft_len: int) -> str:
+    if isinstance(draft_len, Tree):
+        return f"tree:{int(draft_len)},{draft_len.depth},{draft_len.branches}"
+    return f"fixed:{draft_len}" if draft_len else "none"
+
+
+def parse_tree(text: str) -> Tree:
+    try:
+        nodes, depth, branches = map(int, text.split(","))
+    except ValueError:
+        reason = "write nodes, depth and branches of a dynamic tree as 7,4,4"
+        raise InvalidOption(where="the command line", name="--tree", value=text, reason=reason) from None
+    return Tree.dynamic(nodes, depth, branches)
+
+
 def ways(draft_lens: Sequence[int], adaptive: Sequence[str]) -> list[Contender]:
     """Every fixed tier, none among them, and the policies that adapt."""
-    fixed = [
-        Contender("none" if draft_len == 0 else f"fixed:{draft_len}", Fixed(draft_len)) for draft_len in draft_lens
-    ]
+    fixed = [Contender(fixed_name(draft_len), Fixed(draft_len)) for draft_len in draft_lens]
     learning = []
     for text in adaptive:
         policy = parse_policy(text, draft_lens)
@@ -133,7 +156,11 @@ def report(contenders: Sequence[Contender], different: Sequence[str]) -> dict[st
             "way": way.name,
             "decode_tokens_per_second": way.speed,
             "ratio_to_the_best_fixed": way.speed / best.speed,
-            "steps_by_tier": {key: count / way.steps.total() for key, count in sorted(way.steps.items())},
+            "rounds": way.rounds,
+            "steps_by_tier": {
+                fixed_name(tier).removeprefix("fixed:"): count / way.steps.total()
+                for tier, count in sorted(way.steps.items())
+            },
             "categories": {name: tokens / seconds for name, (tokens, seconds) in way.by_category.items()},
         }
         for way in contenders
@@ -144,7 +171,7 @@ def report(contenders: Sequence[Contender], different: Sequence[str]) -> dict[st
 def tables(report: dict[str, Any]) -> list[Table]:
     whole = Table(title=f"behind first tokens; the best fixed one is {report['best_fixed']}", title_justify="left")
     whole.add_column("")
-    for heading in ("tokens/s", "to the best fixed", "steps by K"):
+    for heading in ("tokens/s", "to the best fixed", "steps by tier"):
         whole.add_column(heading, justify="right")
     kinds = Table(title="tokens/s by category", title_justify="left")
     kinds.add_column("")
@@ -166,16 +193,20 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 96,
     seed: Annotated[int, typer.Option(help="Of the order of the prompts.")] = 0,
     mode: Annotated[str, typer.Option(help=f"How to draft: {', '.join(modes.available())}.")] = "ngram",
+    draft: Annotated[str | None, typer.Option(help="Of a mode with a head, the head's folder.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of the mode, name=value; may repeat.")] = None,
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,1,3,7",
+    tree: Annotated[list[str] | None, typer.Option(help="A tier: nodes, depth, branches; may repeat.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="One that adapts; may repeat. cost and ema if none.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="So often all prompts; figures are of the median round.")] = 1,
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     """Compare policies that adapt with every fixed tier, over the same prompts."""
     with session():
-        draft_lens, options = parse_tiers(tiers), parse_options(option or [])
+        draft_lens: tuple[int, ...] = (*parse_tiers(tiers), *map(parse_tree, tree or []))
+        options = parse_options(option or []) | ({} if draft is None else {"draft": draft})
         modes.create(mode, options)
         contenders = ways(draft_lens, policy or ["cost", "ema"])
         target, tokenizer = load(model)
@@ -185,8 +216,12 @@ def main(
         sizes: dict[str, Any] = {"tiers": draft_lens, "max_len": max_len, "backend": backend, "prefix_reuse": False}
         with wrap(target, mode, **sizes, **options) as spec:
             warm_up(spec, contenders, asked[0][1])
-            with task(f"{len(asked)} prompts by {len(contenders)} ways"):
-                different = run(spec, contenders, asked, new_tokens)
+            different = []
+            for number in range(1, rounds + 1):
+                with task(f"round {number} of {rounds}: {len(asked)} prompts by {len(contenders)} ways"):
+                    different += run(spec, contenders, asked, new_tokens)
+                for way in contenders:
+                    way.end_round()
         result = report(contenders, different)
         console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
         for table in tables(result):
@@ -194,7 +229,8 @@ def main(
         console.print(f"texts that differ from the first one's: {', '.join(different) or 'none'}")
         if json_file is not None:
             settings = {"model": model, "prompts": str(prompts or "built in"), "count": len(asked), "seed": seed}
-            settings |= {"new_tokens": new_tokens, "mode": mode, "options": options, "tiers": draft_lens}
+            settings |= {"new_tokens": new_tokens, "mode": mode, "options": options, "rounds": rounds}
+            settings["tiers"] = [fixed_name(draft_len) for draft_len in draft_lens]
             json_file.write_text(json.dumps({"machine": describe(), "settings": settings, **result}, indent=1) + "\n")
 
 
