@@ -169,7 +169,7 @@ def report(contenders: Sequence[Contender], different: Sequence[str]) -> dict[st
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    whole = Table(title=f"behind first tokens; the best fixed one is {report['best_fixed']}", title_justify="left")
+    whole = Table(title=f"after first tokens; the best fixed one is {report['best_fixed']}", title_justify="left")
     whole.add_column("")
     for heading in ("tokens/s", "to the best fixed", "steps by tier"):
         whole.add_column(heading, justify="right")

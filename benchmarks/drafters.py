@@ -19,10 +19,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.adaptive import Continued
+from benchmarks.adaptive import Continued, fixed_name, parse_tree
 from benchmarks.machine import describe
 from benchmarks.serving import fitting_prompts
-from speccompile import Speculator, wrap
+from speccompile import Speculator, Tree, wrap
 from speccompile.cli.measure import NEAR_TIE, Clock, Run, Summary, Variant, measure
 from speccompile.cli.models import load
 from speccompile.cli.progress import count_runs
@@ -70,7 +70,15 @@ class Way:
         return Variant(self.name, generate)
 
 
-def ways(plain: Speculator, lookup: Speculator, head: Speculator, both: Speculator, draft_len: int) -> list[Way]:
+def ways(
+    plain: Speculator,
+    lookup: Speculator,
+    head: Speculator,
+    both: Speculator,
+    draft_len: int,
+    trees: Sequence[Tree] = (),
+) -> list[Way]:
+    """``trees``: further tiers of the head's and the composition's."""
     fixed = Fixed(draft_len)
     found = [
         Way(NONE, plain, Fixed(0), Counter()),
@@ -78,7 +86,10 @@ def ways(plain: Speculator, lookup: Speculator, head: Speculator, both: Speculat
         Way(HEAD, head, fixed, Counter()),
         Way(BOTH, both, fixed, Counter()),
     ]
-    costs = [(LOOKUP, lookup), (HEAD, head), (BOTH, both)]
+    networks = [(HEAD, head), (BOTH, both)]
+    for tree in trees:
+        found += [Way(f"{name}, {fixed_name(tree)}", spec, Fixed(tree), Counter()) for name, spec in networks]
+    costs = [(LOOKUP, lookup), *networks]
     return found + [Way(f"{name}, cost", spec, Continued(Cost()), Counter()) for name, spec in costs]
 
 
@@ -171,6 +182,9 @@ def main(
     count: Annotated[int | None, typer.Option(min=1, help="So many prompts, spread over the categories.")] = None,
     new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 96,
     draft_len: Annotated[int, typer.Option(min=1, help="K.")] = 3,
+    tree: Annotated[
+        list[str] | None, typer.Option(help="Also drafted by the head: nodes, depth, branches; may repeat.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     option: Annotated[list[str] | None, typer.Option(help="An option of all, name=value; may repeat.")] = None,
     draft_weights: Annotated[str, typer.Option(help="Of the head: same or int8.")] = "same",
@@ -186,7 +200,8 @@ def main(
         shared: dict[str, Any] = {"max_len": max_len, "backend": backend, "prefix_reuse": False}
         shared |= parse_options(option or [])
         tiers = (0, draft_len)
-        drafting = {"tiers": tiers, "draft": str(head), "draft_weights": draft_weights}
+        trees = [parse_tree(text) for text in tree or []]
+        drafting = {"tiers": (*tiers, *trees), "draft": str(head), "draft_weights": draft_weights}
         made = [
             opened.enter_context(wrap(target, mode, **own, **shared))
             for mode, own in (
@@ -196,7 +211,7 @@ def main(
                 (["suffix", "eagle3_one_model"], drafting),
             )
         ]
-        contenders = ways(*made, draft_len)
+        contenders = ways(*made, draft_len, trees)
         for way in contenders:
             warm_up(way, ids[0])
         variants = [way.variant(temperature) for way in contenders]
@@ -207,7 +222,12 @@ def main(
         if json_file is not None:
             settings = {"model": model, "head": str(head), "prompts": str(prompts or "built in"), "count": len(ids)}
             settings |= {"new_tokens": new_tokens, "draft_len": draft_len, "temperature": temperature}
-            settings |= {"draft_weights": draft_weights, "options": option or [], "max_len": max_len}
+            settings |= {
+                "trees": tree or [],
+                "draft_weights": draft_weights,
+                "options": option or [],
+                "max_len": max_len,
+            }
             whole = {"machine": describe(), "settings": settings, "different_texts": different, **result}
             json_file.write_text(json.dumps(whole, indent=1) + "\n")
 

@@ -26,7 +26,9 @@ def test_all_ways_have_the_same_texts(
 ) -> None:
     file = tmp_path / "out.json"
     sizes = {"count": 3, "new_tokens": 12, "draft_len": 2, "max_len": 256}
-    drafters.main(head=head, model="tiny", temperature=temperature, backend="eager", json_file=file, **sizes)
+    drafters.main(
+        head=head, model="tiny", tree=["3,2,2"], temperature=temperature, backend="eager", json_file=file, **sizes
+    )
     shown = capsys.readouterr().out
     assert "the same texts as without drafts: yes" in shown and "speed over ngram" in shown
     written = json.loads(file.read_text())
@@ -35,7 +37,10 @@ def test_all_ways_have_the_same_texts(
     assert rows["all"]["acceptance_length"]["none"] == 1
     steps = written["steps_by_tier"]
     assert set(steps["none"]) == {"0"} and steps["head"]["2"] > 0.5
-    assert list(steps) == ["none", "ngram", "head", "suffix+head", "ngram, cost", "head, cost", "suffix+head, cost"]
+    by_tree = [f"{name}, tree:3,2,2" for name in ("head", "suffix+head")]
+    costs = [f"{name}, cost" for name in ("ngram", "head", "suffix+head")]
+    assert list(steps) == ["none", "ngram", "head", "suffix+head", *by_tree, *costs]
+    assert steps["head, tree:3,2,2"]["tree of 3 nodes, depth 2, 2 branches"] > 0.5
 
 
 def test_categories_that_do_not_quote_are_summed() -> None:
