@@ -73,8 +73,13 @@ def table() -> str:
         f"Every mode goes with every policy: {', '.join(f'`{name}`' for name in ('fixed', 'schedule', *LEARNING))}."
     )
     judges = " and ".join(f"`{rule.name}`" for rule in rules if rule.judges_trees)
-    where = "on a CPU, where the model attends by the attention op and keeps no recurrent state"
-    trees = f"Trees are judged by {judges}, {where}."
+    where = "where the model attends by the attention op and keeps no recurrent state"
+    on_a_cpu = " and ".join(
+        f"`{mode.name}`"
+        for mode in sorted(BUILT_IN, key=lambda mode: mode.name)
+        if mode.drafts_trees and "cuda" not in {*mode.devices} & {*mode.tree_devices}
+    )
+    trees = f"Trees are judged by {judges}, {where}; {on_a_cpu} propose them on a CPU alone."
     return "\n".join([*rows, "", *notes, "", policies, trees])
 
 

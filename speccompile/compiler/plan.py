@@ -31,7 +31,6 @@ from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
-from speccompile.utils.devices import traits_of
 from speccompile.utils.warn import warn_caller
 
 
@@ -241,8 +240,8 @@ def _check_trees(options: WrapOptions, mode: Mode, rule: Rule, info: ModelInfo) 
     if not any(isinstance(shape, Tree) for shape in options.draft_lens):
         return
     reason = tree_refusal(mode, rule)
-    if not reason and not traits_of(info.device).host_memory:
-        reason = f"their ops have no kernels for {info.device.type} yet"
+    if not reason and info.device.type not in mode.tree_devices:
+        reason = f"mode {mode.name!r} proposes them on {' and '.join(mode.tree_devices)} alone"
     if not reason and options.scores:
         reason = "scores=True records the scores of chains"
     if reason:

@@ -49,6 +49,8 @@ class Mode(ABC):
     network_on_demand: ClassVar[bool] = False
     #: Its drafts can be a tree: :meth:`tree_draft_passes`, :meth:`tree_state` and :meth:`tree_commit_passes`.
     drafts_trees: ClassVar[bool] = False
+    #: Where they can be.
+    tree_devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     #: An option makes it :attr:`split`.
     splits: ClassVar[bool] = False
     #: It drafts from hidden states of the target.

@@ -32,6 +32,7 @@ class NGram(ReadyMode):
 
     name: ClassVar[str] = "ngram"
     drafts_trees: ClassVar[bool] = True
+    tree_devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def check(self, info: ModelInfo) -> None:
         for name in ("max_ngram", "min_ngram"):

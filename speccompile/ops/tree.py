@@ -1,7 +1,7 @@
 """Draft trees in a step: what of a proposal a tier takes, which path is accepted, and where its KV belongs.
 
 Nodes are numbered from 0, the newest committed token; node i > 0 is the draft token i - 1. ``native_`` ops are the C++
-form (``ops/cpu/csrc/kernels/tree.cpp``).
+form (``ops/cpu/csrc/kernels/tree.cpp``), and on CUDA there are Triton kernels (``ops/triton/tree.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+
+from speccompile.ops.on_cuda import register_on_cuda
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 
@@ -200,6 +202,24 @@ def _walk_fake(target, drafts, parents, depth):  # type: ignore[no-untyped-def]
     return target.new_empty((target.shape[0], depth + 1)), target.new_empty((target.shape[0],))
 
 
+def _fit_on_cuda(*arguments):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.tree import fit_tree
+
+    return fit_tree(*arguments)
+
+
+def _walk_on_cuda(*arguments):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.tree import walk_tree
+
+    return walk_tree(*arguments)
+
+
+def _move_on_cuda(*arguments):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.tree import move_path
+
+    move_path(*arguments)
+
+
 _FAKES: dict[str, Callable[..., Any]] = {
     "fit_tree": _fit_fake,
     "walk_tree": _walk_fake,
@@ -210,3 +230,5 @@ for _name, _function in (("fit_tree", fit_tree), ("walk_tree", walk_tree), ("mov
         _library.define(_form + SCHEMAS[_name])
         torch.library.register_fake(f"speccompile::{_form}", _FAKES[_name], lib=_library)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
+for _name, _kernel in (("fit_tree", _fit_on_cuda), ("walk_tree", _walk_on_cuda), ("move_path_", _move_on_cuda)):
+    register_on_cuda(_library, _name, _kernel)

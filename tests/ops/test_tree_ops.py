@@ -13,28 +13,12 @@ from hypothesis import strategies as st
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile import Tree
 from speccompile.ops.cpu.library import load_cpu_ops
+from support.tree_cases import proposals, shapes
 
 assert load_cpu_ops() is None
 
 OPS = torch.ops.speccompile
 FORMS = ("", "native_")
-
-#: Parents of proposed tokens, in nodes.
-proposals = st.integers(0, 12).flatmap(lambda count: st.tuples(*(st.integers(0, node) for node in range(count))))
-shapes = st.one_of(
-    st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(2, 3)).map(
-        lambda sizes: Tree.dynamic(
-            min(max(sizes[:2]), sum(sizes[2] ** level for level in range(1, sizes[1] + 1))), sizes[1], sizes[2]
-        )
-    ),
-    st.sampled_from(
-        [
-            Tree.static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
-            Tree.static([(1,), (0,), (1, 1), (1, 0)]),
-            Tree.static([(0,), (0, 0), (0, 0, 0)]),
-        ]
-    ),
-)
 
 
 def fit(

@@ -13,9 +13,16 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from speccompile import Tree
 from speccompile.graph.state import B, E, K, N, S, StateSpec, V, core_state
+from speccompile.modes.network.draft_tree import first_place, rows_of_nodes
 from speccompile.ops.noise import add_gumbel
+from speccompile.passes.step.judge_chain import chain_in_tree, other_branches
+from speccompile.passes.step.move_path import of_path
+from speccompile.passes.step.ranked_tree import of_independent, ranked
 from speccompile.passes.step.sample import state_of
+from speccompile.passes.step.tree_accept import next_node
+from speccompile.passes.step.tree_drafts import fit, static_form
 from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import Processor
 from speccompile.sampling.pipeline import PROCESSORS, sampling_state
@@ -81,6 +88,32 @@ def test_guides() -> None:
         guide, per_slot = state(STATE["guide_state"]), torch.zeros(SIZES[N], dtype=torch.int64)
         advance(guide, slots(), state(STATE["tokens"]), per_slot, per_slot, WIDTH, tables)
         allowed_lens(per_slot, slots(), torch.zeros(SIZES[N], DRAFTS, dtype=torch.int64), guide, tables)
+
+    without_values(run)
+
+
+@pytest.mark.parametrize(
+    "tree", [Tree.dynamic(7, 4, 3), Tree.static([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])], ids=["dynamic", "static"]
+)
+def test_trees(tree: Tree) -> None:
+    nodes = int(tree)
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64)
+
+    def run() -> None:
+        tokens, chances, parents = whole(ROWS, 12), torch.zeros(ROWS, 12), whole(ROWS, 12)
+        ranked(tokens, chances, parents, nodes)
+        of_independent(whole(ROWS, 3, 4), torch.zeros(ROWS, 3, 4), nodes)
+        drafts, of = whole(ROWS, nodes), whole(ROWS, nodes + 1)
+        fit(tree, tokens, parents, slots(), slots())
+        if tree.parents is not None:
+            static_form(tree, tokens, chances, slots())
+        path, accepted = torch.ops.speccompile.walk_tree(whole(ROWS, nodes + 1), drafts, of, tree.depth)
+        next_node(drafts, of, slots(), whole(ROWS, 1), slots().bool(), slots())
+        chain_in_tree(drafts, of, path, accepted, others=other_branches(tree))
+        of_path(torch.zeros(ROWS, nodes + 1, 5), path)
+        rows_of_nodes(first_place(slots(), slots(), ahead=1, most=30), levels=(1, 2, 2))
 
     without_values(run)
 

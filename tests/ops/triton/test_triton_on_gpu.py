@@ -8,10 +8,13 @@ import pytest
 import torch
 
 import speccompile
+from speccompile import Tree
 from speccompile.ops import attention as attention_op
 from speccompile.ops import commit as commit_op
 from speccompile.ops import ngram as ngram_op
+from speccompile.ops import tree as tree_op
 from speccompile.ops import within_top as within_op
+from support.drafters import random_drafter
 from support.tiny import greedy, random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -142,6 +145,47 @@ def test_accept_and_commit(counted: bool) -> None:
         ops.accept_commit_(*there)
         for one, other in zip(there, here, strict=True):
             assert one is None or torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize(
+    "tree", [Tree.dynamic(7, 4, 3), Tree.static([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])], ids=["dynamic", "static"]
+)
+def test_trees(tree: Tree) -> None:
+    generator = torch.Generator().manual_seed(4)
+    rows, proposed = 16, 12
+    tokens = torch.randint(-1, 3, (rows, proposed), generator=generator)
+    parents = (torch.rand((rows, proposed), generator=generator) * torch.arange(1, proposed + 1)).long()
+    counts = [torch.randint(0, proposed + 2, (rows,), generator=generator) for _ in range(2)]
+    static = (list(tree.parents or ()), list(tree.ranks or ()))
+    wanted = tree_op.fit_tree(tokens, parents, *counts, int(tree), tree.depth, tree.branches, *static)
+    there = on_gpu(tokens, parents, *counts)
+    for one, other in zip(ops.fit_tree(*there, int(tree), tree.depth, tree.branches, *static), wanted, strict=True):
+        assert torch.equal(one.cpu(), other)
+    target = torch.randint(-1, 3, (rows, tree + 1), generator=generator)
+    path, accepted = tree_op.walk_tree(target, *wanted[:2], tree.depth)
+    for one, other in zip(ops.walk_tree(*on_gpu(target, *wanted[:2]), tree.depth), (path, accepted), strict=True):
+        assert torch.equal(one.cpu(), other)
+    kv = [torch.randn((rows, 64, 3, 600), generator=generator), torch.randn((rows, 64, 2, 64)).bfloat16()]
+    moved = list(on_gpu(*kv))
+    where = torch.randperm(rows, generator=generator), torch.randint(0, 50, (rows,), generator=generator)
+    tree_op.move_path_(kv, *where, path, accepted)
+    ops.move_path_(moved, *on_gpu(*where, path, accepted))
+    for one, other in zip(moved, kv, strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor", "auto"])
+def test_the_text_by_trees(backend: str) -> None:
+    model = tiny_llama().cuda()
+    prompts = [random_prompt(9, seed=1), random_prompt(30, seed=2), [5, 6, 7] * 6]
+    tree = Tree.dynamic(5, 3, 2)
+    options: dict[str, Any] = {"tiers": (0, 3, tree), "max_batch": 3, "max_len": 96, "backend": backend}
+    with speccompile.wrap(model, "draft_target", draft=random_drafter().cuda(), **options) as spec:
+        for tier in (0, 3, tree):
+            spec.set_tier(tier)
+            requests = [spec.engine.submit(prompt, max_new_tokens=40, eos_token_id=[]) for prompt in prompts]
+            texts = [request.result().token_ids for request in requests]
+            assert texts == [greedy(tiny_llama(), prompt, 40) for prompt in prompts]
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor", "auto"])

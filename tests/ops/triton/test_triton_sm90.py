@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from speccompile.ops.triton import ngram
+from speccompile.ops.triton import ngram, tree
 from speccompile.ops.triton.accept_commit import accept_commit_launch
 from speccompile.ops.triton.attention import attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
@@ -161,6 +161,23 @@ def test_ngram_match(record_property: Note) -> None:
     outputs = meta(rows, drafted), meta(rows), meta(rows, -(-capacity // ngram.SPAN))
     for launch in ngram.match_launches(*text, *outputs, max_ngram=3, min_ngram=1):
         fits(launch, record_property, f"S={capacity}")
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_trees(static: bool, record_property: Note) -> None:
+    rows, proposed, nodes, depth = 4, 16, 6, 3
+    of = ([0, 0, 1, 1, 2, 3], [0, 1, 0, 1, 0, 0]) if static else ([], [])
+    outputs = meta(rows, nodes), meta(rows, nodes + 1), meta(rows, nodes + 1), meta(rows)
+    inputs = meta(rows, proposed), meta(rows, proposed), meta(rows), meta(rows)
+    launches = [
+        tree.fit_tree_launch(*inputs, (nodes, depth, 2), *of, outputs),
+        tree.walk_tree_launch(meta(rows, nodes + 1), *outputs[:2], depth, meta(rows, depth + 1), meta(rows)),
+    ]
+    for dtype in (torch.float32, torch.bfloat16):
+        kv = meta(9, 4096, 8, 128, dtype=dtype)
+        launches.append(tree.move_path_launch(kv, meta(rows), meta(rows), meta(rows, depth + 1), meta(rows)))
+    for launch in launches:
+        fits(launch, record_property, "static" if static else "dynamic")
 
 
 @pytest.mark.parametrize("drafted", [0, 1, 7])
