@@ -252,6 +252,13 @@ class MissingFact(PassError):
     )
 
 
+class InvalidatedFact(MissingFact):
+    template = (
+        "{consumer} needs the fact {fact!r}, which pass {by!r} invalidates before it. Move {by!r} after it, or let "
+        "{by!r} provide {fact!r} anew."
+    )
+
+
 class PassOrderError(PassError):
     template = (
         "pass {consumer!r} needs the fact {fact!r}, which pass {producer!r} provides later ({cycle}). "
@@ -283,7 +290,7 @@ class LoweringError(SpecCompileError):
 
 
 class BackendFailed(LoweringError):
-    template = "backend {name!r} could not lower {what}: {reason}."
+    template = "backend {name!r} could not {what}: {reason}."
 
 
 class CannotCapture(LoweringError):

@@ -60,10 +60,16 @@ def imports_of(path: Path, modules: frozenset[str]) -> list[tuple[int, str]]:
     """Lines and modules of this package that a file imports, inside of functions too."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == ROOT.name:
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = [ROOT.name, *path.relative_to(ROOT).parent.parts]
+                base = ".".join(filter(None, [*parents[: len(parents) - node.level + 1], base]))
+            if base.partition(".")[0] != ROOT.name:
+                continue
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                found.append((node.lineno, whole if whole in modules else str(node.module)))
+                whole = f"{base}.{alias.name}"
+                found.append((node.lineno, whole if whole in modules else base))
         elif isinstance(node, ast.Import):
             found += [(node.lineno, a.name) for a in node.names if a.name.partition(".")[0] == ROOT.name]
     return found
@@ -92,10 +98,19 @@ def test_the_allowed_directions_have_no_circle() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["import speccompile.cli", "from speccompile import cli", "from speccompile.cli import app"]
+    "line",
+    [
+        "import speccompile.cli",
+        "from speccompile import cli",
+        "from speccompile.cli import app",
+        "from .. import cli",
+        "from ..cli import app",
+    ],
 )
-def test_every_form_of_an_import_is_seen(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "x.py"
+def test_every_form_of_an_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path / "speccompile")
+    file = tmp_path / "speccompile" / "ops" / "x.py"
+    file.parent.mkdir(parents=True)
     file.write_text(f"def late():\n    {line}\n")
     seen = imports_of(file, frozenset({"speccompile", "speccompile.cli"}))
     assert [(number, room_of(name)) for number, name in seen] == [(2, "cli")]

@@ -23,9 +23,11 @@ from speccompile.errors import (
     DeterministicUnavailable,
     LoweringError,
     PassError,
+    PassFailed,
     SpecCompileError,
     UnsupportedModel,
 )
+from speccompile.graph.stage import CAPTURE
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.check import Probe, check_capture
@@ -100,7 +102,11 @@ def first_that_passes(
                     storage=storage,
                     consumed=attempt.consumed,
                 )
-            lowered, difference = _check(model, info, attempt.config, built, seconds)
+            try:
+                lowered, difference = _check(model, info, attempt.config, built, seconds)
+            except CaptureMismatch as error:
+                _blame_pass(model, info, attempt.config, built, error)
+                raise
             _store(built, attempt, store, storage)
             _prove(built, lowered, seconds)
             return CheckedStages(built, difference)
@@ -137,6 +143,7 @@ def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, 
         if (
             attempt.stored
             and isinstance(error, PassError | RuntimeError)
+            and not _of_users_pass(error, config)
             and (has_stored or config.network is not None)
         ):
             return replace(attempt, stored=False)
@@ -147,6 +154,43 @@ def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, 
         if others := attempt.routes[attempt.routes.index(built.observed.route) + 1 :]:
             return replace(attempt, stored=False, routes=others, mismatch=error)
     raise error
+
+
+def _of_users_pass(error: Exception, config: BuildConfig) -> bool:
+    fields = error.fields if isinstance(error, PassError) else {}
+    return fields.get("name") in {item.name for item in config.passes}
+
+
+def _blame_pass(
+    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, built: BuiltStages, error: CaptureMismatch
+) -> None:
+    """Report the user's pass after which the model computes something else, if it is one.
+
+    Raises:
+        PassFailed: it is.
+    """
+    stages, names = list(built.model.values()), {item.name for item in config.passes}
+    first = next((place for place, stage in enumerate(stages) if stage.name in names), None)
+    if first is None:
+        return
+    before, reach = stages[first - 1].graph, reach_of(built.observed, built.arena)
+    with inputs_unrounded(built.packs):
+        try:
+            check_capture(model, info, before, built.arena, reference(before), reference, reach, built.probe)
+        except CaptureMismatch:
+            return
+    fields = error.fields
+    reason = (
+        f"after it the graph does not compute what {fields['model']} computes: largest logit difference "
+        f"{fields['difference']:.3g} (allowed {fields['allowed']:.3g}). A pass over the model's own graph keeps its "
+        "logits; to change those that are judged, give it an anchor in a step"
+    )
+    raise PassFailed(name=stages[first].name, reason=reason) from error
+
+
+def reference(graph: StepGraph) -> Callable[..., Any]:
+    """``graph`` as the eager backend lowers it."""
+    return Eager("reference").lower(graph, "the captured model")
 
 
 def _check(
@@ -162,9 +206,6 @@ def _check(
             _settle(config)
             raise
         _settle(config)
-
-    def reference(graph: StepGraph) -> Callable[..., Any]:
-        return Eager("reference").lower(graph, "the captured model")
 
     reach = reach_of(built.observed, built.arena)
     with (
@@ -192,7 +233,7 @@ def _store(built: BuiltStages, attempt: Attempt, store: CaptureStore, storage: S
     if attempt.mismatch is not None:
         built.observed = replace(built.observed, reason=OTHER_ATTENTION)
     if not built.from_store:
-        store.save(built.model["capture"].graph, built.observed)
+        store.save(built.model[CAPTURE].graph, built.observed)
     # The target's capture may have been read, and the drafter's made.
     drafter = built.drafter
     if drafter is not None and not drafter.from_store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import NoneType
 
 import torch
 from transformers import PreTrainedModel
@@ -16,11 +17,11 @@ from speccompile.compiler.executables import ExecutableMaker
 from speccompile.compiler.seconds import Seconds
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind, TierName
-from speccompile.graph.stage import Stages
+from speccompile.graph.stage import CAPTURE, Stages
 from speccompile.graph_capture.model_info import ModelInfo, named_tensors
 from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.store import CaptureStore, capture_file
-from speccompile.lowering.backends import Backend
+from speccompile.lowering.backends import Backend, Eager, Inductor, ask
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.ops.cpu.consume import ConsumedWeights
@@ -89,12 +90,16 @@ def build(
     """
     seconds = Seconds()
     storage = CacheFolder() if storage is None else storage
-    config = replace(config, backend=config.backend.with_storage(storage))
-    config.backend.prepare(info.device)
+    backend = config.backend
+    backend = ask(backend, "take a storage", lambda: backend.with_storage(storage), (Eager, Inductor))
+    ask(backend, "prepare", lambda: backend.prepare(info.device), object)
+    config = replace(config, backend=backend)
     checked = first_that_passes(model, info, Attempt(config, consumed=consumed), storage, seconds)
     stages = checked.stages
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
-    captures = config.backend.captures(arena, partial(named_tensors, model))
+    weights = partial(named_tensors, model)
+    kinds = (Captures, NoneType)
+    captures = ask(backend, "say what captures its steps", lambda: backend.captures(arena, weights), kinds)
     maker = ExecutableMaker(config, arena, outlined, stages.maker, captures)
     with seconds.of("binding" if captures is None else "CUDA graphs"):
         executables = maker.of_steps(stages.tiers, stages.prefill)
@@ -109,8 +114,8 @@ def build(
         info,
         stages.observed,
         arena,
-        stages.model["capture"].graph.weights | (consumed.tensors() if consumed else {}),
-        stages.model["capture"].graph.constants,
+        stages.model[CAPTURE].graph.weights | (consumed.tensors() if consumed else {}),
+        stages.model[CAPTURE].graph.constants,
         stages.packs,
         stages.model,
         executables,

@@ -18,7 +18,7 @@ from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
 from speccompile.graph.keys import Kind, PrefillName, TierName
-from speccompile.graph.stage import Stage, Stages
+from speccompile.graph.stage import CAPTURE, Stage, Stages
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
@@ -107,7 +107,7 @@ def build_stages(
     if drafter is not None:
         packs.followers.append(drafter.packs)
     note = "exported" if known is None else "read from the store"
-    first = Stage("capture", "the captured model", captured.copy(), time.perf_counter() - started, note)
+    first = Stage(CAPTURE, "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
         maker = StepMaker(model_stages, storage)

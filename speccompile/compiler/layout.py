@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 
 from speccompile.compiler.config import BuildConfig
+from speccompile.errors import InvalidOption
 from speccompile.graph.state import (
     K,
     Layout,
@@ -22,6 +25,7 @@ from speccompile.graph_capture.observe import Observation
 from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.draft_segments import segment_state
 from speccompile.modes.network.split import PROBABILITIES
+from speccompile.passes.base import Pass
 from speccompile.passes.step.judge_chain import chain_state
 from speccompile.passes.user_pass import state_specs_of
 from speccompile.sampling.pipeline import sampling_state
@@ -58,13 +62,42 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
 
 
 def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> Layout:
-    """All state tensors of the wrap, with their sizes."""
+    """All state tensors of the wrap, with their sizes.
+
+    Raises:
+        InvalidOption: a pass of the user's has a state tensor that is called as one of the model's or drafter's, or
+            one that has a size below 0.
+    """
+    kept = [*kv_state(observed.kv), *recurrent_state(observed.recurrent)]
+    for item in config.passes:
+        _check_names(item, {spec.name for spec in kept})
     layout = resolve_layout(
-        [*state_specs(config, info.vocab_size), *kv_state(observed.kv), *recurrent_state(observed.recurrent)],
+        [*state_specs(config, info.vocab_size), *kept],
         max_batch=config.max_batch,
         max_len=config.max_len,
         max_draft_len=config.max_draft_len,
         max_width=config.max_width,
         vocab_size=info.vocab_size,
     )
-    return layout if config.network is None else with_drafter(layout, config.network)
+    for item in config.passes:
+        _check_sizes(item, layout)
+    if config.network is None:
+        return layout
+    whole = with_drafter(layout, config.network)
+    for item in config.passes:
+        _check_names(item, whole.tensors.keys() - layout.tensors.keys())
+    return whole
+
+
+def _check_names(item: Pass, taken: Set[str]) -> None:
+    for spec in state_specs_of(item):
+        if spec.name in taken:
+            reason = f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}"
+            raise InvalidOption(where="wrap", name="passes", value=item, reason=reason)
+
+
+def _check_sizes(item: Pass, layout: Layout) -> None:
+    for spec in state_specs_of(item):
+        if min(layout.tensors[spec.name].shape, default=0) < 0:
+            reason = f"state tensor {spec.name!r} of pass {item.name!r} has a size below 0: {spec.shape}"
+            raise InvalidOption(where="wrap", name="passes", value=item, reason=reason)

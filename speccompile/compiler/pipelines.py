@@ -13,6 +13,7 @@ from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths, state_specs
 from speccompile.errors import InvalidOption
 from speccompile.graph.keys import KINDS, ChunkKind, Kind
+from speccompile.graph.stage import CAPTURE
 from speccompile.graph.tree import Tree
 from speccompile.hidden_states.options import SavedRows
 from speccompile.modes.network.split import DropTarget
@@ -192,11 +193,15 @@ def check_anchors(config: BuildConfig, vocab_size: int) -> None:
 
     without = replace(config, passes=())
     ours = list(dict.fromkeys(item.name for pipeline in _pipelines(without) for item in pipeline.passes))
-    run = {item.name for pipeline in _pipelines(config) for item in pipeline.passes}
+    of_model, *of_steps = [{item.name for item in pipeline.passes} for pipeline in _pipelines(config)]
+    run = of_model.union(*of_steps)
     taken = {spec.name for spec in state_specs(without, vocab_size)}
     for item in config.passes:
-        if item.name in ours:
-            raise refuse(item, f"a pass of this package has the name {item.name!r}")
+        if item.name in (CAPTURE, *ours):
+            raise refuse(item, f"a pass or stage of this package has the name {item.name!r}")
+        if item.name in of_model and item.name in set().union(*of_steps):
+            reason = f"pass {item.name!r} has anchors both among the passes of the model and among those of a step"
+            raise refuse(item, f"{reason}: give each its own pass")
         if item.name not in run:
             word = "after" if item.anchors_after else "before"
             anchors = " or ".join(map(repr, item.anchors_after or item.anchors_before))

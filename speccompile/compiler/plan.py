@@ -20,7 +20,7 @@ from speccompile.graph.tree import Tree, depth_of
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.hidden_states.options import SavedRows, SaveHiddenStates, saved_rows
-from speccompile.lowering.backends import choose_backend
+from speccompile.lowering.backends import ask, choose_backend
 from speccompile.lowering.kernels import Kernels
 from speccompile.modes.auto import Auto, Choice, Failed, replacing
 from speccompile.modes.base import Mode
@@ -66,7 +66,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     check_rotary(model, max_len)
     rule.check(info)
     backend = choose_backend(options.backend, info.device)
-    kernels = backend.choose_kernels(info)
+    kernels = ask(backend, "choose kernels", lambda: backend.choose_kernels(info), Kernels)
     mode, choice = _choose_mode(asked, model, options, kernels, passed_over)
     with replacing(choice):
         mode.check(info)

@@ -21,6 +21,7 @@ from speccompile.graph.port import Port
 from speccompile.graph.printing import to_python
 from speccompile.graph.stage import Stages
 from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Pass
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.step.sample import state_of
 from speccompile.sampling.pipeline import all_processors
@@ -41,6 +42,7 @@ class StepMaker:
     def __init__(self, model: Stages, storage: Storage) -> None:
         self._model, self._storage = model, storage
         self._outlined = model.last.graph
+        self._keys: list[tuple[Pass, Any]] = []
 
     def finish(self, pipeline: Pipeline) -> FinishedStep:
         name = self._name(pipeline)
@@ -102,11 +104,19 @@ class StepMaker:
         if self._outlined.logits_processors:
             return None
         try:
-            passes = [own_code_key(item) if item.is_users else stable_key(item) for item in pipeline.passes]
+            passes = [self._key_of_users(item) if item.is_users else stable_key(item) for item in pipeline.passes]
         except NoStableKey:
             return None
         parts = [self._start, json.dumps(passes), repr(sorted(pipeline.goals)), pipeline.tier]
         return f"steps/{digest(chr(10).join(parts))[:32]}.json"
+
+    def _key_of_users(self, item: Pass) -> Any:
+        """As it was when it was first asked for: a pass may change what it can reach, such as a list of what it saw."""
+        known = next((key for other, key in self._keys if other is item), None)
+        if known is None:
+            known = own_code_key(item)
+            self._keys.append((item, known))
+        return known
 
     @functools.cached_property
     def _start(self) -> str:

@@ -12,6 +12,9 @@ from speccompile.errors import UnknownStage
 from speccompile.graph.printing import callable_of, load_python, to_python
 from speccompile.graph.step_graph import StepGraph
 
+#: The name of the first stage, which no pass has.
+CAPTURE = "capture"
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -16,6 +16,9 @@ import torch
 
 N, S, K, T, B, E, V = sympy.symbols("N S K T B E V", integer=True, positive=True)
 
+#: What the sizes of a :class:`StateSpec` may be made of.
+SIZES = frozenset({N, S, K, T, B, E, V})
+
 EOS_CAPACITY = 8
 
 

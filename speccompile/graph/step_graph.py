@@ -179,13 +179,15 @@ class StepGraph:
     def _placeholder(self, port: Port) -> fx.Node:
         for node in self.placeholders:
             if node.name == port.name:
+                if self.ports[node.name].role != port.role:
+                    raise PassError(f"the {port.role} {port.name!r} has the name of a {self.ports[node.name].role}")
                 return node
         with self.graph.inserting_after(self.placeholders[-1]):
             node = self.graph.placeholder(port.name)
         # fx writes generated names in small letters; weights keep the names of their modules.
         node._rename(port.name)
         if node.name != port.name:
-            raise ValueError(f"the name {port.name!r} is taken by a node that is no placeholder")
+            raise PassError(f"the {port.role} {port.name!r} has the name of a node of the graph")
         self.ports[port.name] = port
         node.meta["val"] = fake(port.shape, port.dtype, self.device)
         return node

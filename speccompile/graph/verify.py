@@ -74,10 +74,7 @@ def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
     elif node.op == "call_function" and isinstance(node.target, OpOverload):
         for index, name, is_write in _aliases(node.target):
             if is_write:
-                value = node.args[index] if index < len(node.args) else node.kwargs.get(name)
-                for item in value if isinstance(value, list | tuple) else [value]:
-                    if isinstance(item, fx.Node):
-                        yield item
+                yield from _nodes_of(node, index, name)
 
 
 def views_of(node: fx.Node) -> Iterator[fx.Node]:
@@ -85,12 +82,16 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
     if node.target is operator.getitem:
         yield node.args[0]  # type: ignore[misc]
     if node.op == "call_function" and isinstance(node.target, OpOverload):
-        for index, _, _ in _aliases(node.target):
-            if index < len(node.args):
-                value = node.args[index]
-                for item in value if isinstance(value, list | tuple) else [value]:
-                    if isinstance(item, fx.Node):
-                        yield item
+        for index, name, _ in _aliases(node.target):
+            yield from _nodes_of(node, index, name)
+
+
+def _nodes_of(node: fx.Node, index: int, name: str) -> Iterator[fx.Node]:
+    """The nodes in an argument of ``node``, which is given by its place or by its name."""
+    value = node.args[index] if index < len(node.args) else node.kwargs.get(name)
+    for item in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(item, fx.Node):
+            yield item
 
 
 def state_writes(graph: StepGraph) -> dict[fx.Node, set[str]]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel, error_line
 from speccompile.graph.port import Port
+from speccompile.graph.stage import CAPTURE
 from speccompile.graph.state import Layout, primes_clear_of, recurrent_names
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
@@ -202,7 +203,7 @@ def note_layers(graph: fx.Graph, paths: ModulePaths) -> None:
     """Leave of each node's marks only which decoder layer it belongs to."""
     for node in graph.nodes:
         layer = layer_of(node, paths) if node.op == "call_function" else None
-        node.meta = {"pass": "capture"} if layer is None else {"pass": "capture", "layer": layer}
+        node.meta = {"pass": CAPTURE} if layer is None else {"pass": CAPTURE, "layer": layer}
 
 
 def clean_graph(graph: fx.Graph) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from speccompile.graph.stage import CAPTURE
 from speccompile.graph.step_graph import StepGraph
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ def own_positions(graph: StepGraph) -> StepGraph:
     for node, table, first in list(_counted(changed)):
         looked_up = changed.insert(_look_up, table, changed.anchors.positions, before=node, first=first)
         for new in (*looked_up.all_input_nodes, looked_up):
-            new.meta["pass"] = "capture"
+            new.meta["pass"] = CAPTURE
         node.replace_all_uses_with(looked_up)
         changed.graph.erase_node(node)
     changed.remove_dead_code()

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from speccompile.errors import CaptureError
 from speccompile.graph.port import Port
+from speccompile.graph.stage import CAPTURE
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, StepGraph
 from speccompile.graph_capture.capture import constant_port, input_ports, weight_port
@@ -58,12 +59,12 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
         nodes[port.name] = graph.placeholder(port.name)
         nodes[port.name]._rename(port.name)  # fx writes capital letters small
         nodes[port.name].target = nodes[port.name].name
-        nodes[port.name].meta = {"pass": "capture"}
+        nodes[port.name].meta = {"pass": CAPTURE}
     for entry in data["nodes"]:
         args = _decode(entry["args"], nodes)
         kwargs = {name: _decode(value, nodes) for name, value in entry["kwargs"].items()}
         node = graph.create_node("call_function", _read_target(entry["target"]), tuple(args), kwargs, entry["name"])
-        node.meta = {"pass": "capture"} if entry["layer"] is None else {"pass": "capture", "layer": entry["layer"]}
+        node.meta = {"pass": CAPTURE} if entry["layer"] is None else {"pass": CAPTURE, "layer": entry["layer"]}
         nodes[entry["name"]] = node
     graph.output(tuple(_decode(data["outputs"], nodes)))
     names = data["anchors"]

@@ -6,7 +6,7 @@ import inspect
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn, Protocol, Self
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
 
 import torch
 
@@ -31,6 +31,8 @@ from speccompile.utils.devices import traits_of
 from speccompile.utils.instruction_sets import instruction_sets
 from speccompile.utils.storage import CacheFolder, Storage
 from speccompile.utils.warn import warn_caller
+
+T = TypeVar("T")
 
 
 class Backend(Protocol):
@@ -191,6 +193,9 @@ def register_backend(name: str, backend: type[Eager] | type[Inductor], *, replac
         inspect.signature(backend).bind("asked for", name=name)
     except TypeError as error:
         refuse("backend", backend, f"wrap makes it by {backend.__qualname__}(reason, name=...), which fails: {error}")
+    devices = getattr(backend, "devices", None)
+    if not isinstance(devices, tuple) or not all(isinstance(device, str) for device in devices):
+        refuse("backend", backend, f"its devices have to be a tuple of types of device, and are {devices!r}")
     if name in _own and not replace:
         refuse("name", name, f"{_own[name].__qualname__} is registered by it; pass replace=True to replace that")
     _own[name] = backend
@@ -205,23 +210,46 @@ def lower(backend: Backend, graph: StepGraph, title: str) -> Callable[..., Any]:
     """``backend.lower(graph, title)``.
 
     Raises:
-        BackendFailed: the backend is a registered one, and raised.
+        BackendFailed: the backend is a registered one, and raised, or returned no function. What a step of such a
+            backend raises becomes one, too.
     """
-    return _named(backend, title, lambda: backend.lower(graph, title))
+    return _step(backend, title, lambda: backend.lower(graph, title))
 
 
 def load(backend: Backend, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
     """``backend.load(source, graph, title)``. Raises as :func:`lower`."""
-    return _named(backend, title, lambda: backend.load(source, graph, title))
+    return _step(backend, title, lambda: backend.load(source, graph, title))
 
 
-def _named(backend: Backend, title: str, call: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def ask(backend: Backend, what: str, call: Callable[[], T], kind: type | tuple[type, ...]) -> T:
+    """What ``call`` makes ``backend`` return: a ``kind``.
+
+    Args:
+        what: the backend was asked for, as a verb and its object.
+
+    Raises:
+        BackendFailed: the backend is a registered one, and raised, or returned something else.
+    """
     try:
-        return call()
+        found = call()
     except Exception as error:
         if isinstance(error, SpecCompileError) or type(backend) not in _own.values():
             raise
-        raise BackendFailed(name=backend.name, what=title, reason=error_line(error)) from error
+        raise BackendFailed(name=backend.name, what=what, reason=error_line(error)) from error
+    if not isinstance(found, kind):
+        raise BackendFailed(name=backend.name, what=what, reason=f"it returned {found!r}")
+    return found
+
+
+def _step(backend: Backend, title: str, call: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    step = ask(backend, f"lower {title}", call, Callable)  # type: ignore[arg-type]
+    if type(backend) not in _own.values():
+        return step
+
+    def watched(*tensors: Any) -> Any:
+        return ask(backend, f"run {title}", lambda: step(*tensors), object)
+
+    return watched
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:

@@ -107,10 +107,10 @@ class UserProvided(Mode):
             (f"drafter_{index}_{name.replace('.', '_')}", value.detach())
             for index, (name, value) in enumerate(self._weights())
         )
-        described: dict[str, Any] = {"weights": weights, "drafter": _shown(self.draft), "foreign": True}
+        options: dict[str, Any] = {"weights": weights, "drafter": _shown(self.draft), "foreign": True}
         if self.reads_hidden:
-            return [LowerTaps(), ProposeFromHidden(self.propose, **described)]
-        return [Propose(self.propose, advice=ADVICE, **described)]
+            return [LowerTaps(), ProposeFromHidden(self.propose, **options)]
+        return [Propose(self.propose, advice=ADVICE, **options)]
 
     def propose(self, *text_and_weights: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, ...]:
         """What ``draft`` says of the first of these; the others stand for its own weights, so that none hides in the

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from speccompile.errors import (
+    InvalidatedFact,
     MissingFact,
     NothingMatched,
     PassOrderError,
@@ -27,6 +28,7 @@ class Pipeline:
 
     Raises:
         MissingFact: by :meth:`check` and :meth:`run`, a pass or a goal needs what nothing before it provides.
+        InvalidatedFact: the same, and a pass in between has invalidated it.
         PassOrderError: a pass needs what only a later one provides.
     """
 
@@ -43,16 +45,21 @@ class Pipeline:
     def check(self, initial: Iterable[str]) -> None:
         """Follow the facts through the passes, before any of them runs."""
         held = set(initial)
+        #: By fact the pass that took it away.
+        ended: dict[str, str] = {}
         for place, item in enumerate(self.passes):
             for fact in sorted(item.requires - held):
+                if fact in ended:
+                    raise _ended(f"pass {item.name!r}", fact, ended[fact])
                 later = [other.name for other in self.passes[place + 1 :] if fact in other.provides]
                 if later:
                     cycle = f"{item.name} -> {later[0]} -> {item.name}"
                     raise PassOrderError(consumer=item.name, fact=fact, producer=later[0], cycle=cycle)
                 raise _missing(f"pass {item.name!r}", fact, held)
+            ended |= dict.fromkeys((held & item.invalidates) - item.provides, item.name)
             held = (held - item.invalidates) | item.provides
         for fact in sorted(self.goals - held):
-            raise _missing(self.tier, fact, held)
+            raise _ended(self.tier, fact, ended[fact]) if fact in ended else _missing(self.tier, fact, held)
 
     def dependencies(self) -> nx.MultiDiGraph:
         """Which pass needs which: names as nodes, in running order, and for each fact that a pass requires an edge from
@@ -106,6 +113,10 @@ class Pipeline:
             if node.op in ("call_function", "call_module"):
                 node.meta.setdefault("pass", item.name)
         verify(graph, item.name)
+
+
+def _ended(consumer: str, fact: str, by: str) -> InvalidatedFact:
+    return InvalidatedFact(consumer=consumer, fact=fact, by=by)
 
 
 def _missing(consumer: str, fact: str, held: Iterable[str]) -> MissingFact:

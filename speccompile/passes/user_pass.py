@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable
 from typing import TypeVar
 
+import sympy
+import torch
 from torch import fx
 
 from speccompile.errors import PassFailed, SpecCompileError, VerifierError, error_line
-from speccompile.graph.state import StateSpec
+from speccompile.graph.state import SIZES, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import state_writes
 from speccompile.passes.base import Changes, Pass
@@ -41,11 +44,26 @@ def state_specs_of(item: Pass) -> list[StateSpec]:
     if not isinstance(specs, list | tuple) or not all(isinstance(spec, StateSpec) for spec in specs):
         raise PassFailed(name=item.name, reason=f"its state_specs() has to return a list of StateSpec, not {specs!r}")
     for spec in specs:
-        if not spec.name.isidentifier():
-            raise PassFailed(
-                name=item.name, reason=f"the name of a state tensor has to be an identifier: {spec.name!r}"
-            )
+        if problem := _problem_of(spec):
+            raise PassFailed(name=item.name, reason=f"{problem} of a state tensor {spec.name!r}")
     return list(specs)
+
+
+def _problem_of(spec: StateSpec) -> str:
+    """What is wrong with ``spec``, empty if nothing is."""
+    if not isinstance(spec.name, str) or not spec.name.isidentifier() or keyword.iskeyword(spec.name):
+        return "a name that is no identifier"
+    if not isinstance(spec.shape, tuple):
+        return f"the shape {spec.shape!r}, which is no tuple,"
+    for size in spec.shape:
+        whole = isinstance(size, int) and size >= 0
+        if not whole and not (isinstance(size, sympy.Expr) and size.free_symbols <= SIZES):
+            return f"the size {size!r}, which is neither an int nor made of {', '.join(sorted(map(str, SIZES)))},"
+    if not isinstance(spec.dtype, torch.dtype):
+        return f"the dtype {spec.dtype!r}, which is no torch.dtype,"
+    if not isinstance(spec.fill, int | float):
+        return f"the fill {spec.fill!r}, which is no number,"
+    return ""
 
 
 def _call(item: Pass, function: Callable[[], T]) -> T:

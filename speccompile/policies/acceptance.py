@@ -97,8 +97,8 @@ class Acceptance:
             if tree is not None:
                 if not found:
                     # A tree that was cut may have had nothing after the path.
-                    cut = accepted > 0 and proposed < done.draft_len
-                    count = min(len(hits) - cut, tree.depth)
+                    truncated = accepted > 0 and proposed < done.draft_len
+                    count = min(len(hits) - truncated, tree.depth)
                     known = self._shares(request, scores, found, count, means)
                     for position, share in enumerate(known):
                         tree.note(position, share, position < accepted)

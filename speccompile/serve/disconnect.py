@@ -42,7 +42,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The response of ``work``; of a client that left nobody sees it.
+    """The response of ``work``; a client that has left does not receive it.
 
     Raises:
         Exception: of ``work``.

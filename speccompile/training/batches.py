@@ -62,7 +62,7 @@ class Batches(Dataset[Batch]):
         batch = padded(items)
         states = self.examples.states
         if states is not None:
-            records = [_cut(states[item.name], len(item)) for item in items]
+            records = [_truncated(states[item.name], len(item)) for item in items]
             batch["tapped"] = _stacked([record.aux_hidden_state for record in records])
             batch["final"] = _stacked([record.hidden_state for record in records])
             choices = [record.choices for record in records if record.choices is not None]
@@ -84,7 +84,7 @@ def _stacked(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-def _cut(record: Record, length: int) -> Record:
+def _truncated(record: Record, length: int) -> Record:
     if len(record.input_ids) == length:
         return record
     fields = {name: getattr(record, name)[:length] for name in ("input_ids", "loss_mask", "hidden_state")}

@@ -160,7 +160,7 @@ def _check_given(folder: Path, examples: Examples, teacher: Teacher, options: Tr
         TrainingNotSaved: the folder cannot be written.
     """
     given = {
-        "options": options.described(),
+        "options": options.as_json(),
         "target": f"{type(teacher.target).__name__} {weights_digest(teacher.target)}",
         "texts": examples.digest(),
     }
@@ -189,7 +189,7 @@ def _write_report(
     folder: Path, examples: Examples, options: TrainOptions, state: TrainerState, curve: Mapping[int, Acceptance]
 ) -> None:
     report = {
-        "options": options.described(),
+        "options": options.as_json(),
         "target": examples.target,
         "texts": {"number": len(examples), "tokens": examples.tokens, "digest": examples.digest()},
         "step": state.global_step,

@@ -143,7 +143,7 @@ class TrainOptions(Options):
     )
     head_layers: int = field(default=2, metadata=option("Decoder layers of a block drafter.", WholeNumber(1)))
 
-    def described(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """What training depends on."""
         return {name: value for name, value in asdict(self).items() if name not in self.free and self._has(name)}
 

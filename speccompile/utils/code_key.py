@@ -12,9 +12,10 @@ from abc import ABC
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, Generic
 
+from speccompile.utils.loaded_code import attributes, code_key, functions, reached, slots
 from speccompile.utils.stable_key import NoStableKey, stable_key
 
 _PACKAGE = __name__.partition(".")[0]
@@ -23,8 +24,9 @@ _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("pureli
 
 def own_code_key(value: Any) -> Any:
     """JSON of the attributes of ``value`` and of its class, of the digests of all files of the user's that the class's
-    module imports from, directly or not, wherever the import stands, and of the versions of installed packages among
-    them. Modules whose names are computed (``importlib.import_module``) are not found.
+    module imports from, directly or not, wherever the import stands, of the code of the user's that its methods reach
+    as it was loaded, with the global numbers, texts and containers of these that it reads, and of the versions of
+    installed packages. Modules whose names are computed (``importlib.import_module``) are not found.
 
     Raises:
         NoStableKey: an attribute has no such form, a method is a closure, or the code is in no file (typed into a
@@ -32,11 +34,13 @@ def own_code_key(value: Any) -> Any:
     """
     own = [cls for cls in type(value).__mro__ if not (_is_ours(cls.__module__) or cls in (object, ABC, Generic))]
     # A class that type() made has the module of its metaclass.
-    held = [cls.__module__ for cls in own] + [item.__module__ for cls in own for item in _functions(cls)]
+    held = [cls.__module__ for cls in own] + [item.__module__ for cls in own for item in functions(cls)]
     files, packages = _imports([name for name in dict.fromkeys(held) if not _is_known(name)])
     digests = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
-    classes = [[cls.__qualname__, [[name, _attribute_key(item)] for name, item in _attributes(cls)]] for cls in own]
-    return [classes, stable_key(_values(value)), digests, sorted(map(_version, packages))]
+    classes = [[cls.__qualname__, [[name, _attribute_key(item)] for name, item in attributes(cls)]] for cls in own]
+    # A file may have been changed after it was loaded.
+    loaded = reached([item for cls in own for item in functions(cls)], _is_users)
+    return [classes, stable_key(_values(value)), digests, loaded, sorted(map(_version, packages))]
 
 
 def _is_ours(module: str) -> bool:
@@ -48,25 +52,19 @@ def _is_known(module: str) -> bool:
     return _is_ours(module) or (module != "__main__" and module.partition(".")[0] in sys.stdlib_module_names)
 
 
-def _functions(cls: type) -> list[FunctionType]:
-    return [item for _, item in _attributes(cls) if isinstance(item, FunctionType)]
+def _is_users(module: str) -> bool:
+    """Of none of these, nor of an installed package."""
+    if _is_known(module):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or not any(Path(file).resolve().is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _values(value: Any) -> dict[str, Any]:
     """Attributes of the object, in ``__dict__`` or in slots."""
-    slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
-    in_slots = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    names = [name for cls in type(value).__mro__ for name in slots(cls)]
+    in_slots = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return {**getattr(value, "__dict__", {}), **in_slots}
-
-
-def _slots(cls: type) -> list[str]:
-    slots = vars(cls).get("__slots__", ())
-    return [name for name in ([slots] if isinstance(slots, str) else slots) if not name.startswith("__")]
-
-
-def _attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    skipped = {*_slots(cls), "_abc_impl"}
-    return ((name, item) for name, item in vars(cls).items() if not name.startswith("__") and name not in skipped)
 
 
 def _attribute_key(item: Any) -> Any:
@@ -81,16 +79,7 @@ def _function_key(function: Any) -> Any:
     # The cell of super() refers to the class itself.
     if not isinstance(function, FunctionType) or set(function.__code__.co_freevars) - {"__class__"}:
         raise NoStableKey(function)
-    return [_code_key(function.__code__), stable_key(function.__defaults__), stable_key(function.__kwdefaults__)]
-
-
-def _code_key(code: CodeType) -> Any:
-    constants = [_code_key(item) if isinstance(item, CodeType) else _constant_key(item) for item in code.co_consts]
-    return [code.co_code.hex(), code.co_names, code.co_varnames, constants]
-
-
-def _constant_key(value: Any) -> str:
-    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+    return [code_key(function.__code__), stable_key(function.__defaults__), stable_key(function.__kwdefaults__)]
 
 
 def _imports(modules: list[str]) -> tuple[set[Path], set[str]]:

@@ -93,8 +93,40 @@ def test_what_a_backend_raises_names_it_and_the_step() -> None:
     with pytest.raises(BackendFailed) as failed:
         speccompile.wrap(tiny_llama(), backend="raising", **OPTIONS)
     assert failed.value.fields["name"] == "raising"
-    assert failed.value.fields["what"].startswith("tier")
+    assert failed.value.fields["what"].startswith("lower tier")
     assert failed.value.fields["reason"] == "ArithmeticError: no code today"
+
+
+def fails(*arguments: Any) -> Any:
+    raise ArithmeticError("no code today")
+
+
+@pytest.mark.parametrize(
+    ("methods", "what"),
+    [
+        ({"choose_kernels": fails}, "choose kernels"),
+        ({"choose_kernels": lambda *_: None}, "choose kernels"),
+        ({"with_storage": fails}, "take a storage"),
+        ({"with_storage": lambda *_: None}, "take a storage"),
+        ({"prepare": fails}, "prepare"),
+        ({"captures": fails}, "say what captures its steps"),
+        ({"load": lambda *_: None}, "lower the captured model"),
+        ({"load": lambda *_: fails}, "run the captured model"),
+        ({"load": lambda *_: lambda: None}, "run the captured model"),
+    ],
+)
+def test_each_method_that_fails_names_the_backend(methods: dict[str, Any], what: str) -> None:
+    speccompile.register_backend("broken", type("Broken", (Eager,), methods))
+    with pytest.raises(BackendFailed) as failed:
+        speccompile.wrap(tiny_llama(), "none", backend="broken", **{**OPTIONS, "tiers": (0,)})
+    assert failed.value.fields["name"] == "broken" and failed.value.fields["what"] == what
+
+
+@pytest.mark.parametrize("devices", [None, "cpu", (3,)])
+def test_devices_are_a_tuple_of_texts(devices: Any) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        speccompile.register_backend("own", type("Own", (Eager,), {"devices": devices}))
+    assert "devices" in refused.value.fields["reason"]
 
 
 def test_a_constructor_that_needs_more_is_refused_when_it_is_registered() -> None:

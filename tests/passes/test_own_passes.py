@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile.errors import CannotSave, InvalidOption, PassFailed, VerifierError
+from speccompile.errors import CannotSave, InvalidatedFact, InvalidOption, PassFailed, VerifierError
 from speccompile.graph.state import N, S
 from speccompile.graph.verify import state_writes
 from speccompile.passes import Changes, Pass, StateSpec, StepGraph, facts
@@ -129,7 +130,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"after": "no_such_pass"}, "'no_such_pass', which is not among the passes"),
     ({"after": ()}, "set one of after and before"),
     ({"before": "commit"}, "set one of after and before"),
-    ({"name": "commit"}, "a pass of this package has the name 'commit'"),
+    ({"name": "commit"}, "a pass or stage of this package has the name 'commit'"),
+    ({"name": "capture", "after": "bound_positions"}, "a pass or stage of this package has the name 'capture'"),
+    ({"after": ("outline", "commit")}, "both among the passes of the model and among those of a step"),
     ({"name": 3}, "the name of a pass has to be an identifier"),
     ({"name": "a/b c"}, "the name of a pass has to be an identifier"),
     ({"looks_for": None}, "looks_for of pass 'count'"),
@@ -138,6 +141,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"requires": "rows"}, "requires of pass 'count'"),
     ({"writes": "accepted"}, "writes of pass 'count'"),
     ({"state_specs": lambda self: [StateSpec("tokens", (N, S), torch.int64)]}, "has the name 'tokens'"),
+    ({"state_specs": lambda self: [StateSpec("k_0", (N, S), torch.int64)]}, "has the name 'k_0'"),
+    (
+        {"state_specs": lambda self: [StateSpec("seen", (N - 100,), torch.int64)]},
+        "'seen' of pass 'count' has a size below 0",
+    ),
 ]
 
 
@@ -150,6 +158,31 @@ def test_a_wrong_place_or_name_is_refused_before_the_build(
     assert refused.value.fields["name"] == "passes" and reason in refused.value.fields["reason"]
 
 
+def test_a_fact_that_it_takes_away_names_it(model: LlamaForCausalLM) -> None:
+    item = own(after="commit", invalidates=facts("committed"))
+    with pytest.raises(InvalidatedFact) as refused:
+        speccompile.wrap(model, "ngram", passes=[item], **OPTIONS)
+    assert refused.value.fields["by"] == "count" and refused.value.fields["fact"] == "committed"
+
+
+def test_a_pass_that_makes_another_model_is_named(model: LlamaForCausalLM) -> None:
+    """The model is captured once; a stored capture serves the next wrap."""
+
+    def run(self: Pass, graph: StepGraph) -> Changes:
+        logits = graph.values["logits"]
+        logits._rename("single_logits")
+        doubled = graph.insert(lambda logits: logits * 2, logits)
+        logits.replace_all_uses_with(doubled, lambda node: node is not doubled)
+        graph.name_value("logits", doubled)
+        return Changes(1)
+
+    item = own(run=run, after="bound_positions", state_specs=lambda self: [])
+    with pytest.raises(PassFailed) as refused:
+        speccompile.wrap(model, "none", passes=[item], **{**OPTIONS, "tiers": (0,)})
+    assert refused.value.fields["name"] == "count" and "does not compute what" in refused.value.fields["reason"]
+    speccompile.wrap(model, "none", **{**OPTIONS, "tiers": (0,)}).close()
+
+
 @pytest.mark.parametrize("given", [own(), 3, ["bind_rows"], [own(), own()]])
 def test_what_is_no_list_of_passes_is_refused(model: LlamaForCausalLM, given: Any) -> None:
     with pytest.raises(InvalidOption) as refused:
@@ -159,6 +192,16 @@ def test_what_is_no_list_of_passes_is_refused(model: LlamaForCausalLM, given: An
 
 def writes_length(self: Pass, graph: StepGraph) -> Changes:
     graph.insert(lambda length: length.view(-1).add_(1), graph.state("length"))
+    return Changes(1)
+
+
+def writes_length_by_a_keyword(self: Pass, graph: StepGraph) -> Changes:
+    length = graph.state("length")
+    with graph.graph.inserting_before(graph.output):
+        view = graph.graph.call_function(
+            torch.ops.aten.view.default, kwargs={"self": length, "size": list(length.meta["val"].shape)}
+        )
+        graph.graph.call_function(torch.ops.aten.fill_.Scalar, (view, 3))
     return Changes(1)
 
 
@@ -185,20 +228,30 @@ def knows_no_state(self: Pass, graph: StepGraph) -> Changes:
     return Changes(1)
 
 
+def takes_a_weights_name(self: Pass, graph: StepGraph) -> Changes:
+    graph.state("model_norm_weight")
+    return Changes(1)
+
+
 FAULTS: list[tuple[Any, type[Exception], str]] = [
     (writes_length, VerifierError, "it writes the state tensor 'length', which it does not declare"),
+    (writes_length_by_a_keyword, VerifierError, "it writes the state tensor 'length', which it does not declare"),
     (writes_weight, VerifierError, "which is weight"),
     (reads_stale, VerifierError, "a view of state 'seen' that was taken before"),
     (raises, PassFailed, "ArithmeticError: no entropy today"),
     (knows_no_state, PassFailed, "no state tensor 'unheard_of'"),
+    (takes_a_weights_name, PassFailed, "the state 'model_norm_weight' has the name of a weight"),
     (lambda self, graph: None, PassFailed, "has to return Changes"),
 ]
 
 
 @pytest.mark.parametrize(("run", "error", "reason"), FAULTS)
 def test_a_fault_names_the_pass(model: LlamaForCausalLM, run: Any, error: type[Exception], reason: str) -> None:
+    def specs(self: Pass) -> list[StateSpec]:
+        return [StateSpec(name, (N,), torch.int64) for name in ("seen", "model_norm_weight")]
+
     with pytest.raises(error) as caught:
-        speccompile.wrap(model, passes=[own(run=run)], **OPTIONS)
+        speccompile.wrap(model, passes=[own(run=run, state_specs=specs)], **OPTIONS)
     assert reason in str(caught.value) and "'count'" in str(caught.value)
 
 
@@ -246,7 +299,24 @@ def test_a_change_of_what_is_written_is_found_however_it_is_made(model: LlamaFor
 
 
 @pytest.mark.parametrize(
-    "specs", [lambda self: None, lambda self: 1 / 0, lambda self: [StateSpec("my state", (N,), torch.int64)]]
+    "specs",
+    [
+        lambda self: None,
+        lambda self: 1 / 0,
+        *(
+            lambda self, fields=fields: [StateSpec(**({"name": "x", "shape": (N,), "dtype": torch.int64} | fields))]
+            for fields in (
+                {"name": "my state"},
+                {"name": None},
+                {"name": "class"},
+                {"shape": ("N",)},
+                {"shape": (N, -1)},
+                {"shape": (sympy.Symbol("M"),)},
+                {"dtype": "int64"},
+                {"fill": "a"},
+            )
+        ),
+    ],
 )
 def test_state_specs_that_fail_name_the_pass(model: LlamaForCausalLM, specs: Any) -> None:
     with pytest.raises(PassFailed) as failed:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 import speccompile
-from speccompile.errors import MissingFact, NothingMatched, PassOrderError, UnknownStage, VerifierError
+from speccompile.errors import InvalidatedFact, MissingFact, NothingMatched, PassOrderError, UnknownStage, VerifierError
 from speccompile.graph.port import Port
 from speccompile.graph.state import resolve_layout
 from speccompile.graph.step_graph import Anchors, StepGraph
@@ -151,7 +151,7 @@ def test_a_pass_cannot_provide_for_itself() -> None:
 
 def test_a_goal_that_a_later_pass_ends_is_missing() -> None:
     passes = (made("makes", "", "a"), made("ends", "a", "", "a"))
-    with raises(MissingFact, consumer="a step graph", fact="a"):
+    with raises(InvalidatedFact, consumer="a step graph", fact="a", by="ends"):
         Pipeline(passes, facts("a")).run(small_graph())
 
 

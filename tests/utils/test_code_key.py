@@ -116,3 +116,35 @@ def test_a_closure_has_no_key() -> None:
     count = len(sys.argv)
     with pytest.raises(NoStableKey):
         own_code_key(made(lambda self, graph: Changes(count)))
+
+
+def test_code_is_what_was_loaded(key_of: Callable[..., str], tmp_path: Path) -> None:
+    """A file that was changed after its import has another key than the same file, imported."""
+    key_of()
+    item = sys.modules["mine"].Mine()
+    file = tmp_path / "mine.py"
+    changed = file.read_text().replace("return 1", "return 100")
+    file.write_text(changed)
+    loaded_before = json.dumps(own_code_key(item))
+    del sys.modules["mine"]
+    importlib.invalidate_caches()
+    assert file.read_text() == changed
+    assert loaded_before != json.dumps(own_code_key(importlib.import_module("mine").Mine()))
+
+
+@pytest.mark.parametrize(
+    ("imports", "read"), [("", "STEP"), ("import settings", "settings.STEP"), ("from settings import STEP", "STEP")]
+)
+def test_global_values_that_it_reads_are_part_of_it(key_of: Callable[..., str], imports: str, read: str) -> None:
+    key_of(imports, f"self.step = {read}", settings="STEP = 1")
+    module = sys.modules["mine"]
+    holder = sys.modules["settings"] if read == "settings.STEP" else module
+    keys = []
+    for step in (1, 50, 1):
+        vars(holder)["STEP"] = step
+        keys.append(json.dumps(own_code_key(module.Mine())))
+    assert keys[0] == keys[2] != keys[1]
+    # What its code does not read does not matter, nor what has no key.
+    vars(module).update(other=3, used=module.used)
+    vars(holder)["STEP"] = object()
+    own_code_key(module.Mine())

@@ -50,10 +50,10 @@ class BlockCache(HeadCache):
         if window is None:
             # A query at the last position attends to every place of the block.
             return torch.ops.speccompile.attention(query, keys, values, self.slots, self.last, scale)
-        return _near(query, keys, values, self.slots, self.positions, scale, window)
+        return _attend_in_window(query, keys, values, self.slots, self.positions, scale, window)
 
 
-def _near(
+def _attend_in_window(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

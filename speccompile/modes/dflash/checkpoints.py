@@ -88,9 +88,9 @@ def assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:
         InvalidHead: its class cannot be what the head is.
     """
     config, scale = head.config, embedding_scale(head.embed_tokens)
-    plain = (config.embedding_scale, config.logit_scale, config.logit_softcap) == (scale, 1.0, None)
+    default = (config.embedding_scale, config.logit_scale, config.logit_softcap) == (scale, 1.0, None)
     windows = {window for window in config.windows if window is not None}
-    if config.attention_bias or any(config.causal) or len(windows) > 1 or not plain:
+    if config.attention_bias or any(config.causal) or len(windows) > 1 or not default:
         reason = "transformers' assistant model has no biases, causal layers, scales of its own or two kinds of windows"
         raise InvalidHead(source="that was given", reason=reason)
     layers = config.num_hidden_layers

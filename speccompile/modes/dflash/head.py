@@ -170,8 +170,8 @@ class DFlashHead(DraftHead):
 
     @property
     def route(self) -> Route:
-        near = [window and not self.config.is_causal(index) for index, window in enumerate(self.config.windows)]
-        return "eager" if near and all(near) else "attention"
+        windowed = [window and not self.config.is_causal(index) for index, window in enumerate(self.config.windows)]
+        return "eager" if windowed and all(windowed) else "attention"
 
     @property
     def numbers(self) -> set[int]:

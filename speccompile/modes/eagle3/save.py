@@ -171,10 +171,10 @@ def _specforge(config: Eagle3Config, dtype: str) -> dict[str, Any]:
 def _flat_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Under the old keys and the new one: readers differ."""
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    plain = rope.get("rope_type", "default") == "default"
+    unscaled = rope.get("rope_type", "default") == "default"
     return {
         "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_scaling": None if plain else scaling,
+        "rope_scaling": None if unscaled else scaling,
         "rope_parameters": dict(rope),
     }
 

@@ -186,7 +186,7 @@ def fit_tree(
         tokens.new_empty((rows, nodes + 1)),
         tokens.new_empty(rows),
     )
-    read = (tensor.contiguous() for tensor in (tokens, parents, count, limit))
+    read = tokens.contiguous(), parents.contiguous(), count.contiguous(), limit.contiguous()
     run_all([fit_tree_launch(*read, (nodes, depth, branches), static_parents, static_ranks, outputs)], tokens)
     return outputs
 
@@ -223,7 +223,7 @@ def walk_tree(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``speccompile::walk_tree`` on CUDA."""
     path, accepted = target.new_empty((target.shape[0], depth + 1)), target.new_empty(target.shape[0])
-    read = (tensor.contiguous() for tensor in (target, drafts, parents))
+    read = target.contiguous(), drafts.contiguous(), parents.contiguous()
     run_all([walk_tree_launch(*read, depth, path, accepted)], target)
     return path, accepted
 
@@ -255,5 +255,5 @@ def move_path(
     kv: list[torch.Tensor], slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor
 ) -> None:
     """``speccompile::move_path_`` on CUDA."""
-    read = tuple(tensor.contiguous() for tensor in (slots, root, path, accepted))
+    read = slots.contiguous(), root.contiguous(), path.contiguous(), accepted.contiguous()
     run_all([move_path_launch(tensor, *read) for tensor in kv], path)
