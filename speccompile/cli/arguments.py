@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from speccompile.utils.options import Options
 # import torch.
 _NETWORK = ("draft", "draft_max_len", "draft_weights")
 _MODES = {
-    "auto": ("head", "draft"),
+    "auto": ("head", "draft", "predictions"),
     "dflash": (*_NETWORK, "fused", "block_size"),
     "draft_target": (*_NETWORK, "fused", "mask_token_id"),
     "eagle3": (*_NETWORK, "fused", "confidence"),
@@ -30,6 +30,7 @@ _MODES = {
     "mtp_eagle_one_model": (*_NETWORK, "confidence"),
     "ngram": ("max_ngram", "min_ngram"),
     "none": (),
+    "prediction": (),
     "save_hidden_states": ("output_directory", "write_interval", "file_prefix", "eagle3_layers_to_capture"),
     "suffix": ("max_depth", "factor", "offset", "min_probability", "corpus", "tokenizer", "remember"),
     "user_provided": ("draft", "host", "reads_hidden"),
@@ -52,13 +53,20 @@ def check_mode(name: str) -> None:
         raise UnknownMode(name=name, available=", ".join(modes()))
 
 
-def check_options(mode: str, options: Collection[str]) -> None:
-    """Check the names of a mode's options. Those of an installed package's mode are checked when it is loaded.
+def parse_mode(text: str) -> str | list[str]:
+    """``"suffix+ngram"`` as ``["suffix", "ngram"]``, a single name as it is."""
+    names = text.split("+")
+    return names if len(names) > 1 else text
+
+
+def check_options(mode: str | Sequence[str], options: Collection[str]) -> None:
+    """Check the names of the options of a mode, or of several. Those of an installed package's mode, and of several
+    modes, are checked when they are loaded.
 
     Raises:
         UnknownOption: ``mode``, one of this package, does not have them.
     """
-    known = _MODES.get(mode.lower())
+    known = _MODES.get(mode.lower()) if isinstance(mode, str) else None
     if known is not None and (unknown := sorted(set(options) - set(known))):
         where, names = f"--option of mode {mode!r}", ", ".join(unknown)
         raise UnknownOption(where=where, names=names, known=", ".join(known) or "no options")
@@ -76,8 +84,9 @@ def check_wrap(model: str, options: WrapOptions) -> None:
     Raises:
         PretrainedError, UnknownMode, UnknownOption, UnknownBackend.
     """
-    mode = str(options.mode)
-    check_mode(mode)
+    mode = "none" if options.mode is None else options.mode
+    for name in [mode] if isinstance(mode, str) else mode:
+        check_mode(name)
     check_options(mode, options.mode_options.keys())
     check_backend(options.backend)
     check_model(model)

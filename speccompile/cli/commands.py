@@ -24,6 +24,7 @@ from speccompile.cli.arguments import (
     check_backend,
     check_wrap,
     option_of,
+    parse_mode,
 )
 from speccompile.cli.session import one_line_errors, parse_options, parse_tiers
 from speccompile.cli.training_commands import training
@@ -183,7 +184,7 @@ def serve(
     """Serve a model by the OpenAI API, with a page to chat with it at /."""
     with one_line_errors():
         options = WrapOptions(
-            mode=mode,
+            mode=parse_mode(mode),
             tiers=None if tiers is None else parse_tiers(tiers),
             max_batch=max_batch,
             max_len=max_len,

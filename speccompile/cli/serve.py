@@ -12,6 +12,8 @@ from speccompile.cli.progress import count_runs
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import InvalidOption
+from speccompile.graph.tree import Tree
+from speccompile.modes.auto import Auto
 from speccompile.serve.options import ServeOptions
 
 
@@ -31,11 +33,16 @@ def run(
         except ImportError as error:
             reason = f"it needs {error.name}: pip install 'speccompile[serve]'"
             raise InvalidOption(where="the command line", name="serve", value=model, reason=reason) from error
+        # The likeliest tokens beside the chosen one are read from a step's logits, which no step of a tree keeps.
+        trees = any(isinstance(tier, Tree) for tier in options.draft_lens)
+        options = replace(options, scores=not trees)
+        if options.mode == Auto.name and not trees:
+            # Several drafters draft no trees.
+            options = replace(options, mode_options={"predictions": True, **options.mode_options})
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, dict(options.mode_options))
         target, tokenizer = load(model)
-        # The likeliest tokens beside the chosen one are read from a step's logits.
-        with wrap(target, **replace(options, scores=True).arguments()) as spec:
+        with wrap(target, **options.arguments()) as spec:
             service = Service(spec, tokenizer, model if name is None else name, serving)
             if warm:
                 steps = warm_up_steps(service)

@@ -12,6 +12,7 @@ import typer
 
 from speccompile.compiler.options import read_tiers
 from speccompile.errors import InvalidOption, InvalidTiers, SpecCompileError
+from speccompile.graph.tree import Tree
 
 EXIT_USER_ERROR = 2
 
@@ -70,16 +71,22 @@ def _one_line(message: object) -> str:
 
 
 def parse_tiers(text: str) -> tuple[int, ...]:
-    """``"0,1,3,7"`` as draft lengths.
+    """``"0,1,3,7"`` as draft lengths; ``"tree:8:6:3"`` is a dynamic tree of 8 nodes, depth 6 and 3 branches.
 
     Raises:
-        InvalidTiers: an item is no whole number, or they are no tiers.
+        InvalidTiers: an item is neither, or they are no tiers.
     """
-    items = [item.strip() for item in text.split(",")]
-    for item in items:
-        if not item.isdecimal():
-            raise InvalidTiers(tiers=text, reason=f"{item!r} is no draft length")
-    return read_tiers(int(item) for item in items)
+    return read_tiers(_tier(item.strip(), text) for item in text.split(","))
+
+
+def _tier(item: str, text: str) -> int:
+    kind, *numbers = item.split(":")
+    if kind == "tree" and len(numbers) == 3 and all(number.isdecimal() for number in numbers):
+        nodes, depth, branches = map(int, numbers)
+        return Tree.dynamic(nodes, depth, branches)
+    if not item.isdecimal():
+        raise InvalidTiers(tiers=text, reason=f"{item!r} is no draft length, and no tree (tree:NODES:DEPTH:BRANCHES)")
+    return int(item)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -146,7 +146,8 @@ def _choose_mode(
         native=kernels.native,
         failed=passed_over,
     )
-    chosen = modes.create(choice.name, choice.options)
+    choice = replace(choice, predictions=asked.predictions)
+    chosen = modes.create(choice.mode, choice.options)
     assert isinstance(chosen, Mode)
     return chosen, choice
 

@@ -20,6 +20,7 @@ from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.save import ARCHITECTURE
+from speccompile.modes.prediction import Prediction
 from speccompile.pretrained import SMOLLM2
 
 #: Most slots whose suffix tries are read: the CPU does so row by row, while n-grams are looked for in all rows at once.
@@ -38,12 +39,18 @@ Failed = Mapping[str, str]
 @dataclass(frozen=True)
 class Choice:
     """A mode by name, with its options, and why that. ``replaceable``: the caller did not ask for it, and another one
-    can take its place."""
+    can take its place. ``predictions``: mode ``prediction`` comes before it."""
 
     name: str
     reason: str
     options: dict[str, Any] = field(default_factory=dict)
     replaceable: bool = False
+    predictions: bool = False
+
+    @property
+    def mode(self) -> str | list[str]:
+        """What ``wrap(mode=...)`` accepts."""
+        return [Prediction.name, self.name] if self.predictions else self.name
 
 
 class ChoiceFailed(Exception):
@@ -88,13 +95,15 @@ class Auto:
     Args:
         head: an EAGLE-3 head, as ``eagle3_one_model`` takes it.
         draft: a draft model, as ``draft_target`` takes it; a head; or a drafter, as ``user_provided`` takes it.
+        predictions: requests may bring a predicted text: mode ``prediction`` comes before what is chosen.
     """
 
     head: Any = None
     draft: Any = None
+    predictions: bool = False
 
     name: ClassVar[str] = "auto"
-    options: ClassVar[tuple[str, ...]] = ("head", "draft")
+    options: ClassVar[tuple[str, ...]] = ("head", "draft", "predictions")
 
     def choose(
         self,

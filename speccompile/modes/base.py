@@ -24,6 +24,10 @@ from speccompile.passes.step.propose import Propose, ProposeFunction
 from speccompile.passes.step.propose_tree import ProposeTree
 from speccompile.passes.step.tree_drafts import ReadTree
 
+#: Of several drafters, the one whose draft waits for the next step: int64 ``[N]``, its place in
+#: :attr:`Mode.drafter_names`.
+DRAFT_SOURCE = "draft_source"
+
 #: A row's text and Kmax to at most so many draft tokens, or None.
 HostDraft = Callable[[list[int], int], Sequence[int] | None]
 
@@ -67,7 +71,12 @@ class Mode(ABC):
     @property
     def label(self) -> str:
         """The name, for people; of several drafters all their names."""
-        return self.name
+        return "+".join(self.drafter_names)
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """Its drafters. A mode of several has the state :data:`DRAFT_SOURCE`."""
+        return (self.name,)
 
     @property
     def host_draft(self) -> HostDraft | None:

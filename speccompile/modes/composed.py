@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 
 from speccompile.errors import InvalidOption
-from speccompile.graph.state import StateSpec
+from speccompile.graph.state import N, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import ReadyMode
+from speccompile.modes.base import DRAFT_SOURCE, ReadyMode
 from speccompile.passes.step.propose import ProposeFunction
 
 
@@ -30,15 +30,20 @@ class Choice:
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All propose, so that each one's state follows the text."""
-        slots, tables = own_state[:1], list(own_state[1:])
+        """All propose, so that each one's state follows the text. ``own_state``: slots, which drafter is chosen, and
+        the tables of each drafter in turn."""
+        slots, source, *tables = own_state
         taken = []
         for propose, count, _ in self.drafters:
             own, tables = tables[:count], tables[count:]
-            taken.append(propose(tokens, length, *(slots if own else ()), *own, draft_len=draft_len))
+            taken.append(propose(tokens, length, *([slots] if own else []), *own, draft_len=draft_len))
+        last = len(self.drafters) - 1
+        # Where no lookup passes, the drafter after them drafts.
+        by = torch.full_like(length, last if self.last_always else last + 1)
         chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         # In reverse order: an earlier drafter replaces a later one where it passes.
-        for (_, _, scored), (drafts, lens, *own_scores) in reversed(list(zip(self.drafters, taken, strict=True))):
+        for place in range(last, -1, -1):
+            (_, _, scored), (drafts, lens, *own_scores) = self.drafters[place], taken[place]
             # A drafter without scores expects all of its drafts to be accepted; policies calibrate that.
             scores = own_scores[0] if scored else torch.ones_like(drafts, dtype=torch.float32)
             if chosen is None:
@@ -53,7 +58,9 @@ class Choice:
                 torch.where(passes, lens, chosen[1]),
                 torch.where(passes[:, None], scores, chosen[2]),
             )
+            by = torch.where(passes, place, by)
         assert chosen is not None
+        source.index_put_((slots,), by)
         return chosen
 
 
@@ -78,12 +85,12 @@ class Composed(ReadyMode):
     scored: ClassVar[bool] = True
 
     @property
-    def label(self) -> str:
-        return "+".join(drafter.name for drafter in self.drafters)
+    def drafter_names(self) -> tuple[str, ...]:
+        return tuple(drafter.name for drafter in self.drafters)
 
     @property
     def own_state(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(name for drafter in self.drafters for name in drafter.own_state)
+        return (DRAFT_SOURCE, *(name for drafter in self.drafters for name in drafter.own_state))
 
     def check(self, info: ModelInfo) -> None:
         good = isinstance(self.min_score, int | float) and not isinstance(self.min_score, bool) and self.min_score >= 0
@@ -96,7 +103,9 @@ class Composed(ReadyMode):
     def state(self) -> list[StateSpec]:
         shared = super().state()
         known = {spec.name for spec in shared}
-        return [*shared, *(spec for drafter in self.drafters for spec in drafter.state() if spec.name not in known)]
+        source = StateSpec(DRAFT_SOURCE, (N,), torch.int64, high=2)
+        own = [spec for drafter in self.drafters for spec in drafter.state() if spec.name not in known]
+        return [*shared, source, *own]
 
     @property
     def _choice(self) -> Choice:

@@ -155,8 +155,8 @@ class LookupFirst(Mode):
     network_on_demand: ClassVar[bool] = True
 
     @property
-    def label(self) -> str:
-        return f"{self.lookups.label}+{self.network_mode.name}"
+    def drafter_names(self) -> tuple[str, ...]:
+        return (*self.lookups.drafter_names, self.network_mode.name)
 
     @property
     def draft_probs(self) -> bool:  # type: ignore[override]

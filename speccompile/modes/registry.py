@@ -23,6 +23,7 @@ from speccompile.modes.mtp.mode import Mtp
 from speccompile.modes.network.network_mode import NetworkMode
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
+from speccompile.modes.prediction import Prediction
 from speccompile.modes.save_hidden_states import SaveHiddenStatesMode
 from speccompile.modes.suffix.mode import Suffix
 from speccompile.modes.user_provided import UserProvided
@@ -34,6 +35,7 @@ BUILT_IN: tuple[type[Mode], ...] = (
     NGram,
     EarlyExit,
     Suffix,
+    Prediction,
     DraftTarget,
     UserProvided,
     Medusa,

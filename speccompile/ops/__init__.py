@@ -8,6 +8,7 @@ from speccompile.ops import gated_delta_rule as gated_delta_rule
 from speccompile.ops import likeliest as likeliest
 from speccompile.ops import native as native
 from speccompile.ops import ngram as ngram
+from speccompile.ops import prediction as prediction
 from speccompile.ops import selective_scan as selective_scan
 from speccompile.ops import tree as tree
 from speccompile.ops import within_top as within_top
@@ -21,6 +22,7 @@ __all__ = [
     "likeliest",
     "native",
     "ngram",
+    "prediction",
     "selective_scan",
     "tree",
     "within_top",

@@ -21,14 +21,16 @@ class Delivery:
         self._stats = stats
         self._max_len = max_len
 
-    def deliver(self, request: Request, new: list[int], alive: bool, record: Record, accepted: int = 0) -> None:
+    def deliver(
+        self, request: Request, new: list[int], alive: bool, record: Record, accepted: int = 0, source: int = 0
+    ) -> None:
         """Add the ``new`` tokens to ``request``, and end it unless its row is ``alive``. The first ``accepted`` of them
-        are accepted draft tokens."""
+        are accepted drafts of the drafter ``source``."""
         had = len(request.new_tokens)
         request.cached = len(request.prompt) + had + len(new) - 1
         try:
             request.records.add(record, len(new))
-            self._add(request, new, accepted)
+            self._add(request, new, accepted, source)
         except BaseException as error:
             self._departures.fail_one(request, error)
         if added := len(request.new_tokens) - had:
@@ -38,13 +40,13 @@ class Delivery:
             self._end(request)
 
     @staticmethod
-    def _add(request: Request, new: list[int], accepted: int) -> None:
+    def _add(request: Request, new: list[int], accepted: int, source: int) -> None:
         listener = request.listener
         if listener.is_silent:
-            request.add(new, accepted)
+            request.add(new, accepted, source)
             return
         for index, token in enumerate(new):
-            if not request.add([token], int(index < accepted)):
+            if not request.add([token], int(index < accepted), source):
                 return
             if listener.notify(token):
                 request.end("stop")

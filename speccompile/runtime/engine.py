@@ -214,6 +214,7 @@ class Engine:
         seed: int | None = None,
         priority: int = 0,
         num_draft_tokens: int | None = None,
+        prediction: Sequence[int] | torch.Tensor | None = None,
         logprobs: bool = False,
         prompt_logprobs: bool = False,
         top_logprobs: int = 0,
@@ -243,6 +244,8 @@ class Engine:
             priority: Of two waiting requests, the one with the larger number goes first.
             num_draft_tokens: Most draft tokens of a step, 0 for none. None is as many as the tier has. The text is the
                 same.
+            prediction: Token ids that the new text is expected to have; mode `prediction` drafts them. At most
+                ``max_len`` of them. The text is the same with any.
             logprobs: Whether to return the log-probability of each new token. In ``Result.logprobs``.
             prompt_logprobs: Whether to return the log-probability of each prompt token. In ``Result.prompt_logprobs``.
                 The whole prompt is read for them: KV of another text that begins like it is not reused.
@@ -289,6 +292,7 @@ class Engine:
             seed=seed,
             priority=priority,
             num_draft_tokens=num_draft_tokens,
+            prediction=prediction,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             top_logprobs=top_logprobs,

@@ -15,6 +15,7 @@ from speccompile.errors import (
     TokenOutOfVocabulary,
     TooManyEosTokens,
     UnknownOption,
+    error_line,
 )
 from speccompile.graph.state import EOS_CAPACITY, Layout
 from speccompile.sampling import OPTIONS
@@ -134,6 +135,35 @@ def read_prompt(given: Sequence[int] | torch.Tensor, row: int, layout: Layout) -
     prompt: list[int] = ids.reshape(-1).tolist()
     check_prompt(prompt, row, layout)
     return prompt
+
+
+def read_prediction(where: str, given: Sequence[int] | torch.Tensor | None, layout: Layout) -> tuple[int, ...]:
+    """The predicted tokens of a request; empty for none.
+
+    Raises:
+        InvalidOption: the mode does not draft from predictions, there are too many tokens, or they are no token ids.
+    """
+    if given is None:
+        return ()
+
+    def invalid(reason: str) -> InvalidOption:
+        return InvalidOption(where=where, name="prediction", value=given, reason=reason)
+
+    if "prediction" not in layout.tensors:
+        raise invalid("no drafter reads it; wrap with mode='prediction', alone or before others in a list")
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise invalid(f"it has to be token ids ({error_line(error)})") from None
+    one_row = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
+    if ids.numel() and (not one_row or ids.dtype not in (torch.int64, torch.int32)):
+        raise invalid("it has to be a list (or a row) of whole token ids")
+    tokens: list[int] = ids.reshape(-1).tolist()
+    if len(tokens) > layout.max_len:
+        raise invalid(f"it has {len(tokens)} tokens; at most {layout.max_len} (max_len) are allowed")
+    if outside := [token for token in tokens if not 0 <= token < layout.vocab_size]:
+        raise invalid(f"it holds {outside[0]}; token ids are 0 .. {layout.vocab_size - 1}")
+    return tuple(tokens)
 
 
 def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:

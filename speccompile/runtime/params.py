@@ -27,6 +27,7 @@ class Params:
         outputs: what it returns besides its tokens.
         num_draft_tokens: most drafts of a step; None is as many as the tier has.
         record: the record of its hidden states; None if they are not saved.
+        prediction: tokens that its new text is expected to have; empty for none.
     """
 
     max_new_tokens: int
@@ -39,6 +40,7 @@ class Params:
     outputs: ExtraOutputs = field(default_factory=ExtraOutputs)
     num_draft_tokens: int | None = None
     record: RecordSpec | None = None
+    prediction: tuple[int, ...] = ()
 
     @property
     def kind(self) -> Kind:

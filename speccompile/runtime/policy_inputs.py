@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speccompile.graph.arena import Arena
+from speccompile.modes.base import DRAFT_SOURCE
 from speccompile.policies.base import Done, Row
 from speccompile.runtime.request import Request
 
@@ -48,6 +49,14 @@ def policy_rows(
             own = draft_scores[request.slot]
         offered.append(Row(request.number, context, count, tuple(own[:count]), network_on_demand and not by_network))
     return offered
+
+
+def draft_sources(rows: Sequence[Request], arena: Arena) -> list[int]:
+    """For each row, the drafter whose drafts wait for the next step, by its place in ``Mode.drafter_names``."""
+    if DRAFT_SOURCE not in arena:
+        return [0] * len(rows)
+    sources = arena[DRAFT_SOURCE].tolist()
+    return [sources[request.slot] for request in rows]
 
 
 def done_of(

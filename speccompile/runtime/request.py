@@ -73,8 +73,9 @@ class Request:
         self.stats = stats
         self.records = records
         self.new_tokens: list[int] = []
-        #: Of each new token whether it is an accepted draft token.
-        self.drafted: list[bool] = []
+        #: Of each new token the drafter of which it is an accepted draft, by its place in ``Mode.drafter_names``; None
+        #: of a token that the model chose by itself.
+        self.drafted_by: list[int | None] = []
         self.error: Exception | None = None
         #: Its slot in the arena (-1 while it waits), and the number of its tokens whose KV that holds.
         self.slot = -1
@@ -217,16 +218,16 @@ class Request:
         before, self._newest_token = self._newest_token, time.perf_counter()
         return self._newest_token - (self._submitted if before is None else before), before is None
 
-    def add(self, tokens: list[int], accepted: int = 0) -> bool:
-        """Append emitted tokens, of which the first ``accepted`` are accepted draft tokens. False if it has ended
-        meanwhile: then none is appended."""
+    def add(self, tokens: list[int], accepted: int = 0, source: int = 0) -> bool:
+        """Append emitted tokens, of which the first ``accepted`` are accepted drafts of the drafter ``source``. False
+        if it has ended meanwhile: then none is appended."""
         with self._lock:
             if self.finished:
                 return False
             if self._first_token is None:
                 self._first_token = time.perf_counter()
             # Before the tokens, which readers look at without the lock.
-            self.drafted.extend(index < accepted for index in range(len(tokens)))
+            self.drafted_by.extend(source if index < accepted else None for index in range(len(tokens)))
             self.new_tokens.extend(tokens)
             self.stats.new_tokens += len(tokens)
             return True

@@ -12,7 +12,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
-from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prompt
+from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prediction, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import Driver, Request
@@ -76,6 +76,7 @@ class RequestFactory:
                 options.top_logprobs,
             ),
             num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
+            prediction=read_prediction(where, options.prediction, layout),
         )
         criteria = make_criteria(options.stop, options.tokenizer, options.stopping_criteria)
         params = replace(params, record=self.reserve_record(where, options.record))

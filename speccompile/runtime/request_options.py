@@ -16,6 +16,7 @@ from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.options import Options, WholeNumber, flag, flag_or_none, option
 
 if TYPE_CHECKING:
+    import torch
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
     from speccompile.runtime.listener import Streamer
@@ -68,6 +69,9 @@ class SubmitOptions(Options):
         ),
     )
     num_draft_tokens: int | None = field(default=None, metadata=NUM_DRAFT_TOKENS)
+    prediction: Sequence[int] | torch.Tensor | None = field(
+        default=None, metadata=option("Token ids that the new text is expected to have; mode `prediction` drafts them.")
+    )
     logprobs: bool = field(
         default=False, metadata=option("Whether to return the log-probability of each new token.", flag)
     )

@@ -15,7 +15,7 @@ from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
 from speccompile.runtime.outcomes import OF_CHAIN, Outcome, Outcomes
 from speccompile.runtime.policy_controller import Policies
-from speccompile.runtime.policy_inputs import done_of
+from speccompile.runtime.policy_inputs import done_of, draft_sources
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Request
 from speccompile.runtime.score_records import Record
@@ -35,6 +35,7 @@ class Flight:
         rows: its requests.
         outcome, records: copies, since the next run overwrites the arena; records only of rows that return them.
         offered: the policy's inputs, for each row.
+        sources: the drafter whose drafts each row has, by its place in ``Mode.drafter_names``.
         started: when the run began, in seconds of ``time.perf_counter``.
         mixed: it read a prompt along.
     """
@@ -43,6 +44,7 @@ class Flight:
     outcome: Outcome
     records: dict[Request, Record]
     offered: list[Row]
+    sources: list[int]
     draft_len: int
     started: float
     mixed: bool
@@ -152,7 +154,7 @@ class Scheduler:
             self._prompts.point_at(reader)
             draft_len = budget.mixed_draft_len(draft_len, self._table.chains)
             tiers, note = self._table.mixed_tiers, budget.note_mixed
-        name = self._choice.name(draft_len)
+        name, sources = self._choice.name(draft_len), draft_sources(rows, self._arena)
         tier = self.tier = tiers[name]
         started = time.perf_counter()
         # A drafter that is stopped changes the tier.
@@ -169,7 +171,7 @@ class Scheduler:
             row: row.records.read(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.outputs
         }
         outcome, mixed = self.outcomes.take(), reader is not None
-        self.flights.append(Flight(rows, outcome, records, offered, tier.draft_len, started, mixed))
+        self.flights.append(Flight(rows, outcome, records, offered, sources, tier.draft_len, started, mixed))
         # A tree runs only where a row has one.
         proposed = isinstance(tier.draft_len, Tree) or any(row.draft_len for row in offered)
         self._stats.count_step(tier.draft_len, tier.key.rows, proposed=proposed)
@@ -180,7 +182,7 @@ class Scheduler:
         """Deliver the emitted tokens of a run. A request that ended during the run receives none of them."""
         columns = flight.outcome.read()
         self._learn(flight, columns)
-        for request in flight.rows:
+        for request, source in zip(flight.rows, flight.sources, strict=True):
             if request.finished:
                 continue
             emitted, accepted, proposed, alive, *newest = (column[request.slot] for column in columns)
@@ -191,8 +193,9 @@ class Scheduler:
             depth = depth_of(flight.draft_len)
             self._stats.count(emitted, accepted, proposed, depth)
             request.stats.count(emitted, accepted, proposed, depth)
+            request.stats.count_drafts(source, accepted, proposed)
             record = flight.records.get(request, {})
-            self._delivery.deliver(request, newest[:emitted], bool(alive), record, accepted)
+            self._delivery.deliver(request, newest[:emitted], bool(alive), record, accepted, source)
         self._departures.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]]) -> None:

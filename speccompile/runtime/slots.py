@@ -65,6 +65,9 @@ class Slots:
         arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, layout.max_len))
         if request.params.num_draft_tokens is not None:
             arena.write("draft_limit", slot, request.params.num_draft_tokens)
+        if request.params.prediction:
+            arena.write("prediction", slot, request.params.prediction)
+            arena.write("prediction_length", slot, len(request.params.prediction))
         arena.write("eos", slot, request.params.eos)
         if request.params.sampling is not None:
             request.params.sampling.place(arena, slot, len(prompt))

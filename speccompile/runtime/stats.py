@@ -73,7 +73,8 @@ class RequestStats(Counters):
 
     ``finish_reason`` is ``eos``, ``stop``, ``max_new_tokens``, ``max_len``, ``cancelled`` or ``error``; empty until it
     has ended. Of its prompt's tokens, ``prefill_tokens`` were read, and the KV of ``reused_tokens`` was there already;
-    where that is all but the last, the first decode step of its own reads the last.
+    where that is all but the last, the first decode step of its own reads the last. ``drafts_by`` counts draft tokens,
+    and those of them that were accepted, by the drafter's place in ``Mode.drafter_names``.
     """
 
     prompt_tokens: int = 0
@@ -81,6 +82,12 @@ class RequestStats(Counters):
     reused_tokens: int = 0
     new_tokens: int = 0
     finish_reason: str = ""
+    drafts_by: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def count_drafts(self, source: int, accepted: int, proposed: int) -> None:
+        """One step's draft tokens, of the drafter ``source``."""
+        drafts, right = self.drafts_by.get(source, (0, 0))
+        self.drafts_by[source] = drafts + proposed, right + accepted
 
 
 @dataclass

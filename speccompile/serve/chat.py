@@ -195,7 +195,8 @@ class _Answer:
         return {"token_sources": token_sources(self._service, continuation.request, places)}
 
     def _usage(self) -> Any:
-        return usage_of([item.request for item in self._continuations], self._body.n)
+        requests = [item.request for item in self._continuations]
+        return usage_of(requests, self._body.n, predicted_by=self._service.predicted_by(self._body))
 
     def _metrics(self) -> dict[str, Any]:
         return speculation_of([item.request for item in self._continuations])

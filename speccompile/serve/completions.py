@@ -137,7 +137,8 @@ class _Answer:
 
     def _usage(self) -> Any:
         requests = [item.request for item in self._continuations]
-        return usage_of(requests, self._body.n, generated=self._body.max_tokens != 0)
+        predicted_by, generated = self._service.predicted_by(self._body), self._body.max_tokens != 0
+        return usage_of(requests, self._body.n, predicted_by=predicted_by, generated=generated)
 
     def _metrics(self) -> dict[str, Any]:
         return speculation_of([item.request for item in self._continuations])

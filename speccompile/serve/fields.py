@@ -47,7 +47,7 @@ def _prompt(value: Any) -> Any:
     return prompts
 
 
-def _wrong(param: str, reason: str) -> PydanticCustomError:
+def wrong(param: str, reason: str) -> PydanticCustomError:
     """The value of ``param`` is not valid beside another field's."""
     return PydanticCustomError("fields_disagree", "{reason}", {"param": param, "reason": reason})
 
@@ -79,8 +79,28 @@ class ResponseFormat(Fields):
     @model_validator(mode="after")
     def _has_schema(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise _wrong("json_schema", "it has to be given with type json_schema, and with no other")
+            raise wrong("json_schema", "it has to be given with type json_schema, and with no other")
         return self
+
+
+def _text_of(value: Any) -> Any:
+    """A text, also where it is given in parts."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("it has to be a text, or a list of parts of type text")
+    for part in value:
+        is_text = isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"
+        if not is_text or not isinstance(part["text"], str):
+            raise ValueError('a part has to be {"type": "text", "text": ...}, since the model reads text alone')
+    return "".join(part["text"] for part in value)
+
+
+class Prediction(Fields):
+    """The text that the answer is expected to have."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(_text_of)]
 
 
 class Generation(Fields):
@@ -99,6 +119,7 @@ class Generation(Fields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
+    prediction: Prediction | None = None
     # vLLM's names.
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -108,8 +129,8 @@ class Generation(Fields):
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = Field(None, min_length=1)
     response_format: ResponseFormat | None = None
+    priority: int = Field(0, gt=-(2**63), lt=2**63)
     # The engine's names.
-    priority: int = Field(0, ge=-(2**63), lt=2**63)
     num_draft_tokens: int | None = Field(None, ge=0)
     return_token_sources: bool = False
 
@@ -119,9 +140,9 @@ class Generation(Fields):
         if self.response_format is not None and self.response_format.type != "text":
             given.append("response_format")
         if len(given) > 1:
-            raise _wrong(given[0], f"{' and '.join(given)} cannot be followed together")
+            raise wrong(given[0], f"{' and '.join(given)} cannot be followed together")
         if self.stream_options is not None and not self.stream:
-            raise _wrong("stream_options", "it needs stream=true")
+            raise wrong("stream_options", "it needs stream=true")
         return self
 
 
@@ -138,26 +159,13 @@ class CompletionBody(Generation):
     @model_validator(mode="after")
     def _echo_agrees(self) -> CompletionBody:
         if self.echo and (self.logprobs or 0) > 1:
-            raise _wrong("logprobs", "with echo at most the likeliest token of each place is known; use 0 or 1")
+            raise wrong("logprobs", "with echo at most the likeliest token of each place is known; use 0 or 1")
         if self.max_tokens == 0 and not self.echo:
-            raise _wrong("max_tokens", "0 needs echo=true")
+            raise wrong("max_tokens", "0 needs echo=true")
         return self
 
 
-def _content(value: Any) -> Any:
-    """A text, also where it is given in parts."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("it has to be a text, or a list of parts of type text")
-    for part in value:
-        is_text = isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"
-        if not is_text or not isinstance(part["text"], str):
-            raise ValueError('a part has to be {"type": "text", "text": ...}, since the model reads text alone')
-    return "".join(part["text"] for part in value)
-
-
-Content = Annotated[str | None, BeforeValidator(_content)]
+Content = Annotated[str | None, BeforeValidator(_text_of)]
 
 
 def _arguments(value: str) -> str:
@@ -196,11 +204,11 @@ class Message(Fields):
     @model_validator(mode="after")
     def _fits_role(self) -> Message:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise _wrong("content", "it is missing")
+            raise wrong("content", "it is missing")
         if self.tool_calls is not None and self.role != "assistant":
-            raise _wrong("tool_calls", "only an assistant's message has them")
+            raise wrong("tool_calls", "only an assistant's message has them")
         if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise _wrong("tool_call_id", "it has to be given with role tool, and with no other")
+            raise wrong("tool_call_id", "it has to be given with role tool, and with no other")
         return self
 
 
@@ -219,11 +227,11 @@ class ChatBody(Generation):
     @model_validator(mode="after")
     def _chat_agrees(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
-            raise _wrong("top_logprobs", "it needs logprobs=true")
+            raise wrong("top_logprobs", "it needs logprobs=true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise _wrong("max_tokens", "give it or max_completion_tokens, not both")
+            raise wrong("max_tokens", "give it or max_completion_tokens, not both")
         if self.tool_choice not in (None, "none") and not self.tools:
-            raise _wrong("tool_choice", "it needs tools")
+            raise wrong("tool_choice", "it needs tools")
         return self
 
 
@@ -241,5 +249,5 @@ class TokenizeBody(Fields):
     @model_validator(mode="after")
     def _one_input(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
-            raise _wrong("prompt", "give it or messages")
+            raise wrong("prompt", "give it or messages")
         return self

@@ -23,7 +23,7 @@ def live_state(service: Service) -> dict[str, Any]:
     return {
         "seconds": time.monotonic(),
         "model": service.name,
-        "drafter": service.drafter,
+        "drafters": service.drafters,
         "tiers": [int(draft_len) for draft_len in engine.draft_lens],
         "tier": int(engine.tier.draft_len),
         "steps": stats.steps,

@@ -23,7 +23,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "metadata": (({},), _STATELESS),
     "modalities": ((["text"],), _TEXT_ONLY),
     "moderation": ((), "the server judges no texts"),
-    "prediction": ((), "predicted outputs are not supported"),
     "prompt_cache_key": ((), _CACHE),
     "prompt_cache_options": ((), _CACHE),
     "prompt_cache_retention": ((), _CACHE),

@@ -13,14 +13,16 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile import Speculator
 from speccompile.guides import Guide
+from speccompile.modes.prediction import Prediction
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError, engine_error
 from speccompile.serve.continuation import Continuation
 from speccompile.serve.counts import Counts
-from speccompile.serve.fields import Generation
+from speccompile.serve.fields import ChatBody, Generation
 from speccompile.serve.guide_compiler import GuideCompiler
 from speccompile.serve.options import ServeOptions
+from speccompile.serve.prompts import text_ids
 from speccompile.serve.request_log import current
 from speccompile.serve.sampling import sampling_arguments, seed_of
 from speccompile.serve.text import StopTexts
@@ -81,9 +83,9 @@ class Service:
         return self.spec.engine
 
     @property
-    def drafter(self) -> str:
-        """The name of the mode; of several their names."""
-        return self.spec.mode.label
+    def drafters(self) -> tuple[str, ...]:
+        """The names of what drafts."""
+        return self.spec.mode.drafter_names
 
     @property
     def max_len(self) -> int:
@@ -104,6 +106,10 @@ class Service:
         if name is not None and name != self.name:
             message = f"model: the model {name!r} does not exist; this server has {self.name!r}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
+
+    def predicted_by(self, body: Generation) -> int | None:
+        """The drafter of the request's predicted text, by its place in :attr:`drafters`; None if there is none."""
+        return None if body.prediction is None else self.drafters.index(Prediction.name)
 
     async def in_thread(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """The result of a call that would hold up the event loop."""
@@ -128,7 +134,11 @@ class Service:
         return [Continuation(index, request, self.tokenizer, body.stop) for index, request in enumerate(requests)]
 
     def _submit(self, prompts: Sequence[Prompt], body: Generation, wanted: Wanted) -> list[Request]:
-        arguments = sampling_arguments(body, self.spec.generation_config)
+        arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
+        if wanted.top_logprobs and "kept_logits" not in self.engine.arena:
+            param = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+            message = f"{param}: the server has tiers of trees, and knows no log-probability but a token's own"
+            raise ApiError(message, param=param, code="unsupported_field")
         capacity = self.engine.capacity().slots + self.engine.waiting.limit
         if len(prompts) * body.n > capacity:
             raise ApiError(f"n: more choices than the queue holds ({capacity})", param="n")
@@ -143,6 +153,19 @@ class Service:
             raise
         return requests
 
+    def _prediction(self, body: Generation) -> dict[str, Any]:
+        """The argument of ``submit`` for a predicted text.
+
+        Raises:
+            ApiError: nothing drafts from it.
+        """
+        if body.prediction is None:
+            return {}
+        if Prediction.name not in self.drafters:
+            message = f"prediction: not supported, since the server drafts by {' and '.join(self.drafters)} alone"
+            raise ApiError(message, param="prediction", code="unsupported_field")
+        return {"prediction": text_ids(self.tokenizer, body.prediction.content, special=False)}
+
     def _submit_one(
         self, prompt: Prompt, index: int, body: Generation, wanted: Wanted, arguments: dict[str, Any]
     ) -> Request:
@@ -152,7 +175,8 @@ class Service:
                 prompt.ids,
                 max_new_tokens=room if wanted.max_new_tokens is None else wanted.max_new_tokens,
                 seed=seed_of(body, index % body.n),
-                priority=body.priority,
+                # In vLLM the smaller number goes first.
+                priority=-body.priority,
                 num_draft_tokens=body.num_draft_tokens,
                 logprobs=wanted.logprobs,
                 prompt_logprobs=wanted.prompt_logprobs,

@@ -6,25 +6,39 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from openai.types.completion_usage import CompletionUsage, PromptTokensDetails
+from openai.types.completion_usage import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 
 from speccompile.runtime.request import Request
 from speccompile.runtime.stats import RequestStats
 
 
-def usage_of(requests: Sequence[Request], choices: int, *, generated: bool = True) -> CompletionUsage:
-    """Of the requests of one response, ``choices`` of each prompt. A prompt counts once. New tokens do not count if
-    none were ``generated`` for the client."""
+def usage_of(
+    requests: Sequence[Request], choices: int, *, predicted_by: int | None, generated: bool = True
+) -> CompletionUsage:
+    """Of the requests of one response, ``choices`` of each prompt. A prompt counts once.
+
+    Args:
+        predicted_by: the drafter of the requests' predictions, by its place in ``Mode.drafter_names``; None if they
+            have none.
+        generated: new tokens count, since they were generated for the client.
+    """
     firsts = requests[::choices]
     prompt = sum(len(request.prompt) for request in firsts)
     new = sum(len(request.new_tokens) for request in requests) if generated else 0
     cached = sum(request.stats.reused_tokens for request in firsts)
-    return CompletionUsage(
+    usage = CompletionUsage(
         prompt_tokens=prompt,
         completion_tokens=new,
         total_tokens=prompt + new,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
     )
+    if predicted_by is not None:
+        counts = [request.stats.drafts_by.get(predicted_by, (0, 0)) for request in requests]
+        drafts, accepted = (sum(column) for column in zip(*counts, strict=True))
+        usage.completion_tokens_details = CompletionTokensDetails(
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafts - accepted
+        )
+    return usage
 
 
 def speculation_of(requests: Sequence[Request]) -> dict[str, Any]:

@@ -362,7 +362,7 @@ class Speculator(ModelInterface):
         given = replace(self._options, backend=self._config.backend.name)
         if (choice := self._config.choice) is not None:
             # The options of "auto" are those of its choice.
-            given = replace(given, mode=choice.name, mode_options=choice.options)
+            given = replace(given, mode=choice.mode, mode_options=choice.options)
         path = Path(path)
         check_savable(path, target.model, given)
         files = saved_files(

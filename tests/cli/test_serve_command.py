@@ -16,7 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from speccompile.cli import app
+from speccompile.serve import server
 from speccompile.serve.server import is_loopback
+from speccompile.serve.service import Service
+from support.serving import Client
 
 START = [
     "serve",
@@ -64,7 +67,7 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:
         answer = httpx2.post(f"{address}/v1/completions", json=body, headers={"Authorization": "Bearer secret"})
         assert answer.json()["usage"]["completion_tokens"] == 8 and answer.json()["model"] == "tiny"
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        assert process.wait(60) == 0
     finally:
         process.kill()
     log.seek(0)
@@ -78,6 +81,8 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:
     ("arguments", "says"),
     [
         (["--mode", "nothing"], "unknown mode 'nothing'"),
+        (["--mode", "prediction+nothing"], "unknown mode 'nothing'"),
+        (["--tiers", "0,tree:4"], "tree:NODES:DEPTH:BRANCHES"),
         (["--max-body-bytes", "5"], "--max-body-bytes"),
         (["--api-key", ""], "api_key"),
         (["--port", "0"], "--port"),
@@ -86,6 +91,31 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:
 def test_wrong_options_are_errors_before_the_model_is_loaded(arguments: list[str], says: str) -> None:
     result = CliRunner().invoke(app, [*START, *arguments], catch_exceptions=False)
     assert result.exit_code == 2 and says in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("mode", "tiers", "drafters", "top"),
+    [
+        ("auto", "0,1", ("prediction", "ngram"), 200),
+        ("prediction+suffix", "0,1", ("prediction", "suffix"), 200),
+        ("ngram", "0,tree:4:2:2", ("ngram",), 400),
+    ],
+)
+def test_drafters_and_trees(
+    monkeypatch: pytest.MonkeyPatch, mode: str, tiers: str, drafters: tuple[str, ...], top: int
+) -> None:
+    served = []
+
+    def ask(service: Service, host: str, port: int) -> None:
+        client = Client(service)
+        body = {"prompt": "ab", "max_tokens": 4, "temperature": 0}
+        answers = [client.post("/v1/completions", body | {"logprobs": count}).status_code for count in (0, 2)]
+        served.append((service.drafters, answers))
+
+    monkeypatch.setattr(server, "run_server", ask)
+    result = CliRunner().invoke(app, [*START, "--mode", mode, "--tiers", tiers], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert served == [(drafters, [200, top])]
 
 
 def test_other_machines_reach_no_loopback_address() -> None:

@@ -45,20 +45,22 @@ def known() -> Iterator[None]:
         yield
 
 
-def proposed(min_score: float) -> tuple[list[list[int]], list[int], list[list[float]]]:
+def proposed(min_score: float) -> tuple[list[list[int]], list[int], list[list[float]], list[int]]:
+    """Drafts, their numbers and scores, and which drafter they are of, of two rows in the slots 2 and 0."""
     mode = modes.create(["says", "ngram"], {"min_score": min_score})
     assert isinstance(mode, Composed)
-    tokens = torch.tensor([[2, 3, 4, 3], [1, 3, 4, 3]])
-    drafts, lens, scores = mode.propose(tokens, torch.tensor([4, 4]), draft_len=4)
-    return drafts.tolist(), lens.tolist(), scores.tolist()
+    tokens, source = torch.tensor([[2, 3, 4, 3], [1, 3, 4, 3]]), torch.full((3,), 9)
+    drafts, lens, scores = mode.propose(tokens, torch.tensor([4, 4]), torch.tensor([2, 0]), source, draft_len=4)
+    assert source[1] == 9
+    return drafts.tolist(), lens.tolist(), scores.tolist(), source[[2, 0]].tolist()
 
 
 def test_of_each_row_the_first_that_passes() -> None:
     # 1/2 + 1/4 + 1/8 are expected of the first one, which has nothing for the second row.
-    drafts, lens, scores = proposed(0.875)
-    assert drafts[0] == [7] * 4 and lens == [3, 4] and scores[0] == [0.5, 0.25, 0.125, 0.0625]
+    drafts, lens, scores, source = proposed(0.875)
+    assert drafts[0] == [7] * 4 and lens == [3, 4] and scores[0] == [0.5, 0.25, 0.125, 0.0625] and source == [0, 1]
     assert drafts[1] == [4, 3, 4, 3] and scores[1] == [1.0] * 4
-    assert proposed(0.9)[0] == [[4, 3, 4, 3]] * 2
+    assert (proposed(0.9)[0], proposed(0.9)[3]) == ([[4, 3, 4, 3]] * 2, [1, 1])
 
 
 def test_options_go_to_who_takes_them() -> None:

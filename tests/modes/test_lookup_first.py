@@ -135,10 +135,13 @@ def test_a_lookup_that_expects_too_little_does_not_count(model: LlamaForCausalLM
     mode = modes.create(["every_third", "eagle3_one_model"], {"draft": head, "min_score": 1.1})
     assert isinstance(mode, LookupFirst)
     tokens = torch.zeros((2, 9), dtype=torch.int64)
-    assert mode.lookups.propose(tokens, torch.tensor([9, 8]), draft_len=K)[1].tolist() == [0, 0]
+    lengths, slots, source = torch.tensor([9, 8]), torch.arange(2), torch.zeros(2, dtype=torch.int64)
+    assert mode.lookups.propose(tokens, lengths, slots, source, draft_len=K)[1].tolist() == [0, 0]
+    assert source.tolist() == [1, 1] and mode.drafter_names == ("every_third", "eagle3_one_model")
     mode = modes.create(["every_third", "eagle3_one_model"], {"draft": head})
     assert isinstance(mode, LookupFirst)
-    assert mode.lookups.propose(tokens, torch.tensor([9, 8]), draft_len=K)[1].tolist() == [2, 0]
+    assert mode.lookups.propose(tokens, lengths, slots, source, draft_len=K)[1].tolist() == [2, 0]
+    assert source.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("network", ["draft_target", "mtp", "mtp_eagle"])

@@ -65,7 +65,7 @@ class EntryPoint:
 def test_the_modes_of_this_package() -> None:
     heads = ["eagle3", "eagle3_one_model"]
     modules = ["mtp", "mtp_eagle", "mtp_eagle_one_model"]
-    others = ["ngram", "none", "save_hidden_states", "suffix", "user_provided"]
+    others = ["ngram", "none", "prediction", "save_hidden_states", "suffix", "user_provided"]
     names = ["auto", "dflash", "draft_target", *heads, "early_exit", "medusa", *modules, *others]
     assert modes.available() == names
 

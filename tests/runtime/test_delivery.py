@@ -24,8 +24,8 @@ def test_delivery_finds_out_why_a_row_has_ended(new: list[int], eos: tuple[int, 
 def test_accepted_draft_tokens_are_marked_up_to_a_stop() -> None:
     parts = Parts()
     request = admitted(parts.arena)
-    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [3, 4, 5], True, {}, accepted=2)
-    assert request.drafted == [True, True, False]
+    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [3, 4, 5], True, {}, accepted=2, source=1)
+    assert request.drafted_by == [1, 1, None]
     request.end("cancelled")
     Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [6], True, {}, accepted=1)
-    assert len(request.drafted) == len(request.new_tokens) == 3
+    assert len(request.drafted_by) == len(request.new_tokens) == 3

@@ -67,8 +67,8 @@ def model(seed: int = 0) -> LlamaForCausalLM:
 def speculator(wrapped: LlamaForCausalLM, **options: Any) -> Speculator:
     return speccompile.wrap(
         wrapped,
-        "ngram",
         **{
+            "mode": ["prediction", "ngram"],
             "backend": "eager",
             "max_batch": SLOTS,
             "max_len": MAX_LEN,

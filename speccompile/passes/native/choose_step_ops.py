@@ -10,6 +10,7 @@ import torch
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.ngram import TREE as NGRAM_TREE
+from speccompile.ops.prediction import NAME as PREDICTION
 from speccompile.ops.suffix import SCHEMAS
 from speccompile.ops.suffix import TREE as SUFFIX_TREE
 from speccompile.ops.tree import SCHEMAS as TREE_SCHEMAS
@@ -61,4 +62,4 @@ class ChooseDrafting(_ChooseNative):
     looks_for: ClassVar[str] = "an op of a drafter"
     requires: ClassVar[Facts] = facts("proposed")
     provides: ClassVar[Facts] = facts("drafting_chosen")
-    ops: ClassVar[tuple[str, ...]] = ("match_ngram", NGRAM_TREE, *SCHEMAS, SUFFIX_TREE)
+    ops: ClassVar[tuple[str, ...]] = ("match_ngram", NGRAM_TREE, PREDICTION, *SCHEMAS, SUFFIX_TREE)

@@ -1,4 +1,5 @@
-// What a step does around the target model, as torch sees it; speccompile/ops/commit.py and ngram.py define it.
+// What a step does around the target model, as torch sees it; speccompile/ops/commit.py, ngram.py
+// and prediction.py define it.
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
@@ -6,6 +7,7 @@
 
 #include "../kernels/commit.h"
 #include "../kernels/ngram.h"
+#include "../kernels/prediction.h"
 #include "tensors.h"
 
 namespace speccompile {
@@ -99,10 +101,29 @@ std::tuple<Tensor, Tensor, Tensor> native_ngram_tree(
   return {found, parents, count};
 }
 
+std::tuple<Tensor, Tensor, Tensor> native_match_prediction(
+    const Tensor& slots, const Tensor& tokens, const Tensor& length, const Tensor& prompt_length,
+    const Tensor& prediction, const Tensor& prediction_length, int64_t longest) {
+  const Tensor own_slots = side_by_side(slots), own_tokens = side_by_side(tokens), own_length = side_by_side(length);
+  const int64_t rows = slots.size(0), capacity = tokens.size(1), places = prediction.size(1);
+  Tensor drafts = torch::stable::new_zeros(length, {rows, longest}), lens = new_integers({rows}),
+         chances = torch::stable::new_zeros(length, {rows, longest}, ScalarType::Float);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t slot = integers(own_slots)[row], begin = integers(prompt_length)[slot];
+    const PredictedRow of{
+        integers(own_tokens) + row * capacity + begin, integers(own_length)[row] - begin,
+        integers(prediction) + slot * places, integers(prediction_length)[slot]};
+    integers(lens)[row] = match_prediction(
+        of, longest, integers(drafts) + row * longest, static_cast<float*>(chances.data_ptr()) + row * longest);
+  }
+  return {drafts, lens, chances};
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("native_ngram_tree", TORCH_BOX(&native_ngram_tree));
   m.impl("native_accept_commit_", TORCH_BOX(&native_accept_commit));
   m.impl("native_match_ngram", TORCH_BOX(&native_match_ngram));
+  m.impl("native_match_prediction", TORCH_BOX(&native_match_prediction));
 }
 
 }  // namespace
