@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -21,7 +22,7 @@ from speccompile.serve.api_error import ApiError
 from speccompile.serve.body import read_body
 from speccompile.serve.chat import chat
 from speccompile.serve.completions import complete
-from speccompile.serve.disconnect import answer_while_connected
+from speccompile.serve.disconnect import CLIENT_LEFT, answer_while_connected
 from speccompile.serve.fields import ChatBody, CompletionBody, TokenizeBody
 from speccompile.serve.live import live_state
 from speccompile.serve.metrics import metrics_text
@@ -107,6 +108,11 @@ def _add_errors(app: FastAPI) -> None:
     async def of_api(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         return error.response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def of_client(_: Request, error: Exception) -> Response:
+        # It left before its body was complete.
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(HTTPException)
     async def of_route(request: Request, error: Exception) -> Response:

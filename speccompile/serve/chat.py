@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
 from starlette.responses import Response
 
 from speccompile.guides import Guide
@@ -27,8 +27,9 @@ from speccompile.serve.service import Prompt, Service, Wanted
 from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
 from speccompile.serve.structure import compiled, source_of
 from speccompile.serve.token_sources import token_sources
-from speccompile.serve.tool_grammar import Call, CallReader, ToolGrammar
-from speccompile.serve.tools import grammar_of, streamed_call, whole_call
+from speccompile.serve.tool_grammar import ToolGrammar
+from speccompile.serve.tool_reader import CallReader, Item
+from speccompile.serve.tools import Calls, grammar_of
 from speccompile.serve.usage import speculation_of, usage_of
 
 
@@ -74,23 +75,25 @@ class _Choice:
 
     reader: CallReader | None
     text: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: Calls = field(default_factory=Calls)
     finish_reason: str = ""
     begun: bool = False
 
-    def read(self, piece: Piece) -> list[str | Call]:
-        """The texts and calls that ``piece`` completes."""
+    def read(self, piece: Piece) -> tuple[str, list[ChoiceDeltaToolCall]]:
+        """What ``piece`` adds: text, and parts of calls."""
         if self.reader is None:
-            found: list[str | Call] = [piece.text] if piece.text else []
+            found: list[Item] = [piece.text]
         else:
             found = self.reader.add(piece.text)
             if piece.finish_reason is not None:
                 found += self.reader.end()
-        self.text += "".join(item for item in found if isinstance(item, str))
-        self.calls += [item for item in found if isinstance(item, Call)]
+        text = "".join(item for item in found if isinstance(item, str))
+        self.text += text
+        calls = self.calls.add(found)
         if piece.finish_reason is not None:
-            self.finish_reason = "tool_calls" if self.calls and piece.finish_reason == "stop" else piece.finish_reason
-        return found
+            called = self.calls.complete and piece.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else piece.finish_reason
+        return text, calls
 
 
 class _Answer:
@@ -125,15 +128,11 @@ class _Answer:
             if not choice.begun:
                 choice.begun = True
                 yield self._chunk(continuation, ChoiceDelta(role="assistant", content=""))
-            known = len(choice.calls)
-            found = self._read(continuation, piece)
-            text = "".join(item for item in found if isinstance(item, str))
-            calls = [item for item in found if isinstance(item, Call)]
+            text, calls = self._read(continuation, piece)
             if text or (piece.tokens and (self._body.logprobs or self._body.return_token_sources)):
                 yield self._chunk(continuation, ChoiceDelta(content=text), piece.tokens)
             if calls:
-                shown = [streamed_call(call, known + index) for index, call in enumerate(calls)]
-                yield self._chunk(continuation, ChoiceDelta(tool_calls=shown))
+                yield self._chunk(continuation, ChoiceDelta(tool_calls=calls))
             if choice.finish_reason:
                 yield self._chunk(continuation, ChoiceDelta(), reason=choice.finish_reason)
         if options is not None and options.include_usage:
@@ -143,7 +142,7 @@ class _Answer:
             yield event(as_json(last) | {"metrics": self._metrics()})
         yield DONE
 
-    def _read(self, continuation: Continuation, piece: Piece) -> list[str | Call]:
+    def _read(self, continuation: Continuation, piece: Piece) -> tuple[str, list[ChoiceDeltaToolCall]]:
         choice = self._choices[continuation.index]
         found = choice.read(piece)
         if choice.finish_reason:
@@ -151,7 +150,7 @@ class _Answer:
         return found
 
     def _whole_choice(self, continuation: Continuation, choice: _Choice) -> Choice:
-        calls = [whole_call(call) for call in choice.calls]
+        calls = [call.whole() for call in choice.calls]
         message: dict[str, Any] = {"role": "assistant", "content": choice.text if choice.text or not calls else None}
         if calls:
             message["tool_calls"] = calls

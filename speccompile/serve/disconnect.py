@@ -13,6 +13,10 @@ from starlette.types import Receive, Scope, Send
 Answer = TypeVar("Answer")
 
 
+#: The status of a response that has no reader, for the log: nginx's.
+CLIENT_LEFT = 499
+
+
 class ClientLeft(Exception):
     """There is no client to answer any more."""
 
@@ -50,8 +54,7 @@ async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Res
     try:
         return await while_connected(request.receive, work)
     except ClientLeft:
-        # nginx's status for it, for the log.
-        return Response(status_code=499)
+        return Response(status_code=CLIENT_LEFT)
 
 
 class EventStream(Response):

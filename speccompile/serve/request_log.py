@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.counts import Counts
+from speccompile.serve.disconnect import CLIENT_LEFT
 
 log = logging.getLogger("speccompile.serve")
 
@@ -65,7 +66,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        note, status = Note(), 499
+        note, status = Note(), CLIENT_LEFT
 
         async def noted(message: Message) -> None:
             nonlocal status

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import resource
+import signal
 import sys
+from collections.abc import Iterator
 
 import uvicorn
 
@@ -23,14 +26,14 @@ def is_loopback(host: str) -> bool:
 
 
 def run_server(service: Service, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C. Requests that run then may go on for ``shutdown_seconds``; a second Ctrl-C ends
-    them at once.
+    """Serve until SIGTERM or Ctrl-C, from the main thread. Requests that run then may go on for ``shutdown_seconds``; a
+    second Ctrl-C ends them at once.
 
     Raises:
         SystemExit: the address cannot be bound.
     """
     _log_to_stderr()
-    _allow_connections()
+    allow_connections()
     if not is_loopback(host) and service.options.api_key is None:
         log.warning("the server listens on %s without an API key: anyone who reaches it may use it", host)
     config = uvicorn.Config(
@@ -43,7 +46,25 @@ def run_server(service: Service, host: str, port: int) -> None:
         server_header=False,
         timeout_graceful_shutdown=service.options.shutdown_seconds,
     )
-    uvicorn.Server(config).run()
+    server = uvicorn.Server(config)
+    with _ended_by_signals(server):
+        server.run()
+
+
+@contextlib.contextmanager
+def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Signals that end a server are no failure. uvicorn raises them again when it has finished, and by Python's own
+    handlers the process would end with their status."""
+
+    def end(*_: object) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _log_to_stderr() -> None:
@@ -56,7 +77,7 @@ def _log_to_stderr() -> None:
             logging.getLogger(name).setLevel(logging.INFO)
 
 
-def _allow_connections() -> None:
+def allow_connections() -> None:
     """As many open connections as the system permits: idle ones must not keep others out."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,5 @@
-"""How calls of tools are written in a model's text, and the regular expression of texts that may have them."""
+"""How calls of tools are written in a model's text, and the regular expression of texts that may have them.
+:mod:`~speccompile.serve.tool_reader` reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from speccompile.errors import InvalidGuide
 from speccompile.guides.json_regex import any_of, constant
@@ -96,77 +97,3 @@ def _without(mark: str) -> str:
         differs = rf"[^{re.escape(first)}{re.escape(char)}\x{{10FFFE}}\x{{10FFFF}}]{other}*"
         between = rf"(?:{differs}|{re.escape(char)}{between})?" if between else rf"(?:{differs})?"
     return rf"{other}*(?:{re.escape(first)}{between})*"
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call that the model wrote; ``arguments`` are the JSON text of an object."""
-
-    name: str
-    arguments: str
-
-
-class CallReader:
-    """Takes calls out of a text that arrives in pieces."""
-
-    def __init__(self, syntax: CallSyntax) -> None:
-        self._syntax = syntax
-        self._text = ""
-        self._state: Literal["text", "call"] = "text"
-        self._is_start = True
-
-    def add(self, piece: str) -> list[str | Call]:
-        """What can be told by now: pieces of text, and whole calls."""
-        self._text += piece
-        found: list[str | Call] = []
-        while True:
-            item = self._next()
-            if item is None:
-                return [part for part in found if part != ""]
-            found.append(item)
-
-    def end(self) -> list[str | Call]:
-        """What is left: text in which a mark had begun, or a call that the end of the text cut."""
-        rest, self._text = self._text, ""
-        if self._state == "call" and rest and (call := self._parsed(rest)) is not None:
-            return [call]
-        if not rest.strip() and self._state == "text" and not self._is_start:
-            return []
-        return [self._syntax.opening * (self._state == "call") + rest] if rest else []
-
-    def _next(self) -> str | Call | None:
-        opening, closing = self._syntax.opening, self._syntax.closing
-        if not opening:
-            return self._next_without_marks()
-        if self._state == "call":
-            body, mark, after = self._text.partition(closing)
-            if not mark:
-                return None
-            self._text, self._state, self._is_start = after.lstrip("\n"), "text", False
-            return self._parsed(body) or f"{opening}{body}{closing}"
-        before, mark, after = self._text.partition(opening)
-        if mark:
-            self._text, self._state = after, "call"
-            return before.rstrip("\n")
-        keep = next((size for size in range(len(opening) - 1, 0, -1) if self._text.endswith(opening[:size])), 0)
-        # A line break before a call is not part of the text.
-        shown = self._text[: len(self._text) - keep]
-        shown = shown.rstrip("\n")
-        self._text = self._text[len(shown) :]
-        return shown or None
-
-    def _next_without_marks(self) -> str | Call | None:
-        if self._is_start and self._text.startswith("{"):
-            self._state = "call"
-        if self._state == "call" or not self._text:
-            return None
-        shown, self._text, self._is_start = self._text, "", False
-        return shown
-
-    def _parsed(self, body: str) -> Call | None:
-        try:
-            value = json.loads(body)
-            return Call(value["name"], json.dumps(value[self._syntax.arguments], ensure_ascii=False))
-        except (ValueError, KeyError, TypeError):
-            # Cut by the end of the text.
-            return None

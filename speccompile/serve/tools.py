@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall, ChoiceDeltaToolCallFunction
@@ -17,7 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.fields import ChatBody
 from speccompile.serve.tool_fields import NamedToolChoice, Tool
-from speccompile.serve.tool_grammar import Call, CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.tool_reader import Arguments, CallBegin, Item
 
 
 def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGrammar | None:
@@ -52,15 +55,50 @@ def syntax(tokenizer: PreTrainedTokenizerBase) -> CallSyntax:
     return syntax_of(template if isinstance(template, str) else "".join(template.values()))
 
 
-def whole_call(call: Call) -> ChatCompletionMessageFunctionToolCall:
-    function = CalledFunction(name=call.name, arguments=call.arguments)
-    return ChatCompletionMessageFunctionToolCall(id=_new_id(), type="function", function=function)
+@dataclass
+class Call:
+    """A call as far as it has arrived; ``arguments`` are the JSON text of an object."""
+
+    name: str
+    arguments: str = ""
+    complete: bool = False
+
+    def whole(self) -> ChatCompletionMessageFunctionToolCall:
+        function = CalledFunction(name=self.name, arguments=self.arguments)
+        return ChatCompletionMessageFunctionToolCall(id=_new_id(), type="function", function=function)
 
 
-def streamed_call(call: Call, index: int) -> ChoiceDeltaToolCall:
-    """A call as one piece of a stream."""
-    function = ChoiceDeltaToolCallFunction(name=call.name, arguments=call.arguments)
-    return ChoiceDeltaToolCall(index=index, id=_new_id(), type="function", function=function)
+class Calls(list[Call]):
+    """The calls of one choice, in the making."""
+
+    def add(self, items: Sequence[Item]) -> list[ChoiceDeltaToolCall]:
+        """Take over what was read.
+
+        Returns:
+            The same as parts of one chunk of a stream, one for each call that ``items`` belong to.
+        """
+        deltas: dict[int, ChoiceDeltaToolCall] = {}
+        for item in items:
+            if isinstance(item, CallBegin):
+                self.append(Call(item.name))
+                function = ChoiceDeltaToolCallFunction(name=item.name, arguments="")
+                begin = ChoiceDeltaToolCall(index=len(self) - 1, id=_new_id(), type="function", function=function)
+                deltas[len(self) - 1] = begin
+            elif isinstance(item, Arguments):
+                call, index = self[-1], len(self) - 1
+                call.arguments += item.text
+                call.complete = item.last
+                if index not in deltas:
+                    deltas[index] = ChoiceDeltaToolCall(index=index, function=ChoiceDeltaToolCallFunction(arguments=""))
+                written = deltas[index].function
+                assert written is not None and written.arguments is not None
+                written.arguments += item.text
+        return list(deltas.values())
+
+    @property
+    def complete(self) -> bool:
+        """There are calls, and none is unfinished."""
+        return bool(self) and all(call.complete for call in self)
 
 
 def _new_id() -> str:

@@ -27,7 +27,9 @@ class Vocabulary:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.all_special_ids)
+        # Marks of a chat are special, and often no special token by name.
+        added = self._tokenizer.added_tokens_decoder
+        return frozenset([*self._tokenizer.all_special_ids, *(token for token in added if added[token].special)])
 
     def is_special(self, token: int) -> bool:
         """Whether ``token`` is left out of texts."""

@@ -16,6 +16,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
+from speccompile.serve.server import allow_connections
 from support import serving
 from support.serving import Client, tokenizer
 
@@ -70,6 +71,20 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(address: str, spec
     wait_for(lambda: engine.idle)
 
 
+def test_a_client_that_leaves_within_its_body_is_no_fault_of_the_server(
+    address: str, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    left = client.service.counts.responses[499]
+    with caplog.at_level(logging.INFO):
+        connection = socket.create_connection((host, int(port)))
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
+        connection.sendall(head.encode())
+        connection.close()
+        wait_for(lambda: client.service.counts.responses[499] > left)
+    assert all(record.levelno < logging.ERROR for record in caplog.records)
+
+
 def test_concurrent_conversations_with_disconnects_have_the_texts_of_generate(
     address: str, target: LlamaForCausalLM, spec: Speculator
 ) -> None:
@@ -116,7 +131,8 @@ def test_concurrent_conversations_with_disconnects_have_the_texts_of_generate(
 
 def test_idle_connections_and_slow_bodies_keep_no_other_request_waiting(address: str, client: Client) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
-    idle = [socket.create_connection((host, int(port))) for _ in range(300)]
+    allow_connections()
+    idle = [socket.create_connection((host, int(port))) for _ in range(1000)]
     try:
         for connection in idle[:100]:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")

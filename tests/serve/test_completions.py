@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from support.serving import MAX_LEN, Client, tokenizer
+from support.serving import MAX_LEN, SLOTS, Client, tokenizer
 
 PATH = "/v1/completions"
 PROMPT = "the end of the end of the"
@@ -123,6 +124,35 @@ def test_a_seed_repeats_a_text_and_choices_differ(client: Client) -> None:
 def test_each_sampling_field_reaches_the_engine(client: Client, field: dict[str, Any]) -> None:
     fields = {"max_tokens": 24, "temperature": 0.9, "seed": 1}
     assert text_of(client.complete(PROMPT, **fields, **field)) != text_of(client.complete(PROMPT, **fields))
+
+
+def test_of_two_waiting_requests_the_smaller_priority_goes_first(client: Client) -> None:
+    engine = client.service.engine
+    held = [engine.submit([5, 6], max_new_tokens=200) for _ in range(SLOTS)]
+    bodies = [
+        {"prompt": "ab", "max_tokens": 1, "priority": priority, "temperature": 0} for priority in (5, -(2**63) + 1, 0)
+    ]
+
+    async def ask() -> list[int]:
+        order: list[int] = []
+
+        async def one(body: dict[str, Any]) -> None:
+            await connected.post(PATH, json=body)
+            order.append(body["priority"])
+
+        async with client.connected() as connected:
+            tasks = [asyncio.create_task(one(body)) for body in bodies]
+            while len(engine.waiting) < len(bodies):
+                await asyncio.sleep(0.001)
+            held[0].cancel()
+            await asyncio.gather(*tasks)
+        return order
+
+    try:
+        assert asyncio.run(ask()) == [-(2**63) + 1, 0, 5]
+    finally:
+        for request in held:
+            request.cancel()
 
 
 def test_a_temperature_that_is_left_out_is_one(client: Client) -> None:

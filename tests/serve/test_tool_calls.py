@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from typing import Any
 
 import pytest
 
+from benchmarks.tool_schemas import is_valid, random_schema
 from speccompile.guides import regex_guide
-from speccompile.serve.tool_grammar import Call, CallReader, CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.tool_reader import CallReader
+from speccompile.serve.tools import Call, Calls
 from support.serving import Client, tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -65,81 +67,46 @@ def test_no_text_that_contains_a_mark_is_free() -> None:
         assert free == ("<tool_call>" not in text), text
 
 
+OSLO, NOW = Call("weather", '{"city": "Oslo"}', True), Call("now", "{}", True)
+NESTED = r'{"city": "}\"]{\\", "more": [{"a": {}}]}'
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize(
-    ("syntax", "text", "found"),
+    ("syntax", "written", "text", "calls"),
     [
-        (TAGS, "hello < there", ["hello < there"]),
-        (
-            TAGS,
-            "Hi.\n" + call_text(TAGS) * 2,
-            ["Hi.", Call("weather", '{"city": "Oslo"}'), Call("weather", '{"city": "Oslo"}')],
-        ),
-        (
-            TAGS,
-            call_text(TAGS) + "\n" + call_text(TAGS, "now", "{}"),
-            [Call("weather", '{"city": "Oslo"}'), Call("now", "{}")],
-        ),
-        (TAGS, "a <tool", ["a <tool"]),
-        (TAGS, "a" + call_text(TAGS)[:-20], ["a" + call_text(TAGS)[:-20]]),
-        (PLAIN, call_text(PLAIN), [Call("weather", '{"city": "Oslo"}')]),
-        (PLAIN, "a " + call_text(PLAIN), ["a " + call_text(PLAIN)]),
-        (PLAIN, call_text(PLAIN)[:-3], [call_text(PLAIN)[:-3]]),
+        (TAGS, "hello < there", "hello < there", []),
+        (TAGS, "Hi.\n" + call_text(TAGS) * 2, "Hi.", [OSLO, OSLO]),
+        (TAGS, call_text(TAGS) + "\n" + call_text(TAGS, "now", "{}"), "", [OSLO, NOW]),
+        (TAGS, call_text(TAGS, arguments=NESTED), "", [Call("weather", NESTED, True)]),
+        (TAGS, "a <tool", "a <tool", []),
+        (TAGS, "a" + call_text(TAGS)[:-19], "a", [Call("weather", '{"city": "O')]),
+        (TAGS, "a" + call_text(TAGS)[:30], "a" + call_text(TAGS)[:30], []),
+        (TAGS, call_text(TAGS)[:-9], "", [OSLO]),
+        (PLAIN, call_text(PLAIN), "", [OSLO]),
+        (PLAIN, call_text(PLAIN, arguments=NESTED), "", [Call("weather", NESTED, True)]),
+        (PLAIN, "a " + call_text(PLAIN), "a " + call_text(PLAIN), []),
+        (PLAIN, call_text(PLAIN)[:-3], "", [Call("weather", '{"city": "Oslo')]),
+        (PLAIN, call_text(PLAIN)[:9], call_text(PLAIN)[:9], []),
     ],
 )
 def test_calls_are_read_out_of_a_text_in_pieces(
-    syntax: CallSyntax, text: str, found: list[str | Call], size: int
+    syntax: CallSyntax, written: str, text: str, calls: list[Call], size: int
 ) -> None:
-    reader, read = CallReader(syntax), []
-    for start in range(0, len(text), size):
-        read += reader.add(text[start : start + size])
-    joined: list[str | Call] = []
-    for item in read + reader.end():
-        if isinstance(item, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += item
-        else:
-            joined.append(item)
-    assert joined == found
-
-
-def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Of bounded texts, so that calls come to an end."""
-    kinds = ["integer", "boolean", "string", "enum", "pattern"] + ["object", "array"] * bool(depth)
-    kind = rng.choice(kinds) if depth < 2 else "object"
-    if kind == "integer":
-        return {"type": "integer", "maxDigits": rng.randint(1, 3)}
-    if kind == "string":
-        return {"type": "string", "maxLength": rng.randint(0, 4)}
-    if kind == "enum":
-        return {"enum": rng.sample(["a", "b", 1, None, True, 2.5], k=rng.randint(1, 3))}
-    if kind == "pattern":
-        return {"type": "string", "pattern": rng.choice(["[ab]{2}", "x|yz", "[0-9]{1,3}"])}
-    if kind == "array":
-        return {"type": "array", "items": random_schema(rng, depth - 1), "maxItems": 2}
-    if kind == "object":
-        names = rng.sample(["a", "b", "cd", "é"], k=rng.randint(1, 3))
-        properties = {name: random_schema(rng, depth - 1) for name in names}
-        return {"type": "object", "properties": properties, "required": names[: rng.randint(0, len(names))]}
-    return {"type": kind}
-
-
-def is_valid(value: Any, schema: dict[str, Any]) -> bool:
-    if "enum" in schema:
-        return any(type(value) is type(item) and value == item for item in schema["enum"])
-    kind = schema["type"]
-    if kind == "integer":
-        return type(value) is int and len(str(abs(value))) <= schema["maxDigits"]
-    if kind == "boolean":
-        return isinstance(value, bool)
-    if kind == "string":
-        matches = re.fullmatch(schema["pattern"], value) if "pattern" in schema else len(value) <= schema["maxLength"]
-        return isinstance(value, str) and bool(matches)
-    if kind == "array":
-        return len(value) <= schema["maxItems"] and all(is_valid(item, schema["items"]) for item in value)
-    properties = schema["properties"]
-    return set(schema["required"]) <= set(value) <= set(properties) and all(
-        is_valid(item, properties[name]) for name, item in value.items()
-    )
+    reader, read, deltas = CallReader(syntax), Calls(), []
+    seen = ""
+    pieces = [reader.add(written[start : start + size]) for start in range(0, len(written), size)]
+    for items in [*pieces, reader.end()]:
+        seen += "".join(item for item in items if isinstance(item, str))
+        deltas += read.add(items)
+    assert (seen, read) == (text, calls)
+    # What a client joins of a stream.
+    joined = [Call("") for _ in calls]
+    for delta in deltas:
+        assert delta.function is not None and (delta.function.name is None) == (delta.id is None)
+        joined[delta.index].name += delta.function.name or ""
+        joined[delta.index].arguments += delta.function.arguments or ""
+    assert [(call.name, call.arguments) for call in joined] == [(call.name, call.arguments) for call in calls]
 
 
 def test_calls_with_random_schemas_are_valid_and_the_same_without_drafts(client: Client) -> None:
@@ -162,6 +129,33 @@ def test_calls_with_random_schemas_are_valid_and_the_same_without_drafts(client:
         ((call,),) = calls[:1]
         assert is_valid(json.loads(call["arguments"]), schemas[call["name"]])
     assert finished >= 9
+
+
+def test_arguments_are_streamed_as_they_come(client: Client) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+    fields = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 80}
+    whole = client.chat("call", **fields)["choices"][0]
+    chunks = client.stream(CHAT, {"messages": [{"role": "user", "content": "call"}], **fields})
+    deltas = [
+        call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls") or []
+    ]
+    assert len(deltas) > 3 and [set(delta) for delta in deltas[:2]] == [
+        {"index", "id", "type", "function"},
+        {"index", "function"},
+    ]
+    function = whole["message"]["tool_calls"][0]["function"]
+    assert "".join(delta["function"]["arguments"] for delta in deltas) == function["arguments"]
+    assert deltas[0]["function"]["name"] == function["name"] == "weather"
+    assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_is_cut_is_unfinished_and_not_reported_as_one(client: Client) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+    choice = client.chat("call", tools=tools, tool_choice="required", max_tokens=48)["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length" and call["function"]["arguments"].startswith("{")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call["function"]["arguments"])
 
 
 def test_auto_may_answer_in_text(client: Client) -> None:
