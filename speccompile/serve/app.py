@@ -27,6 +27,8 @@ from speccompile.serve.fields import ChatBody, CompletionBody, TokenizeBody
 from speccompile.serve.live import live_state
 from speccompile.serve.metrics import metrics_text
 from speccompile.serve.request_log import RequestLog
+from speccompile.serve.responses import respond
+from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.service import Service
 from speccompile.serve.tokenize import tokenize
 
@@ -72,6 +74,11 @@ def _add_api(app: FastAPI, service: Service) -> None:
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody, options)
         return await answer_while_connected(request, chat(service, body))
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        body = await read_body(request, ResponsesBody, options)
+        return await answer_while_connected(request, respond(service, body))
 
     @app.post("/tokenize")
     async def tokens(request: Request) -> dict[str, Any]:

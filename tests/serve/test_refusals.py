@@ -7,11 +7,13 @@ from typing import Any
 
 import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as completion_params
+import openai.types.responses.response_create_params as response_params
 import pytest
 
 from speccompile import Speculator
 from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.refused import REFUSED
+from speccompile.serve.responses_fields import ResponsesBody
 from support import serving
 from support.serving import Client
 
@@ -23,6 +25,7 @@ def test_every_field_of_the_api_is_followed_or_refused_by_name() -> None:
     pairs = (
         (completion_params.CompletionCreateParamsBase, CompletionBody),
         (chat_params.CompletionCreateParamsBase, ChatBody),
+        (response_params.ResponseCreateParamsBase, ResponsesBody),
     )
     for params, body in pairs:
         assert set(params.__annotations__) <= {*body.model_fields, *REFUSED}
@@ -31,7 +34,7 @@ def test_every_field_of_the_api_is_followed_or_refused_by_name() -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_that_cannot_be_followed_is_refused_by_name(client: Client, name: str) -> None:
     neutral, reason = REFUSED[name]
-    path = COMPLETIONS if name in ("best_of", "suffix") else CHAT
+    path = COMPLETIONS if name in ("best_of", "suffix", *ChatBody.model_fields) else CHAT
     body: dict[str, Any] = {"prompt": "ab"} if path == COMPLETIONS else {"messages": [USER]}
     error = client.refused(path, body | {name: "something"})
     assert error["param"] == name and error["code"] == "unsupported_field" and reason in error["message"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.refused import REFUSED
+from speccompile.serve.responses_fields import ResponsesBody
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 
@@ -15,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 def test_the_page_names_all_fields_and_options() -> None:
     text = PAGE.read_text()
     named = set(re.findall(r"`([a-z_]+)`", text))
-    assert {*ChatBody.model_fields, *CompletionBody.model_fields, *REFUSED} <= named
+    assert {*ChatBody.model_fields, *CompletionBody.model_fields, *ResponsesBody.model_fields, *REFUSED} <= named
     options = {f"--{name.replace('_', '-')}" for name in ServeOptions.names()}
     assert options <= set(re.findall(r"`(--[a-z-]+)`", text))
 
