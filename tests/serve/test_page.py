@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from speccompile.serve.app import PAGE
+from speccompile import Speculator
+from speccompile.serve.app import PAGE, create_app
 from support import serving
+from support.browser import DESKTOP, PHONE, Browser, browser, needs_browser
 from support.serving import Client
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: Client) -> None:
@@ -50,21 +45,101 @@ def test_the_live_state_shows_slots_and_counters(client: Client) -> None:
         held.cancel()
     (slot,) = [slot for slot in now["slots"] if slot is not None]
     assert slot["prompt_tokens"] == 3 and slot["new_tokens"] >= 1 and slot["max_new_tokens"] == 50
-    assert now["tiers"] == [0, 3] and now["tier"] in now["tiers"] and now["drafter"] == "ngram"
+    assert now["tiers"] == [0, 3] and now["tier"] in now["tiers"] and now["drafters"] == ["prediction", "ngram"]
     assert client.get("/live").json()["slots"] == [None] * serving.SLOTS
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_browser_shows_what_the_engine_does(client: Client, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def address(client: Client) -> Iterator[str]:
     with serving.listening(client.app, lifespan="off") as address:
-        command = [
-            str(CHROMIUM),
-            *FLAGS,
-            f"--user-data-dir={tmp_path}",
-            "--virtual-time-budget=3000",
-            "--dump-dom",
-            address,
-        ]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    for text in (">tiny<", "3: free", "drafted by ngram, accepted", "Ask the model something"):
-        assert text in shown
+        yield address
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as window:
+        yield window
+
+
+def ask(window: Browser, text: str) -> None:
+    window.type("#input", text)
+    window.click("#send")
+
+
+@needs_browser
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_an_answer_is_shaded_by_its_drafters(
+    address: str, window: Browser, client: Client, size: tuple[int, int], dark: bool, tmp_path: Path
+) -> None:
+    window.open(address, size, dark=dark)
+    window.wait_for("document.getElementById('model').textContent")
+    assert window.run("return document.getElementById('model').textContent") == "tiny · prediction + ngram"
+    window.run("document.getElementById('max-tokens').value = 60")
+    ask(window, "the end of the end of the")
+    window.wait_for("document.querySelector('.facts')")
+    body = {"messages": [{"role": "user", "content": "the end of the end of the"}], "max_tokens": 60, "temperature": 0}
+    choice = client.post("/v1/chat/completions", body | {"return_token_sources": True}).json()["choices"][0]
+    assert window.run("return document.querySelector('.assistant .text').textContent") == choice["message"]["content"]
+    assert window.run("return document.querySelectorAll('.assistant .token.drafted').length") > 0
+    titles = window.run("return [...document.querySelectorAll('.drafted.token')].map((item) => item.title)")
+    assert set(titles) == {"drafted by ngram, accepted"}
+    emitted = window.run(
+        "return [...document.querySelectorAll('.steps i')].map((bar) => parseInt(bar.title)).reduce((a, b) => a + b)"
+    )
+    assert emitted == len(choice["token_sources"])
+    assert "acceptance length" in window.run("return document.querySelector('.facts').textContent")
+    # Nothing is wider than the window, and the field is within it.
+    assert window.run("return document.documentElement.scrollWidth") <= size[0]
+    assert window.run("return document.getElementById('form').getBoundingClientRect().bottom") <= size[1]
+    colour = window.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", colour))) < 200) == dark
+    window.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+    assert window.messages() == []
+
+
+@needs_browser
+def test_a_phone_shows_the_engine_in_place_of_the_chat(address: str, window: Browser) -> None:
+    window.open(address, PHONE)
+    shown = "return ['panel', 'form'].map((id) => document.getElementById(id).checkVisibility())"
+    assert window.run(shown) == [False, True]
+    window.click("#panel-toggle")
+    assert window.run(shown) == [True, False]
+    window.wait_for("document.getElementById('slots').children.length === 3")
+    window.click("#panel-toggle")
+    assert window.run(shown) == [False, True]
+
+
+@needs_browser
+def test_an_answer_can_be_stopped_and_a_fault_is_shown(address: str, window: Browser, client: Client) -> None:
+    window.open(address)
+    engine = client.service.engine
+    # All slots are taken, so the answer does not begin before it is stopped.
+    held = [engine.submit([5, 6], max_new_tokens=200) for _ in range(serving.SLOTS)]
+    ask(window, "the end")
+    window.wait_for("!document.getElementById('stop').hidden")
+    window.click("#stop")
+    window.wait_for("document.getElementById('stop').hidden")
+    for request in held:
+        request.cancel()
+    window.run("document.getElementById('temperature').value = 9")
+    ask(window, "the end")
+    window.wait_for("document.querySelector('.error')")
+    assert "temperature" in window.run("return document.querySelector('.error').textContent")
+    (message,) = window.messages()
+    assert "400 (Bad Request)" in message
+    window.click("#clear")
+    assert window.run("return document.getElementById('empty').checkVisibility()")
+
+
+@needs_browser
+def test_a_key_is_asked_for(client: Client, spec: Speculator, window: Browser) -> None:
+    service = serving.service(spec, api_key="secret")
+    with serving.listening(create_app(service), lifespan="off") as address:
+        window.open(address)
+        window.wait_for("!document.getElementById('key-label').hidden")
+        window.type("#key", "secret\n")
+        window.wait_for("document.getElementById('model').textContent")
+    service.guides.close()
+    window.messages()

@@ -6,20 +6,22 @@ const conversation = [];
 let running = null;
 
 function addMessage(kind) {
-  byId("empty")?.remove();
+  byId("empty").hidden = true;
   const item = document.createElement("li");
   item.className = kind;
   const text = document.createElement("div");
   text.className = "text";
   item.append(text);
   byId("messages").append(item);
-  follow();
+  follow(true);
   return item;
 }
 
-/** Stay at the end of the chat. */
-function follow() {
-  byId("messages").lastElementChild?.scrollIntoView({ block: "nearest" });
+/** Stay at the end of the chat, unless the reader has scrolled away from it. */
+function follow(always) {
+  const list = byId("messages");
+  const away = list.scrollHeight - list.scrollTop - list.clientHeight;
+  if (always || away < 80) list.scrollTop = list.scrollHeight;
 }
 
 /** The events of a response, as objects. */
@@ -55,6 +57,19 @@ function addTokens(text, sources, decoder) {
   }
 }
 
+/** Append a bar for one step: as high as the number of its tokens, in the colour of its drafter. */
+function addStep(steps, sources) {
+  const bar = document.createElement("i");
+  const drafter = sources.find((source) => source.drafted_by)?.drafted_by;
+  bar.style.setProperty("--tokens", Math.min(sources.length, 8));
+  bar.title = `${sources.length} token${sources.length > 1 ? "s" : ""}`;
+  if (drafter) {
+    bar.className = "drafted";
+    bar.style.setProperty("--hue", hueOf(drafter));
+  }
+  steps.append(bar);
+}
+
 function facts(usage, metrics, seconds) {
   const speculation = metrics.speculative_decoding;
   const length = speculation.mean_acceptance_length;
@@ -80,6 +95,16 @@ async function ask() {
   };
   if (!byId("speculate").checked) body.num_draft_tokens = 0;
   const started = performance.now();
+  const item = addMessage("assistant");
+  try {
+    await answer(item, await post(body), started);
+  } finally {
+    // Of an answer that never began nothing is left.
+    if (!item.querySelector(".token, .facts")) item.remove();
+  }
+}
+
+async function post(body) {
   const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json", ...authorization() },
@@ -87,18 +112,29 @@ async function ask() {
     signal: running.signal,
   });
   if (!response.ok) throw new Error((await response.json()).error.message);
-  const item = addMessage("assistant");
+  return response;
+}
+
+/** Show the stream of an answer in ``item`` as it comes. */
+async function answer(item, response, started) {
   const text = item.firstChild;
+  const steps = document.createElement("div");
+  steps.className = "steps";
+  steps.setAttribute("aria-hidden", "true");
+  item.append(steps);
   const decoder = new TextDecoder();
   let content = "";
   try {
     for await (const chunk of events(response)) {
       if (chunk.error) throw new Error(chunk.error.message);
       for (const choice of chunk.choices) {
+        const sources = choice.token_sources ?? [];
         content += choice.delta.content ?? "";
-        addTokens(text, choice.token_sources ?? [], decoder);
+        addTokens(text, sources, decoder);
+        if (sources.length) addStep(steps, sources);
       }
       if (chunk.usage) {
+        if (!text.firstChild) text.append("(no text)");
         const line = document.createElement("div");
         line.className = "facts";
         line.textContent = facts(chunk.usage, chunk.metrics, (performance.now() - started) / 1000);
@@ -149,5 +185,12 @@ byId("stop").addEventListener("click", () => running?.abort());
 byId("clear").addEventListener("click", () => {
   running?.abort();
   conversation.length = 0;
-  byId("messages").replaceChildren();
+  byId("messages").replaceChildren(byId("empty"));
+  byId("empty").hidden = false;
 });
+for (const example of document.querySelectorAll(".example")) {
+  example.addEventListener("click", () => {
+    byId("input").value = example.dataset.text ?? example.textContent;
+    send();
+  });
+}

@@ -4,8 +4,14 @@
 
 const PERIOD = 500;
 const POINTS = 120;
+/** Points that the figures are means of. */
+const RECENT = 4;
+/** The hue of each drafter, in the order of the mode. */
+const HUES = [205, 145, 30, 280, 340, 60];
+const counters = ["seconds", "emitted_tokens", "row_steps", "draft_tokens", "accepted_tokens"];
 const series = { rate: [], length: [], tier: [] };
-let before = null;
+let recent = [];
+let drafters = [];
 
 /** The element of an id. */
 function byId(id) {
@@ -18,62 +24,72 @@ function authorization() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-function showStatus(text, bad) {
+function showStatus(text, kind) {
   byId("status").textContent = text;
-  byId("status").classList.toggle("bad", bad);
+  byId("status").className = `status ${kind}`;
 }
 
-/** The hue of a drafter, the same wherever its name is shown. */
-function hueOf(name) {
-  const hues = [205, 150, 35, 275, 0, 95];
-  let hash = 0;
-  for (const char of name) hash = (hash * 31 + char.codePointAt(0)) % 997;
-  return hues[hash % hues.length];
+function hueOf(drafter) {
+  return HUES[Math.max(0, drafters.indexOf(drafter)) % HUES.length];
 }
 
 async function look() {
+  // Nothing is shown of a tab that is hidden.
+  if (!document.hidden) await read();
+  setTimeout(look, PERIOD);
+}
+
+async function read() {
   try {
     const answer = await fetch("live", { headers: authorization() });
     if (answer.status === 401) {
       byId("key-label").hidden = false;
-      showStatus("The server needs an API key.", true);
+      showStatus("needs an API key", "bad");
     } else if (answer.ok) {
-      show(await answer.json());
-      showStatus("", false);
+      const now = await answer.json();
+      show(now);
+      const running = now.slots.filter(Boolean).length;
+      showStatus(running ? `${running} running` : "idle", running ? "running" : "");
     } else {
-      showStatus(`The server answers ${answer.status}.`, true);
+      showStatus(`answers ${answer.status}`, "bad");
     }
   } catch {
-    showStatus("The server does not answer.", true);
+    showStatus("no answer", "bad");
   }
-  setTimeout(look, PERIOD);
 }
 
 function show(now) {
-  byId("model").textContent = now.model;
-  showLegend(now.drafter);
+  byId("model").textContent = `${now.model} · ${now.drafters.join(" + ")}`;
+  drafters = now.drafters;
+  showLegend();
+  const before = recent.at(-1);
   if (before) {
-    const seconds = now.seconds - before.seconds;
-    const emitted = now.emitted_tokens - before.emitted_tokens;
-    const rows = now.row_steps - before.row_steps;
-    const rate = seconds > 0 ? emitted / seconds : 0;
-    push(series.rate, rate);
+    const { seconds, emitted_tokens: emitted, row_steps: rows } = since(before, now);
+    push(series.rate, seconds > 0 ? emitted / seconds : 0);
     push(series.length, rows ? emitted / rows : null);
     push(series.tier, rows ? now.tier : null);
-    byId("rate").textContent = rate.toFixed(rate < 10 ? 1 : 0);
-    if (rows) {
-      byId("length").textContent = (emitted / rows).toFixed(2);
-      byId("tier").textContent = now.tier;
-      const drafted = now.draft_tokens - before.draft_tokens;
-      const accepted = now.accepted_tokens - before.accepted_tokens;
-      byId("share").textContent = drafted ? `${Math.round((100 * accepted) / drafted)} %` : "–";
-    }
+    showFigures(since(recent[0], now), now);
     draw("rate-chart", series.rate, 0, false);
     draw("length-chart", series.length, 1, false);
     draw("tier-chart", series.tier, 0, true, Math.max(...now.tiers));
   }
-  before = now;
+  recent = [...recent, now].slice(-RECENT);
   showSlots(now);
+}
+
+/** What was counted between two looks. */
+function since(before, now) {
+  return Object.fromEntries(counters.map((name) => [name, now[name] - before[name]]));
+}
+
+function showFigures(counted, now) {
+  const { seconds, emitted_tokens: emitted, row_steps: rows, draft_tokens: drafts } = counted;
+  const rate = seconds > 0 ? emitted / seconds : 0;
+  byId("rate").textContent = rate.toFixed(rate < 10 ? 1 : 0);
+  if (!rows) return;
+  byId("length").textContent = (emitted / rows).toFixed(2);
+  byId("tier").textContent = now.tier;
+  byId("share").textContent = drafts ? `${Math.round((100 * counted.accepted_tokens) / drafts)} %` : "–";
 }
 
 function push(values, value) {
@@ -81,28 +97,40 @@ function push(values, value) {
   if (values.length > POINTS) values.shift();
 }
 
-/** A line over the last minute; null where nothing ran. */
+/** A line over the last minute, and the area below it; null where nothing ran. */
 function draw(id, values, least, steps, most) {
   const known = values.filter((value) => value !== null);
   const top = Math.max(most ?? 0, least + 1, ...known);
-  const x = (index) => ((POINTS - values.length + index) / (POINTS - 1)) * 240;
-  const y = (value) => 52 - ((value - least) / (top - least)) * 46;
-  let path = "";
-  let last = null;
+  const x = (index) => (((POINTS - values.length + index) / (POINTS - 1)) * 240).toFixed(1);
+  const y = (value) => (54 - ((value - least) / (top - least)) * 48).toFixed(1);
+  let line = "";
+  let area = "";
+  let start = null;
   values.forEach((value, index) => {
-    if (value !== null) {
-      const place = `${x(index).toFixed(1)} ${y(value).toFixed(1)}`;
-      if (last === null) path += `M${place}h0.5`;
-      else path += steps ? `H${x(index).toFixed(1)}V${y(value).toFixed(1)}` : `L${place}`;
+    if (value === null) return;
+    const begins = index === 0 || values[index - 1] === null;
+    if (begins) {
+      start = x(index);
+      line += `M${start} ${y(value)}h0.5`;
+      area += `M${start} 54V${y(value)}`;
+    } else {
+      const part = steps ? `H${x(index)}V${y(value)}` : `L${x(index)} ${y(value)}`;
+      line += part;
+      area += part;
     }
-    last = value;
+    if (index === values.length - 1 || values[index + 1] === null) area += `V54H${start}`;
   });
-  const chart = byId(id);
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  line.setAttribute("d", path || "M0 52");
-  chart.replaceChildren(line);
+  byId(id).replaceChildren(path(area, "area"), path(line, "line"));
   // Outside of the picture, which is stretched.
-  if (known.length) chart.previousElementSibling.dataset.top = Number.isInteger(top) ? top : top.toFixed(1);
+  const caption = byId(id).previousElementSibling;
+  if (known.length) caption.dataset.top = Number.isInteger(top) ? top : top.toFixed(1);
+}
+
+function path(data, kind) {
+  const item = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  item.setAttribute("d", data || "M0 54");
+  item.setAttribute("class", kind);
+  return item;
 }
 
 function showSlots(now) {
@@ -124,15 +152,23 @@ function showSlots(now) {
   });
 }
 
-function showLegend(drafter) {
-  if (byId("legend").children.length > 1) return;
-  const item = document.createElement("li");
-  const swatch = document.createElement("span");
-  swatch.className = "swatch drafted";
-  swatch.style.setProperty("--hue", hueOf(drafter));
-  item.append(swatch, ` drafted by ${drafter}, accepted`);
-  byId("legend").append(item);
+function showLegend() {
+  const list = byId("legend");
+  if (list.children.length > 1) return;
+  for (const drafter of drafters) {
+    const item = document.createElement("li");
+    const swatch = document.createElement("span");
+    swatch.className = "swatch drafted";
+    swatch.style.setProperty("--hue", hueOf(drafter));
+    item.append(swatch, ` drafted by ${drafter}, accepted`);
+    list.append(item);
+  }
 }
 
 byId("key").addEventListener("change", (event) => sessionStorage.setItem("key", event.target.value));
+byId("panel-toggle").addEventListener("click", (event) => {
+  const open = byId("main").classList.toggle("shows-panel");
+  event.currentTarget.setAttribute("aria-expanded", String(open));
+  event.currentTarget.textContent = open ? "Chat" : "Engine";
+});
 look();
