@@ -26,7 +26,7 @@ from speccompile.serve.disconnect import CLIENT_LEFT, answer_while_connected
 from speccompile.serve.fields import ChatBody, CompletionBody, TokenizeBody
 from speccompile.serve.live import live_state
 from speccompile.serve.metrics import metrics_text
-from speccompile.serve.request_log import RequestLog
+from speccompile.serve.request_log import RequestLog, current
 from speccompile.serve.responses import respond
 from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.service import Service
@@ -114,6 +114,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def of_api(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
+        current.get().error = error
         return error.response()
 
     @app.exception_handler(ClientDisconnect)

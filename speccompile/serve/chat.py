@@ -178,7 +178,7 @@ class _Answer:
             **self._sources(continuation, places),
         )
         chunk = ChatCompletionChunk.model_construct(
-            **self._head, object="chat.completion.chunk", choices=[choice], usage=None
+            **self._head, object="chat.completion.chunk", choices=[choice], usage=self._usage_so_far()
         )
         return event(chunk)
 
@@ -196,6 +196,10 @@ class _Answer:
     def _usage(self) -> Any:
         requests = [item.request for item in self._continuations]
         return usage_of(requests, self._body.n, predicted_by=self._service.predicted_by(self._body))
+
+    def _usage_so_far(self) -> Any:
+        options = self._body.stream_options
+        return self._usage() if options is not None and options.continuous_usage_stats else None
 
     def _metrics(self) -> dict[str, Any]:
         return speculation_of([item.request for item in self._continuations])

@@ -99,7 +99,8 @@ class _Answer:
             if not (text or places or reason):
                 continue
             choice = self._choice(continuation, text, reason, places, is_first=is_first)
-            yield event(Completion.model_construct(**self._head, choices=[choice], usage=None))
+            so_far = self._usage() if options is not None and options.continuous_usage_stats else None
+            yield event(Completion.model_construct(**self._head, choices=[choice], usage=so_far))
         if options is not None and options.include_usage:
             last = Completion.model_construct(**self._head, choices=[], usage=self._usage())
             yield event(as_json(last) | {"metrics": self._metrics()})

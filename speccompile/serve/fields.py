@@ -61,6 +61,8 @@ class Fields(BaseModel):
 class StreamOptions(Fields):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
+    # vLLM's name: each chunk has the usage up to it.
+    continuous_usage_stats: bool = False
 
 
 class JsonSchema(Fields):

@@ -30,10 +30,14 @@ class Note:
 
     requests: Sequence[Request] = ()
     user: str | None = None
+    error: ApiError | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def line(self, method: str, path: str, status: int) -> str:
         parts = [f"{method} {path} {status}", f"{time.perf_counter() - self.started:.3f} s"]
+        if self.error is not None:
+            # Messages may quote what a user wrote.
+            parts.append(f"{self.error.code or self.error.kind} {self.error.param or ''}".rstrip())
         if self.user is not None:
             parts.append(f"user {self.user!r}")
         if self.requests:

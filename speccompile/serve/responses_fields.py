@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from speccompile.serve.fields import ChatBody, Fields, JsonSchema, Message, ResponseFormat, StreamOptions, wrong
+from speccompile.serve.fields import ChatBody, Fields, JsonSchema, Message, ResponseFormat, wrong
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -57,6 +57,10 @@ class TextOptions(Fields):
     verbosity: Literal["medium"] | None = None
 
 
+class ResponsesStreamOptions(Fields):
+    include_obfuscation: Literal[False] = False
+
+
 class ResponsesBody(Fields):
     """Of ``/v1/responses``."""
 
@@ -67,9 +71,11 @@ class ResponsesBody(Fields):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
     user: str | None = Field(None, max_length=256)
+    # vLLM's and the engine's names.
+    ignore_eos: bool = False
     num_draft_tokens: int | None = Field(None, ge=0)
 
     def as_chat(self) -> ChatBody:
@@ -92,6 +98,7 @@ class ResponsesBody(Fields):
             "top_p": self.top_p,
             "response_format": response_format,
             "user": self.user,
+            "ignore_eos": self.ignore_eos,
             "num_draft_tokens": self.num_draft_tokens,
         }
         return ChatBody.model_validate(fields)

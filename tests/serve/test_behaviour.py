@@ -206,4 +206,4 @@ def test_each_request_is_one_line_of_the_log(client: Client, caplog: pytest.LogC
     first, second = [record.message for record in caplog.records]
     assert first.startswith("POST /v1/completions 200, ") and "user 'me'" in first
     assert "2 prompt tokens, 3 new, max_new_tokens" in first and "acceptance length" in first
-    assert second.startswith("POST /v1/completions 400, ")
+    assert second.startswith("POST /v1/completions 400, ") and second.endswith(", invalid_value prompt")

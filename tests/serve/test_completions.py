@@ -67,6 +67,16 @@ def test_a_stream_has_the_same_text_and_its_usage_last(client: Client) -> None:
     assert all(chunk["usage"] is None for chunk in chunks)
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+def test_the_usage_may_come_with_each_chunk(client: Client, path: str) -> None:
+    body = {"prompt": PROMPT} if path == PATH else {"messages": [{"role": "user", "content": PROMPT}]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.stream(path, {**body, "max_tokens": 20, "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 20
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
+
+
 def test_without_stream_options_no_usage_comes(client: Client) -> None:
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in client.stream(PATH, {"prompt": PROMPT}))
 
