@@ -12,12 +12,12 @@ from rich.table import Table
 from speccompile.cli.session import one_line_errors, parse_tiers
 from speccompile.errors import InvalidOption
 from speccompile.policies import CostTable, Fixed, Ladder, parse_policy
+from speccompile.runtime.trace_reader import read_trace
 from speccompile.tools.policy_lab.cost_tables import TABLES, cost_table
 from speccompile.tools.policy_lab.plot import plot
 from speccompile.tools.policy_lab.simulate import Outcome, oracle, simulate
 from speccompile.tools.policy_lab.synthetic import TRACES, synthetic_texts
-from speccompile.tools.policy_lab.texts import Text
-from speccompile.tools.policy_lab.trace import read_trace
+from speccompile.tools.policy_lab.texts import Text, texts_of
 
 ORACLE = "oracle"
 
@@ -76,7 +76,7 @@ def _load(
     table, whose = recorded.costs, "of the trace"
     if costs is not None or table is None or not set(draft_lens) <= set(table.draft_lens):
         table, whose = cost_table(named, draft_lens), f"{named!r}"
-    return recorded.texts(), table, whose, draft_lens, recorded.ready, recorded.censored
+    return texts_of(recorded), table, whose, draft_lens, recorded.ready, recorded.censored
 
 
 def _table(trace: str, whose: str, outcomes: Mapping[str, Outcome], statics: Sequence[str]) -> Table:

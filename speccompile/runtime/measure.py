@@ -49,7 +49,7 @@ def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bo
     ends = {key: run for key, run in timed.items() if key[1] in (min(draft_lens), max(draft_lens))}
     contexts = (1, max(2, min(LONG, arena.layout.max_len // 2)))
     enough = time.perf_counter() + ENOUGH
-    with task("time the tiers"), _dummy_rows(arena):
+    with task("time the tiers"), dummy_rows(arena):
         short = _seconds(arena, timed, contexts[0], enough)
         long = _seconds(arena, ends, contexts[1], enough) if time.perf_counter() < enough else {}
     tokens = contexts[1] - contexts[0]
@@ -101,10 +101,13 @@ def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int,
 
 
 @contextmanager
-def _dummy_rows(arena: Arena) -> Iterator[None]:
-    """All rows are the dummy slot's meanwhile; afterwards it is as it was, and rows have their slots again."""
+def dummy_rows(arena: Arena, context: int | None = None) -> Iterator[None]:
+    """All rows are the dummy slot's meanwhile, with ``context`` tokens each if that is given; afterwards it is as it
+    was, and rows have their slots again."""
     with arena.parked():
         try:
+            if context is not None:
+                arena["length"][arena.layout.dummy_slot] = context
             yield
         finally:
             arena.reset_slot(arena.layout.dummy_slot)

@@ -15,6 +15,13 @@ from speccompile.utils.devices import traits_of
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
     """A few lines of plain text."""
+    lines = explanation(config, build, engine)
+    width = max(len(name) for name in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, str]:
+    """The same lines by name."""
     info, layout = build.info, build.arena.layout
     largest = build.largest
     bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
@@ -29,7 +36,7 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         drafts = f"made before the step, by separate executables of the drafter, {forwards}"
         if config.drafts_in_segments:
             drafts += "; the policy may stop between them, and the tier of the drafts so far verifies them"
-    lines = {
+    return {
         "model": f"{info.name}, {info.num_layers} layers, vocabulary {info.vocab_size}, {info.dtype}, {info.device}",
         "mode": f"{config.mode.name}: {config.mode.explain()}",
         **({} if config.choice is None else {"auto": f"{config.choice.name}, since {config.choice.reason}"}),
@@ -57,8 +64,6 @@ def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
         "capture check": f"largest logit difference {build.capture_difference:.2g}",
         "built in": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.seconds.items()),
     }
-    width = max(len(name) for name in lines)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 
 def _weights(build: Build) -> dict[str, str]:

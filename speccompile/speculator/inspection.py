@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
 
 from speccompile.compiler.pipelines import prefill_pipeline, tier_pipeline
 from speccompile.errors import InvalidOption
@@ -17,13 +21,18 @@ from speccompile.lowering.kernel_list import KernelCall, kernels_called
 from speccompile.lowering.tier import Tier
 from speccompile.modes.base import Mode
 from speccompile.passes.pipeline import Pipeline
+from speccompile.report.data import Report
+from speccompile.report.make import make_report
+from speccompile.report.render.page import page
+from speccompile.runtime.inputs import read_count, read_prompt
 from speccompile.runtime.learning import Learner
 from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.policy_controller import AnyPolicy, check_tier
 from speccompile.runtime.stats import Stats
 from speccompile.speculator.base import SpeculatorBase
-from speccompile.speculator.explain import explain
+from speccompile.speculator.explain import explain, explanation
 from speccompile.utils.numbers import python_numbers
+from speccompile.utils.options import flag
 
 
 class Inspection(SpeculatorBase):
@@ -180,3 +189,60 @@ class Inspection(SpeculatorBase):
         engine, _ = self._open()
         assert self._build is not None
         return explain(self._config, self._build, engine)
+
+    def report(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        measure: bool = True,
+        prompts: Sequence[Sequence[int] | torch.Tensor] = (),
+        max_new_tokens: int = 64,
+        trace: str | os.PathLike[str] | None = None,
+        kind: Kind | None = None,
+    ) -> Report:
+        """What was built, what each step costs and what its drafts are worth, as data and as one HTML file.
+
+        The file loads nothing, so it can be sent and kept. ``speccompile inspect MODEL --html report.html`` writes the
+        same.
+
+        Args:
+            path: the HTML file; None writes none.
+            measure: whether the tiers are timed, as wholes and call by call. Seconds; no request is decoded meanwhile.
+            prompts: token ids each. They are decoded greedily with the policy fixed to each tier in turn, and counted
+                in ``stats``. The policy starts without history afterwards.
+            max_new_tokens: Most new tokens of each prompt.
+            trace: a file that :meth:`~speccompile.Speculator.record_trace` wrote, to be shown. None is what
+                ``prompts`` gave at the largest tier.
+            kind: of the executables that are shown. None is that of ``spec.tiers``.
+
+        Returns:
+            The data of the report. ``as_json()`` returns it as plain values.
+
+        Raises:
+            InvalidOption: an argument is not valid.
+            InvalidTrace: ``trace`` cannot be read.
+            InsideStep: this is a callback of a step.
+            OSError: ``path`` cannot be written.
+        """
+        engine, target = self._open()
+        assert self._build is not None
+        flag("report", "measure", measure)
+        if kind is not None and not engine.table.prepared(kind, watched=False):
+            reason = "its executables are not built; spec.prepare(sampling=True) builds those that draw tokens"
+            raise InvalidOption(where="report", name="kind", value=kind, reason=reason)
+        if prompts:
+            target.check()
+        made = make_report(
+            self._config,
+            self._build,
+            engine,
+            explanation(self._config, self._build, engine),
+            kind=self._config.kind if kind is None else kind,
+            measure=measure,
+            prompts=[read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)],
+            max_new_tokens=read_count("report", "max_new_tokens", max_new_tokens),
+            trace=trace,
+        )
+        if path is not None:
+            Path(path).write_text(page(made), encoding="utf-8")
+        return made

@@ -13,7 +13,8 @@ from transformers import LlamaForCausalLM
 from speccompile.errors import UnknownTier
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Upcoming
 from speccompile.runtime.measure import measure_tiers
-from speccompile.tools.policy_lab import read_trace
+from speccompile.runtime.trace_reader import read_trace
+from speccompile.tools.policy_lab.texts import texts_of
 from support.engines import MAX_BATCH, Bench, Make, assert_exact, prompt
 from support.tiny import tiny_llama
 
@@ -137,5 +138,5 @@ def test_a_run_is_recorded(make: Make, tmp_path: Path) -> None:
     spec.generate(torch.tensor([prompt(5)]), max_new_tokens=20)
     trace = read_trace(tmp_path / "run.jsonl", TIERS)
     assert len(trace.steps) == steps and trace.censored == 0
-    (text,) = trace.texts()
+    (text,) = texts_of(trace)
     assert text.length == 19 and text.prompt == 6

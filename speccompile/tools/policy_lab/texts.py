@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from speccompile.policies.base import Done
+from speccompile.runtime.trace_reader import Trace
 
 
 class Text(Protocol):
@@ -65,6 +66,11 @@ class RecordedText:
     def chances(self, position: int, count: int) -> list[float]:
         """1 or 0 for each draft: the recorded outcome, so that the oracle knows the next step."""
         return [1.0] * self.accepted(position, count) + [0.0] * (count - self.accepted(position, count))
+
+
+def texts_of(trace: Trace) -> list[RecordedText]:
+    """The requests of a trace, in the order in which they began."""
+    return recorded_texts(trace.steps, trace.offered)
 
 
 def recorded_texts(steps: Sequence[Done], offered: Sequence[Sequence[int]]) -> list[RecordedText]:

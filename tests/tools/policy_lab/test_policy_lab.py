@@ -18,7 +18,7 @@ from speccompile.tools.policy_lab import TRACES, Recorder, read_trace, simulate,
 from speccompile.tools.policy_lab.cost_tables import TABLES, cost_table
 from speccompile.tools.policy_lab.plot import WINDOW, series
 from speccompile.tools.policy_lab.simulate import oracle
-from speccompile.tools.policy_lab.texts import RecordedText
+from speccompile.tools.policy_lab.texts import RecordedText, texts_of
 from support.errors import raises
 
 TIERS = (0, 1, 3, 7)
@@ -102,12 +102,12 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "run.jsonl", TIERS)
     assert list(trace.steps) == steps and trace.costs == COSTS["cpu"] and trace.ready
     assert trace.draft_lens == TIERS and trace.censored == 0
-    first, second = trace.texts()
+    first, second = texts_of(trace)
     assert list(first.runs) == [2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0]
     assert list(second.runs) == [0, 0, 1, 0] and list(second.available) == [7, 0, 7, 6]
     assert first.scores(0, 2) == (0.9, 0.9)
     ladder = Ladder(TIERS, trace.costs)
-    assert simulate(Fixed(7), trace.texts(), ladder, COSTS["cpu"]).tokens == 15
+    assert simulate(Fixed(7), texts_of(trace), ladder, COSTS["cpu"]).tokens == 15
 
 
 def test_what_a_small_tier_cut_off_is_told(tmp_path: Path) -> None:

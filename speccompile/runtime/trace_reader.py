@@ -13,7 +13,6 @@ from speccompile.errors import InvalidTrace
 from speccompile.policies.base import Done
 from speccompile.policies.costs import CostTable
 from speccompile.runtime.trace import FORMAT
-from speccompile.tools.policy_lab.texts import RecordedText, recorded_texts
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,9 @@ class Trace:
                 total += 1
         return censored / total if total else 0.0
 
-    def texts(self) -> list[RecordedText]:
-        return recorded_texts(self.steps, self.offered)
-
 
 def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None = None) -> Trace:
-    """Read what a :class:`Recorder` wrote.
+    """Read what a :class:`~speccompile.runtime.trace.Recorder` wrote.
 
     Args:
         draft_lens: the tiers that it is to be replayed with; None are its own.

@@ -1,0 +1,1 @@
+"""An inspection report: what a model became, what each step costs, and what its drafts are worth."""

@@ -1,0 +1,261 @@
+"""From what was built to a report."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import transformers
+
+from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, tier_name, tier_pipeline
+from speccompile.graph.stage import Stages
+from speccompile.graph.tree import Tree
+from speccompile.lowering.kernel_list import kernels_called
+from speccompile.passes.base import Pass
+from speccompile.report.bandwidth import read_bandwidth
+from speccompile.report.buffers import buffers_of
+from speccompile.report.costs import floor_ms, kernel_rows, region_costs, times_of
+from speccompile.report.data import (
+    FORMAT,
+    Acceptance,
+    Decoded,
+    Executable,
+    Machine,
+    Measured,
+    Program,
+    RegionCost,
+    Report,
+    Span,
+    Subject,
+    TierReport,
+    TraceReport,
+    TreeShape,
+)
+from speccompile.report.fallbacks import fallbacks_of
+from speccompile.report.measure import CONTEXT, RUNS_IN_PARTS, StepTimes, measure_steps
+from speccompile.report.memory import memory_of
+from speccompile.report.programs import bodies_of, program
+from speccompile.report.source import Source
+from speccompile.report.traffic import Reads
+from speccompile.report.verdict import explained, verdict
+from speccompile.runtime.stats import Stats
+
+
+def collect(
+    source: Source,
+    *,
+    times: Mapping[int, StepTimes] | None = None,
+    bandwidth: float | None = None,
+    decoded: Mapping[int, Decoded] | None = None,
+    stats: Stats | None = None,
+    trace: TraceReport | None = None,
+) -> Report:
+    """The report of ``source``.
+
+    Args:
+        times, decoded: by draft length; None where nothing was measured or decoded.
+        bandwidth: bytes a second, of :func:`~speccompile.report.bandwidth.read_bandwidth`.
+        stats: of the requests so far.
+    """
+    times, decoded = times or {}, decoded or {}
+    shown = [draft_len for draft_len, rows in source.tiers if rows == source.rows]
+    tiers = explained([_tier(source, draft_len, times, bandwidth, decoded.get(draft_len)) for draft_len in shown])
+    acceptance = None if stats is None or not stats.steps else _acceptance(stats)
+    fallbacks = tuple(fallbacks_of(source.config, source.info, source.observed))
+    buffers = buffers_of(source.layout, source.observed, {spec.name for spec in source.config.mode.state()})
+    ports = {
+        port.name: port
+        for stages in source.tiers.values()
+        for graph in (stages.step.last.graph, *(drafter.last.graph for drafter in stages.drafters))
+        for port in graph.ports.values()
+    }
+    return Report(
+        format=FORMAT,
+        subject=_subject(source),
+        machine=_machine(source, bandwidth),
+        verdict=verdict(tiers, fallbacks, acceptance, trace),
+        fallbacks=fallbacks,
+        model=_model_program(source),
+        tiers=tiers,
+        executables=tuple(_executables(source)),
+        buffers=buffers,
+        memory=memory_of(source.weights, source.drafter_weights, ports.values(), buffers, source.layout, source.packs),
+        build=_build(source),
+        acceptance=acceptance,
+        trace=trace,
+    )
+
+
+def measured(source: Source) -> tuple[dict[int, StepTimes], float]:
+    """Steps of the tiers that are shown, and the bandwidth. No other step may run meanwhile."""
+    arena = next(iter(source.executables.values())).arena
+    tiers = {draft_len: tier for (draft_len, rows), tier in source.executables.items() if rows == source.rows}
+    times = measure_steps(arena, tiers, source.config.backend, source.model.last.graph)
+    return times, read_bandwidth(source.info.device)
+
+
+def _subject(source: Source) -> Subject:
+    info, config = source.info, source.config
+    return Subject(
+        model=info.name,
+        layers=info.num_layers,
+        dtype=str(info.dtype).removeprefix("torch."),
+        mode=config.mode.name,
+        backend=source.backend,
+        max_batch=config.max_batch,
+        max_len=config.max_len,
+        explanation=dict(source.explanation),
+    )
+
+
+def _machine(source: Source, bandwidth: float | None) -> Machine:
+    from speccompile import __version__
+
+    versions = {
+        "speccompile": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "Python": platform.python_version(),
+    }
+    return Machine(str(source.info.device), _processor(), torch.get_num_threads(), bandwidth, versions)
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _model_passes(source: Source) -> list[Pass]:
+    return list(model_pipeline(source.config, source.packs).passes)
+
+
+def _model_program(source: Source) -> Program:
+    reads = Reads(source.layout, source.rows, CONTEXT)
+    return program("model", list(source.model.values()), _model_passes(source), reads)
+
+
+def _tier(
+    source: Source,
+    draft_len: int,
+    all_times: Mapping[int, StepTimes],
+    bandwidth: float | None,
+    decoded: Decoded | None,
+) -> TierReport:
+    rows, config, times = source.rows, source.config, all_times.get(draft_len)
+    stages = source.tiers[draft_len, rows]
+    graph = stages.step.last.graph
+    context = CONTEXT if times is None else times.context
+    reads = Reads(source.layout, rows, context)
+    compiled = bool(source.code(graph))
+    of_calls = None if times is None or not times.of_calls else times_of(graph, times, compiled=compiled)
+    passes = [*_model_passes(source), *tier_pipeline(config, draft_len, rows, source.kind).passes]
+    own = [stage for name, stage in stages.step.items() if name not in source.model]
+    shown = program(tier_name(draft_len, rows, source.kind), own, passes, reads, base=source.model.last, times=of_calls)
+    nodes = [node for node in shown.nodes if node.until is None]
+    bodies = bodies_of(graph, reads, of_calls)
+    regions = region_costs(nodes, bodies, times, bandwidth)
+    if times is not None and decoded is not None:
+        regions = (*regions, RegionCost("host", _host_ms(decoded, all_times), 0, None))
+    drafters = [drafter.last.graph for drafter in stages.drafters]
+    calls = kernels_called(graph, graph.device.type, source.code(graph, *drafters), drafters)
+    nbytes = sum(cost.nbytes for cost in regions)
+    return TierReport(
+        name=short_name(draft_len),
+        draft_len=int(draft_len),
+        rows=rows,
+        width=graph.sizes["T"],
+        kind=source.kind,
+        tree=_tree(draft_len),
+        program=shown,
+        bodies=bodies,
+        drafters=tuple(_drafter_program(source, draft_len, drafter, reads) for drafter in stages.drafters),
+        kernels=kernel_rows(calls, nodes, bodies, bandwidth),
+        regions=regions,
+        nbytes=nbytes,
+        floor_ms=floor_ms(nbytes, bandwidth),
+        measured=None if times is None else _measured(times, compiled),
+        decoded=decoded,
+        cost=None,
+        buffers_read=tuple(sorted({name for node in nodes for name in node.reads})),
+        buffers_written=tuple(sorted({name for node in nodes for name in node.writes})),
+    )
+
+
+def _host_ms(decoded: Decoded, times: Mapping[int, StepTimes]) -> float:
+    """Milliseconds of a decoded step besides those of its executable."""
+    by_name = {str(draft_len): step.fastest for draft_len, step in times.items()}
+    steps = sum(decoded.tier_steps.values())
+    inside = sum(count * by_name[name] for name, count in decoded.tier_steps.items())
+    return max(0.0, decoded.step_ms - inside / steps) if steps else 0.0
+
+
+def _measured(times: StepTimes, compiled: bool) -> Measured:
+    how = f"Parts are those of the fastest of {RUNS_IN_PARTS} runs whose calls were timed one by one."
+    if not times.of_calls:
+        how = "The parts of a step are measured where it runs on the host alone."
+    elif compiled:
+        how += (
+            " Inside of a compiled layer, linears and attention were timed in a run op by op, with the same kernels; "
+            "'elementwise' is the rest of the compiled layer."
+        )
+    return Measured(times.fastest, times.median, len(times.runs), times.context, how)
+
+
+def _drafter_program(source: Source, draft_len: int, stages: Stages, reads: Reads) -> Program:
+    pipeline = drafter_pipeline(source.config, draft_len, source.rows, source.kind)
+    passes = [*_model_passes(source), *(() if pipeline is None else pipeline.passes)]
+    own = [stage for name, stage in stages.items() if name not in source.model]
+    return program(stages.last.tier, own, passes, reads, base=source.model.last)
+
+
+def short_name(draft_len: int) -> str:
+    """Of a tier."""
+    if not isinstance(draft_len, Tree):
+        return f"K={draft_len}"
+    return f"{'tree' if draft_len.parents else 'dynamic tree'} of {int(draft_len)}, depth {draft_len.depth}"
+
+
+def _tree(draft_len: int) -> TreeShape | None:
+    if not isinstance(draft_len, Tree):
+        return None
+    return TreeShape(int(draft_len), draft_len.depth, draft_len.branches, draft_len.parents, draft_len.draw())
+
+
+def _executables(source: Source) -> list[Executable]:
+    named = [(tier_name(*name, source.kind), stages.step) for name, stages in source.tiers.items()]
+    named += [(f"prefill T={width}", stages) for width, stages in source.prefill.items()]
+    found = []
+    for name, stages in named:
+        graph = stages.last.graph
+        counts = graph.op_counts()
+        bodies = {body: count for body, count in counts.items() if body in graph.bodies}
+        found.append(Executable(name, graph.sizes["B"], graph.sizes["T"], sum(counts.values()), bodies))
+    return found
+
+
+def _build(source: Source) -> Span | None:
+    if not source.seconds:
+        return None
+    passes = tuple(Span(stage.name, stage.seconds) for stage in source.model.values())
+    parts = tuple(
+        Span(name, seconds, passes if name == "capture and passes" else ()) for name, seconds in source.seconds.items()
+    )
+    return Span("build", sum(source.seconds.values()), parts)
+
+
+def _acceptance(stats: Stats) -> Acceptance:
+    return Acceptance(
+        acceptance_length=stats.acceptance_length,
+        steps=stats.steps,
+        emitted=stats.emitted_tokens,
+        proposed_at=tuple(stats.proposed_at),
+        accepted_at=tuple(stats.accepted_at),
+        tier_steps={str(draft_len): count for draft_len, count in sorted(stats.tier_steps.items())},
+        tier_seconds={str(draft_len): seconds for draft_len, seconds in sorted(stats.tier_seconds.items())},
+    )

@@ -1,0 +1,44 @@
+"""What of a wrap works with less than it could, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from speccompile.compiler.config import BuildConfig
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.graph_capture.observe import Observation
+from speccompile.report.data import Fallback
+from speccompile.utils.devices import traits_of
+from speccompile.utils.storage import known_spare
+
+
+def fallbacks_of(config: BuildConfig, info: ModelInfo, observed: Observation) -> Iterator[Fallback]:
+    """Those of a build, the costliest first."""
+    backend, kernels = config.backend, config.kernels.settled()
+    if backend.name == "eager":
+        advice = "Install g++ or clang++" if "compiler" in backend.reason else "Leave out backend='eager'"
+        yield Fallback("Steps run op by op (backend 'eager')", backend.reason, f"{advice}.")
+    elif traits_of(info.device).cpp_ops and not kernels.native:
+        yield Fallback(
+            "Linears and attention are torch's own kernels",
+            kernels.reason,
+            "See the reason; a C++ compiler and a float32, bfloat16 or float16 model are needed.",
+        )
+    if observed.route == "eager":
+        yield Fallback(
+            "Layers run the model's own attention, over a copy of each row's whole cache",
+            observed.reason,
+            "Use a small max_len: the time of a step grows with it.",
+        )
+    if known_spare() is not None:
+        yield Fallback(
+            "Every process builds this wrap again",
+            "the cache folder cannot be written",
+            "Set SPECCOMPILE_CACHE to a folder that can be written.",
+        )
+    if not config.keeps_bits:
+        yield Fallback(
+            "Logits may differ in the last bits between tiers",
+            "a kernel's order of sums depends on the number of rows",
+            "wrap(deterministic=True) prevents it, and runs every tier at the widest one's shape.",
+        )

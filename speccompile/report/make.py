@@ -1,0 +1,57 @@
+"""Makes a report of a speculator: measures, decodes and collects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from speccompile.compiler.build import Build
+from speccompile.compiler.config import BuildConfig
+from speccompile.graph.keys import Kind
+from speccompile.report.collect import collect, measured
+from speccompile.report.data import Decoded, Report, TraceReport
+from speccompile.report.decode import decode_at_each_tier
+from speccompile.report.measure import StepTimes
+from speccompile.report.source import of_build
+from speccompile.report.traces import trace_report
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.trace_reader import read_trace
+
+
+def make_report(
+    config: BuildConfig,
+    build: Build,
+    engine: Engine,
+    explanation: Mapping[str, str],
+    *,
+    kind: Kind,
+    measure: bool,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    trace: str | os.PathLike[str] | None,
+) -> Report:
+    """The report of what was built; arguments as :meth:`speccompile.Speculator.report` has them.
+
+    Args:
+        kind: of the executables that are shown.
+
+    Raises:
+        InvalidTrace: ``trace`` cannot be read.
+        InsideStep: this is a callback of a step.
+    """
+    engine.turns.refuse_callback("report()")
+    recorded: TraceReport | None = None
+    if trace is not None:
+        recorded = trace_report(read_trace(trace), Path(trace).name)
+    source = of_build(config, build, engine, explanation, kind)
+    times: dict[int, StepTimes] = {}
+    bandwidth = None
+    if measure:
+        with engine.turns.own():
+            times, bandwidth = measured(source)
+    decoded: dict[int, Decoded] = {}
+    if prompts:
+        decoded, own = decode_at_each_tier(engine, prompts, max_new_tokens)
+        recorded = recorded or own
+    return collect(source, times=times, bandwidth=bandwidth, decoded=decoded, stats=engine.stats, trace=recorded)

@@ -1,0 +1,163 @@
+"""Which part of a step each call belongs to: by the pass that added it, and in a decoder layer by data flow.
+
+No name of a model's module is looked at, so it holds for every family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from torch import fx
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.verify import written
+from speccompile.lowering.pooled import PRODUCTS
+from speccompile.passes.base import Pass
+from speccompile.report.data import Region
+from speccompile.utils.torch_private import OpOverload
+
+#: A pass that provides one of these facts adds calls of that region; the first region with a match is taken.
+OF_FACTS: dict[Region, frozenset[str]] = {
+    "propose": frozenset(
+        {
+            "proposed",
+            "drafting_chosen",
+            "drafts_truncated",
+            "guide_advanced",
+            "tree_proposed",
+            "drafter_read",
+            "drafted_first",
+        }
+    ),
+    "commit": frozenset({"committed", "commit_chosen", "path_moved", "path_followed", "steps_counted"}),
+    "choose": frozenset(
+        {
+            "accepted",
+            "scores",
+            "sampling_chosen",
+            "scores_recorded",
+            "logprobs_recorded",
+            "prompt_recorded",
+            "chain_judged",
+            "tree_ops_chosen",
+        }
+    ),
+    "draft": frozenset({"drafts", "drafts_limited", "drafts_stored", "tree", "target_dropped"}),
+    "inputs": frozenset({"rows", "prompt_rows", "target_inputs", "last_index", "recurrence_bound"}),
+    "other": frozenset({"hidden_saved", "saved_marked", "tapped", "taps_marked"}),
+}
+
+#: Linears that are packed for the C++ ops.
+_PACKED = frozenset({"packed_linear", "packed_linears", "int8_linear", "int8_linears"})
+#: What of an op's name says that it mixes the tokens of a sequence.
+_MIXERS = ("attention", "causal_conv", "gated_delta_rule", "selective_scan")
+
+
+def regions_of_passes(passes: Iterable[Pass]) -> dict[str, Region]:
+    """By name of the pass; a user's own pass without any of these facts is ``other``."""
+    found: dict[str, Region] = {}
+    for item in passes:
+        matches = [region for region, facts in OF_FACTS.items() if item.provides & facts]
+        if matches or item.is_users:
+            found[item.name] = matches[0] if matches else "other"
+    return found
+
+
+def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region]) -> dict[fx.Node, Region]:
+    """The region of every call. What no pass of a step added is the model's: before its layers the embedding, its
+    layers, and after them the lm_head."""
+    calls = [node for node in graph.graph.nodes if node.op in ("call_function", "call_module")]
+    layers = set(graph.anchors.layers)
+    own = [node for node in calls if str(node.meta.get("pass")) not in of_passes]
+    ends = [place for place, node in enumerate(own) if node in layers]
+    # In the captured model a layer is many calls, and its anchor is the last one of them.
+    starts = [place for place, node in enumerate(own) if "layer" in node.meta or node in layers]
+    first, last = (min(starts, default=len(own)), max(ends, default=-1))
+    found: dict[fx.Node, Region] = {}
+    for place, node in enumerate(own):
+        found[node] = "embedding" if place < first else "layers" if place <= last else "lm_head"
+    for node in calls:
+        if node not in found:
+            found[node] = of_passes[str(node.meta["pass"])]
+    return found
+
+
+def is_linear(node: fx.Node) -> bool:
+    """Whether it multiplies by a weight."""
+    return is_ours(node, _PACKED) or (node.target in PRODUCTS and not is_mixer(node))
+
+
+def is_mixer(node: fx.Node) -> bool:
+    """Whether tokens of a sequence meet in it: attention, or a recurrence."""
+    return is_ours(node) and any(part in op_name(node) for part in _MIXERS)
+
+
+def is_ours(node: fx.Node, names: frozenset[str] | None = None) -> bool:
+    """Whether it calls an op of this package, one of ``names``."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "speccompile":
+        return False
+    return names is None or op_name(node).removeprefix("speccompile.") in names
+
+
+def op_name(node: fx.Node) -> str:
+    """Of the op or the body that it calls."""
+    if isinstance(node.target, str):
+        return node.target
+    if isinstance(node.target, OpOverload):
+        return str(node.target).removesuffix(".default")
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def regions_of_body(graph: StepGraph, body: fx.Graph) -> dict[fx.Node, Region]:
+    """The region of every call of a decoder layer.
+
+    ``qkv`` is what attention (or a recurrence) depends on, ``projection`` the first linear after it and what lies
+    between them, ``mlp`` the rest. Without an op that mixes tokens all of it is ``layers``.
+    """
+    calls = [node for node in body.nodes if node.op == "call_function"]
+    mixers = [node for node in calls if is_mixer(node)]
+    if not mixers:
+        return dict.fromkeys(calls, cast(Region, "layers"))
+    before = _ancestors(graph, calls, mixers)
+    after = _descendants(calls, mixers)
+    projections = {node for node in after if is_linear(node)}
+    first = next((node for node in calls if node in projections), None)
+    between = _ancestors(graph, calls, [first]) | {first} if first is not None else set()
+    found: dict[fx.Node, Region] = {}
+    for node in calls:
+        if node in mixers:
+            found[node] = "attention"
+        elif node in before:
+            found[node] = "qkv"
+        elif node in after and node in between:
+            found[node] = "projection"
+        else:
+            found[node] = "mlp"
+    return found
+
+
+def _ancestors(graph: StepGraph, calls: list[fx.Node], of: Iterable[fx.Node]) -> set[fx.Node]:
+    """What ``of`` depend on, writes of tensors that they read included."""
+    writers: dict[fx.Node, list[fx.Node]] = {}
+    for node in calls:
+        for target in written(graph, node):
+            writers.setdefault(target, []).append(node)
+    found: set[fx.Node] = set()
+    stack = list(of)
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            for node in (source, *writers.get(source, ())):
+                if node.op == "call_function" and node not in found:
+                    found.add(node)
+                    stack.append(node)
+    return found
+
+
+def _descendants(calls: list[fx.Node], of: Iterable[fx.Node]) -> set[fx.Node]:
+    found = set(of)
+    for node in calls:
+        if any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found - set(of)

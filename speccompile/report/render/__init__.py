@@ -1,0 +1,1 @@
+"""A report as an HTML file, and as text for a terminal."""

@@ -1,0 +1,15 @@
+"""A recorded trace as data."""
+
+from __future__ import annotations
+
+from speccompile.report.data import TraceReport, TraceStep
+from speccompile.runtime.trace_reader import Trace
+
+
+def trace_report(trace: Trace, name: str) -> TraceReport:
+    """The steps of ``trace``, which the report calls ``name``."""
+    steps = tuple(
+        TraceStep(step.draft_len, step.requests, step.proposed, step.accepted, step.emitted, step.milliseconds)
+        for step in trace.steps
+    )
+    return TraceReport(name, trace.draft_lens, steps)

@@ -1,0 +1,155 @@
+"""A report in words: whether speculation pays, and why each tier takes the time that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from speccompile.report.data import Acceptance, Fallback, Region, RegionCost, TierReport, TraceReport
+
+#: Regions as sentences name them.
+NAMES: Mapping[Region, str] = {
+    "draft": "drafting",
+    "inputs": "step inputs",
+    "embedding": "embedding",
+    "qkv": "qkv",
+    "attention": "attention",
+    "projection": "attention output",
+    "mlp": "MLP",
+    "elementwise": "elementwise kernels",
+    "layers": "layers",
+    "lm_head": "lm_head",
+    "choose": "choosing tokens",
+    "commit": "commit",
+    "propose": "proposing",
+    "other": "other",
+    "host": "host",
+}
+#: Regions that a sentence names, and what share of a step is worth naming.
+_NAMED, _WORTH = 3, 0.02
+
+
+def explained(tiers: Sequence[TierReport]) -> tuple[TierReport, ...]:
+    """The tiers with what each costs against K=0, and sentences that say why."""
+    plain = next((tier for tier in tiers if tier.draft_len == 0), None)
+    return tuple(_explained(tier, plain) for tier in tiers)
+
+
+def _explained(tier: TierReport, plain: TierReport | None) -> TierReport:
+    if plain is None or plain.measured is None or tier.measured is None:
+        return replace(tier, explanation=("It was not measured.",))
+    cost = tier.measured.step_ms / plain.measured.step_ms
+    return replace(tier, cost=cost, explanation=tuple(_reasons(tier, plain, cost)))
+
+
+def _reasons(tier: TierReport, plain: TierReport, cost: float) -> Iterator[str]:
+    assert tier.measured is not None
+    step = tier.measured.step_ms
+    ratio = "" if tier is plain else f", {cost:.2f} times that of {plain.name}"
+    yield f"A step of {tier.rows} x {tier.width} tokens takes {step:.1f} ms{ratio}."
+    if tier.floor_ms is not None and tier.floor_ms > _WORTH * step:
+        yield (
+            f"Memory allows {tier.floor_ms:.1f} ms for the {tier.nbytes / 2**20:,.0f} MiB that it reads: the step "
+            f"takes {step / tier.floor_ms:.2f} times that."
+        )
+    inside = [cost for cost in tier.regions if cost.ms and cost.region != "host"]
+    costs = sorted(inside, key=lambda cost: -(cost.ms or 0.0))
+    shares = [f"{NAMES[cost.region]} {cost.ms:.1f} ms ({(cost.ms or 0) / step:.0%})" for cost in costs[:_NAMED]]
+    if shares:
+        yield f"Most of it is {', '.join(shares)}."
+    if tier is not plain:
+        added = _added(tier.regions, plain.regions)
+        listed = [f"{NAMES[region]} +{ms:.1f} ms" for region, ms in added if ms > _WORTH * step][:_NAMED]
+        if listed:
+            yield f"Against {plain.name} it adds {', '.join(listed)}."
+    slow = [
+        cost
+        for cost in costs
+        if (cost.floor_ms or 0.0) > _WORTH * step and cost.ms and cost.ms - (cost.floor_ms or 0.0) > 2 * _WORTH * step
+    ]
+    if slow:
+        worst = max(slow, key=lambda cost: (cost.ms or 0.0) - (cost.floor_ms or 0.0))
+        yield (
+            f"Furthest above the time that memory needs is {NAMES[worst.region]}: {worst.ms:.1f} ms, where memory "
+            f"needs {worst.floor_ms:.1f} ms."
+        )
+
+
+def _added(tier: Sequence[RegionCost], plain: Sequence[RegionCost]) -> list[tuple[Region, float]]:
+    before = {cost.region: cost.ms or 0.0 for cost in plain}
+    added = [(cost.region, (cost.ms or 0.0) - before.get(cost.region, 0.0)) for cost in tier]
+    return sorted(added, key=lambda item: -item[1])
+
+
+#: An acceptance length, and where it was seen.
+Seen = tuple[float, str]
+
+
+def acceptance_of(tier: TierReport, acceptance: Acceptance | None, trace: TraceReport | None) -> Seen | None:
+    """The acceptance length of the steps of a tier, and where it was seen; None if it was seen nowhere."""
+    if tier.decoded is not None and tier.decoded.own_length is not None:
+        share = tier.decoded.own_steps / tier.decoded.steps
+        where = f"{tier.decoded.prompts} prompt{'s' * (tier.decoded.prompts > 1)}"
+        return tier.decoded.own_length, where if share == 1 else f"{where}; it ran {share:.0%} of the steps"
+    if trace is not None:
+        steps = [step for step in trace.steps if step.draft_len == tier.draft_len]
+        if rows := sum(len(step.requests) for step in steps):
+            return sum(sum(step.emitted) for step in steps) / rows, "the trace"
+    if acceptance is not None and tier.tree is None:
+        return acceptance.acceptance_length, "all requests so far, at all tiers"
+    return None
+
+
+def verdict(
+    tiers: Sequence[TierReport],
+    fallbacks: Sequence[Fallback],
+    acceptance: Acceptance | None,
+    trace: TraceReport | None,
+) -> tuple[str, ...]:
+    """Sentences about a whole wrap."""
+    gains = {tier.name: gain for tier in tiers if (gain := _gain(tier, tiers, acceptance, trace)) is not None}
+    found = [
+        _of_tier(tier, gains.get(tier.name), acceptance, trace)
+        for tier in tiers
+        if tier.draft_len and tier.cost is not None
+    ]
+    return (_best(tiers, gains), *found, *_of_fallbacks(fallbacks))
+
+
+def _gain(
+    tier: TierReport, tiers: Sequence[TierReport], acceptance: Acceptance | None, trace: TraceReport | None
+) -> float | None:
+    """How many times as fast as K=0 it emits tokens: as decoded, else by acceptance and cost."""
+    plain = next((item for item in tiers if item.draft_len == 0), None)
+    if tier is plain or plain is None:
+        return None
+    if tier.decoded is not None and plain.decoded is not None and plain.decoded.tokens_per_second:
+        return tier.decoded.tokens_per_second / plain.decoded.tokens_per_second
+    seen = acceptance_of(tier, acceptance, trace)
+    return None if seen is None or tier.cost is None else seen[0] / tier.cost
+
+
+def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None, trace: TraceReport | None) -> str:
+    assert tier.cost is not None
+    sentence = f"{tier.name} costs {tier.cost:.2f} times K=0, breaks even at an acceptance length of {tier.cost:.2f}"
+    if (seen := acceptance_of(tier, acceptance, trace)) is None:
+        return f"{sentence}; what it has is not known."
+    sentence = f"{sentence}, and has {seen[0]:.2f} ({seen[1]})"
+    return f"{sentence}: {gain:.2f} times as fast as K=0." if gain is not None else f"{sentence}."
+
+
+def _best(tiers: Sequence[TierReport], gains: Mapping[str, float]) -> str:
+    if not any(tier.draft_len for tier in tiers):
+        return "There is no tier with drafts."
+    if not gains:
+        what = "No step was measured" if all(tier.cost is None for tier in tiers) else "No request was decoded yet"
+        return f"{what}, so it is not known whether speculation pays."
+    best = max(gains, key=lambda name: gains[name])
+    if gains[best] <= 1.0:
+        return "Speculation does not pay here: no tier is faster than K=0."
+    return f"Speculation pays: {best} is {gains[best]:.2f} times as fast as K=0."
+
+
+def _of_fallbacks(fallbacks: Sequence[Fallback]) -> Iterator[str]:
+    if fallbacks:
+        yield f"{len(fallbacks)} fallback{'s' * (len(fallbacks) > 1)}: {'; '.join(item.what for item in fallbacks)}."
