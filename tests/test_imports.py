@@ -30,7 +30,8 @@ ALLOWED = {
     "lowering": "graph ops sampling graph_capture",
     "runtime": "graph ops sampling graph_capture hidden_states acceptance policies modes lowering",
     "compiler": ("graph ops sampling graph_capture passes hidden_states acceptance policies modes lowering runtime"),
-    "speculator": "graph ops sampling passes hidden_states policies modes lowering runtime compiler",
+    "report": "graph ops sampling graph_capture passes policies lowering runtime compiler",
+    "speculator": "graph ops sampling passes hidden_states policies modes lowering runtime compiler report",
     "wrapping": "ops sampling passes graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
     "__init__": (
         "backends graph passes sampling lowering guides acceptance hidden_states policies pretrained modes heads "
@@ -40,8 +41,8 @@ ALLOWED = {
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
     "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
-        "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler speculator serve tools "
-        "training"
+        "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler report speculator serve "
+        "tools training"
     ),
     "__main__": "cli",
 }

@@ -222,10 +222,23 @@ def inspect(
     stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
     build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Whether to time the steps.")] = True,
+    html: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write a report to this file: one page that loads nothing.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Decode these prompts at each tier, JSON lines as demo reads."),
+    ] = None,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 64,
+    trace: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Show this trace, as spec.record_trace writes it.")
+    ] = None,
     backend: Backend = WrapOptions.backend,
     option: ModeOptions = None,
 ) -> None:
-    """Show what a model becomes: stages, ops and kernels, tiers, buffers."""
+    """Show what a model becomes, what each step costs, and what its drafts are worth."""
     with one_line_errors():
         options = WrapOptions(
             mode=mode,
@@ -247,6 +260,12 @@ def inspect(
         draft_len=max(options.draft_lens) if tier is None else tier,
         stage=stage,
         build=build,
+        measure=measure,
+        html=html,
+        as_json=as_json,
+        prompts=prompts,
+        new_tokens=new_tokens,
+        trace=trace,
     )
 
 

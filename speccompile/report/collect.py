@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -111,10 +112,8 @@ def _subject(source: Source) -> Subject:
 
 
 def _machine(source: Source, bandwidth: float | None) -> Machine:
-    from speccompile import __version__
-
     versions = {
-        "speccompile": __version__,
+        "speccompile": version("speccompile"),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "Python": platform.python_version(),

@@ -92,7 +92,7 @@ def _take_apart(
             ms[node.region] += share * node.ms
             inner += share * node.ms
     if whole:
-        ms["elementwise"] += whole - inner
+        ms["elementwise"] += max(0.0, whole - inner)
 
 
 def floor_ms(nbytes: int, bandwidth: float | None) -> float | None:

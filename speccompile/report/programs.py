@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -76,7 +77,7 @@ def _stage(stage: graph_stage.Stage, made_by: Pass | None) -> Stage:
 def first_sentence(kind: type) -> str:
     """Of the docstring of a class."""
     text = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
-    return text.partition(". ")[0].removesuffix(".") + "." if text else ""
+    return re.sub(r"``|:\w+:`~?([^`]*)`", r"\1", text.partition(". ")[0].removesuffix(".")) + "." if text else ""
 
 
 def _short(name: str) -> str:

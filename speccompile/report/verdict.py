@@ -29,6 +29,11 @@ NAMES: Mapping[Region, str] = {
 _NAMED, _WORTH = 3, 0.02
 
 
+def milliseconds(value: float) -> str:
+    """Two digits after the point where it is short."""
+    return f"{value:.1f} ms" if value >= 9.95 else f"{value:.2f} ms"
+
+
 def explained(tiers: Sequence[TierReport]) -> tuple[TierReport, ...]:
     """The tiers with what each costs against K=0, and sentences that say why."""
     plain = next((tier for tier in tiers if tier.draft_len == 0), None)
@@ -46,20 +51,22 @@ def _reasons(tier: TierReport, plain: TierReport, cost: float) -> Iterator[str]:
     assert tier.measured is not None
     step = tier.measured.step_ms
     ratio = "" if tier is plain else f", {cost:.2f} times that of {plain.name}"
-    yield f"A step of {tier.rows} x {tier.width} tokens takes {step:.1f} ms{ratio}."
+    yield f"A step of {tier.rows} x {tier.width} tokens takes {milliseconds(step)}{ratio}."
     if tier.floor_ms is not None and tier.floor_ms > _WORTH * step:
         yield (
-            f"Memory allows {tier.floor_ms:.1f} ms for the {tier.nbytes / 2**20:,.0f} MiB that it reads: the step "
-            f"takes {step / tier.floor_ms:.2f} times that."
+            f"Memory needs {milliseconds(tier.floor_ms)} for the {tier.nbytes / 2**20:,.1f} MiB that it reads: "
+            f"the step takes {step / tier.floor_ms:.2f} times that."
         )
     inside = [cost for cost in tier.regions if cost.ms and cost.region != "host"]
     costs = sorted(inside, key=lambda cost: -(cost.ms or 0.0))
-    shares = [f"{NAMES[cost.region]} {cost.ms:.1f} ms ({(cost.ms or 0) / step:.0%})" for cost in costs[:_NAMED]]
+    shares = [
+        f"{NAMES[cost.region]} {milliseconds(cost.ms or 0)} ({(cost.ms or 0) / step:.0%})" for cost in costs[:_NAMED]
+    ]
     if shares:
         yield f"Most of it is {', '.join(shares)}."
     if tier is not plain:
         added = _added(tier.regions, plain.regions)
-        listed = [f"{NAMES[region]} +{ms:.1f} ms" for region, ms in added if ms > _WORTH * step][:_NAMED]
+        listed = [f"{NAMES[region]} +{milliseconds(ms)}" for region, ms in added if ms > _WORTH * step][:_NAMED]
         if listed:
             yield f"Against {plain.name} it adds {', '.join(listed)}."
     slow = [
@@ -70,8 +77,8 @@ def _reasons(tier: TierReport, plain: TierReport, cost: float) -> Iterator[str]:
     if slow:
         worst = max(slow, key=lambda cost: (cost.ms or 0.0) - (cost.floor_ms or 0.0))
         yield (
-            f"Furthest above the time that memory needs is {NAMES[worst.region]}: {worst.ms:.1f} ms, where memory "
-            f"needs {worst.floor_ms:.1f} ms."
+            f"Furthest above the time that memory needs is {NAMES[worst.region]}: {milliseconds(worst.ms or 0)}, "
+            f"where memory needs {milliseconds(worst.floor_ms or 0)}."
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import TextStreamer
 from typer.testing import CliRunner, Result
 
-from speccompile import Speculator
+from speccompile import Speculator, wrap
 from speccompile.cli import app
 from speccompile.cli import demo as demo_module
 from speccompile.cli.measure import TRANSFORMERS, Run
@@ -58,15 +58,26 @@ def test_inspect_without_build_lowers_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_inspect_shows_the_tiers_of_all_row_counts() -> None:
     result = call("inspect", "tiny", "--no-build", "--tiers", "0,3", "--max-len", "64", "--max-batch", "3")
     assert result.exit_code == 0
-    shapes = re.findall(r"tier K=(\d) *\S *(\d) x (\d)", result.stdout)
+    shapes = re.findall(r"tier K=(\d), \d rows? +(\d) x (\d)", result.stdout)
     assert shapes == [(draft_len, rows, width) for draft_len, width in ("01", "34") for rows in "123"]
 
 
 def test_inspect_shows_what_was_built() -> None:
     result = call("inspect", "tiny", *QUICK, "--max-len", "64", "--tier", "0", "--option", "max_ngram=2")
     assert result.exit_code == 0
-    for text in ("last 2 to 1 tokens", "of tier K=0", "run op by op", "draft_tokens", "KV", "drafter", "Weights: "):
-        assert text in result.stdout, text
+    text = " ".join(result.stdout.split())
+    for part in (
+        "last 2 to 1 tokens",
+        "Kernels of K=0",
+        "body, run op by op",
+        "draft_tokens",
+        "KV",
+        "drafter",
+        "Memory",
+    ):
+        assert part in text, part
+    assert "breaks even at an acceptance length of" in text
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_inspect_bytes_are_those_of_the_arena() -> None:
@@ -75,17 +86,33 @@ def test_inspect_bytes_are_those_of_the_arena() -> None:
     assert f"{2 * 2 * 2 * 65 * 2 * 16 * 4:,}" in result.stdout
 
 
-def test_inspect_says_that_packed_weights_are_a_second_copy() -> None:
-    model = tiny_model()
-    linears = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+def test_inspect_shows_that_packed_weights_are_a_second_copy() -> None:
+    linears = [module.weight for module in tiny_model().modules() if isinstance(module, torch.nn.Linear)]
     packed = sum(weight.nbytes for weight in linears)
-    # A step reads one of the two tables of the rotary embedding.
-    frequencies = model.get_buffer("model.rotary_emb.inv_freq")
-    shared = sum(weight.nbytes for weight in model.parameters()) - packed + frequencies.nbytes
     result = call("inspect", "tiny", "--no-build", "--tiers", "0", "--max-len", "64", "--mode", "none")
-    line = " ".join(result.stdout.splitlines()[-3:])
-    assert f"{shared:,} bytes" in line and "shared with the model" in line
-    assert f"{packed:,} bytes" in line and "packed: a second copy" in line and "consume=True" in line
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["packed", "copies", str(len(linears)), f"{packed:,}", f"{packed / 2**20:,.1f}"] in lines
+    assert ["consume=True", "saves", f"{packed:,}", f"{packed / 2**20:,.1f}"] in lines
+
+
+def test_inspect_prints_all_of_it_as_json() -> None:
+    result = call("inspect", "tiny", *QUICK, "--max-len", "64", "--no-measure", "--json")
+    data = json.loads(result.stdout)
+    assert [tier["name"] for tier in data["tiers"]] == ["K=0", "K=3"]
+    assert data["subject"]["explanation"]["mode"].startswith("ngram: ")
+
+
+def test_inspect_writes_a_report(tmp_path: Path) -> None:
+    prompts, path, trace = tmp_path / "prompts.jsonl", tmp_path / "report.html", tmp_path / "trace.jsonl"
+    prompts.write_text(json.dumps({"prompt": "abcabcabc"}) + "\n")
+    with wrap(tiny_model(), tiers=(0, 3), max_len=64, backend="eager") as spec, spec.record_trace(trace):
+        spec.generate(torch.tensor([[1, 2, 3] * 4]), max_new_tokens=8)
+    files = ["--html", str(path), "--prompts", str(prompts), "--new-tokens", "8", "--trace", str(trace)]
+    result = call("inspect", "tiny", *QUICK, "--max-len", "64", *files)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == f"The report is {path}"
+    text = path.read_text()
+    assert text.startswith("<!doctype html>") and result.stdout.splitlines()[0] in text
 
 
 @pytest.mark.parametrize("stage", ["capture", "outline", "commit"])

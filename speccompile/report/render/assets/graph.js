@@ -94,6 +94,13 @@ function Graph({ calls, open, setOpen, selected, onCall, label }) {
   const folded = useMemo(() => fold(calls, open), [calls, open]);
   const graph = useMemo(() => layOut(folded), [folded]);
   const { width, height } = graph.graph();
+  // What a pass changed, or what was chosen, is brought into view.
+  useEffect(() => {
+    const box = frame.current.querySelector(".box.selected, .box.added, .box.gone");
+    if (!box) return;
+    const [inner, outer] = [box.getBoundingClientRect(), frame.current.getBoundingClientRect()];
+    frame.current.scrollTo({ left: frame.current.scrollLeft + inner.left - outer.left - outer.width / 3, top: frame.current.scrollTop + inner.top - outer.top - outer.height / 3 });
+  }, [graph]);
   const toggle = (group) => {
     const next = new Set(open);
     if (!next.delete(group)) next.add(group);

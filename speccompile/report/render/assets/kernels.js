@@ -4,8 +4,8 @@
 function Kernels({ tier }) {
   const columns = [
     { name: "called from", of: (kernel) => kernel.caller },
-    { name: "kernel", of: (kernel) => kernel.name, show: (kernel) => html`<span class="mono">${shortOp(kernel.name)}</span>` },
-    { name: "whose", of: (kernel) => KINDS[kernel.kind] },
+    { name: "kernel", of: (kernel) => kernel.name, show: (kernel) => html`<span class="mono long" title=${kernel.name}>${shortOp(kernel.name)}</span>` },
+    { name: "whose", of: (kernel) => KINDS[kernel.kind], show: (kernel) => html`<span style=${{ whiteSpace: "nowrap" }}>${KINDS[kernel.kind]}</span>` },
     { name: "calls", number: true, of: (kernel) => kernel.calls },
     { name: "reads", number: true, of: (kernel) => kernel.nbytes, show: (kernel) => (kernel.nbytes ? bytes(kernel.nbytes) : "–") },
     { name: "time", number: true, of: (kernel) => kernel.ms, show: (kernel) => ms(kernel.ms) },
@@ -19,6 +19,8 @@ function Kernels({ tier }) {
     <${Sortable} caption="Kernels" columns=${columns} rows=${tier.kernels} initial=${initial} key=${tier.name} />
   </${Section}>`;
 }
+
+const OPEN_GROUPS = ["KV", "sequence", "drafter", "recurrent state"];
 
 function Buffers({ report, tier }) {
   const [text, setText] = useState("");
@@ -49,17 +51,21 @@ function Buffers({ report, tier }) {
   const rows = alike.filter((line) => `${line.name} ${line.first.group}`.toLowerCase().includes(text.toLowerCase()));
   const named = (who) => who.map((name) => (REGIONS[name] ? regionName(name) : name)).join(", ") || "–";
   const columns = [
-    { name: "group", of: (line) => line.first.group },
     { name: "buffer", of: (line) => line.name, show: (line) => html`<span class="mono">${line.name}</span>` },
-    { name: "shape", of: (line) => line.first.shape.join(), show: (line) => html`<span class="mono">${line.first.dtype}[${line.first.shape.join(", ")}]</span>` },
+    { name: "type and shape", of: (line) => line.first.shape.join(), show: (line) => html`<span class="mono">${line.first.dtype}[${line.first.shape.join(", ")}]</span>` },
     { name: "bytes", number: true, of: (line) => line.nbytes, show: (line) => bytes(line.nbytes) },
     { name: `read by (${tier.name})`, of: (line) => named(line.reads) },
     { name: "written by", of: (line) => named(line.writes) },
   ];
+  const groups = [...new Set(rows.map((line) => line.first.group))];
+  const size = (group) => sum(rows.filter((line) => line.first.group === group).map((line) => line.nbytes));
   return html`<${Section} id="buffers" title="Buffers of the arena"
       lead="All state of all slots, allocated once and shared by all tiers. Readers and writers are those of the chosen tier.">
     <div class="tools"><label>Find <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} placeholder="name or group" /></label>
       <span class="muted">${count(report.buffers.length, "tensor")}, ${bytes(sum(report.buffers.map((buffer) => buffer.nbytes)))}</span></div>
-    <${Sortable} caption="Buffers" columns=${columns} rows=${rows} />
+    ${groups.sort((a, b) => size(b) - size(a)).map((group) => html`<details class="group" open=${Boolean(text) || OPEN_GROUPS.includes(group)}>
+      <summary><strong>${group}</strong> <span class="muted">${bytes(size(group))}</span></summary>
+      <${Sortable} caption=${`Buffers: ${group}`} columns=${columns} rows=${rows.filter((line) => line.first.group === group)} />
+    </details>`)}
   </${Section}>`;
 }

@@ -41,7 +41,7 @@ function Waterfall({ report, tier, region, choose }) {
         if (!cost) return html`<div class="cell"></div>`;
         const end = start + value(cost);
         const label = end < 0.72 * longest ? { left: `calc(${width(end)} + 0.3rem)` } : { right: `calc(100% - ${width(start)} + 0.3rem)` };
-        const need = measured && cost.floor_ms ? html`<span class="need" style=${{ left: width(start), width: width(cost.floor_ms) }}></span>` : null;
+        const need = measured && cost.floor_ms > 0.004 * longest ? html`<span class="need" style=${{ left: width(start), width: width(cost.floor_ms) }}></span>` : null;
         const chosen = item === tier && name === region;
         return html`<button class=${`cell ${chosen ? "selected" : ""}`} aria-label=${`${item.name}, ${regionName(name)}: ${shown(cost)}`}
             onClick=${() => choose({ tier: item.name, region: name })}>
@@ -66,12 +66,12 @@ function Why({ report, tier, region, choose }) {
         onClick=${() => choose({ region: cost.region })}><${Swatch} region=${cost.region} />${regionName(cost.region)}</button>` },
     { name: "time", number: true, of: (cost) => cost.ms, show: (cost) => ms(cost.ms) },
     { name: "share", number: true, of: (cost) => cost.ms, show: (cost) => (step && cost.region !== "host" ? percent(cost.ms / step) : "–") },
-    ...(against ? [{ name: "more than K=0", number: true, of: (cost) => cost.ms - (before[cost.region] ?? 0),
+    ...(against ? [{ name: "against K=0", number: true, of: (cost) => cost.ms - (before[cost.region] ?? 0),
       show: (cost) => (cost.ms === null ? "–" : `${cost.ms - (before[cost.region] ?? 0) >= 0 ? "+" : "−"}${ms(Math.abs(cost.ms - (before[cost.region] ?? 0)))}`) }] : []),
     { name: "reads", number: true, of: (cost) => cost.nbytes, show: (cost) => (cost.nbytes ? bytes(cost.nbytes) : "–") },
     { name: "memory needs", number: true, of: (cost) => cost.floor_ms, show: (cost) => (cost.floor_ms >= 0.001 ? ms(cost.floor_ms) : "–") },
   ];
-  return html`<div class="columns" style=${{ marginTop: "1rem" }}>
+  return html`<div class="columns why">
     <div class="card" id="why">
       <h3>Why ${tier.name} takes this time</h3>
       ${tier.explanation.map((sentence) => html`<p>${sentence}</p>`)}

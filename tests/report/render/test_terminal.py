@@ -1,0 +1,39 @@
+"""The report in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from speccompile.report.data import Report
+from speccompile.report.render.terminal import show
+from support.reports import tiny_report, tree_report
+
+
+def text_of(report: Report, draft_len: int) -> str:
+    out = io.StringIO()
+    show(report, draft_len, Console(file=out, width=80, highlight=False))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("make", "draft_len"), [(tiny_report, 3), (tree_report, 5)])
+def test_names_stay_whole_in_80_columns(make, draft_len: int) -> None:  # type: ignore[no-untyped-def]
+    report = make()
+    text = text_of(report, draft_len)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = set(text.split())
+    tier = next(tier for tier in report.tiers if tier.draft_len == draft_len)
+    names = [stage.name for program in (report.model, tier.program) for stage in program.stages]
+    names += [kernel.name.removeprefix("aten.") for kernel in tier.kernels]
+    names += [buffer.name for buffer in report.buffers if buffer.group in ("sequence", "drafter")]
+    assert not [name for name in names if name not in words]
+
+
+def test_it_begins_with_the_verdict() -> None:
+    text = text_of(tiny_report(), 3)
+    assert " ".join(text.split()).index(tiny_report().verdict[0]) < text.index("Tiers")
+    for part in ("Milliseconds of a step", "attention output", "Kernels of K=3", "Buffers of the arena", "saves"):
+        assert part in text

@@ -1,0 +1,43 @@
+"""Layers are taken apart by data flow, in every family."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.target.choose_attention import ChooseAttention
+from speccompile.passes.target.choose_linear import KeepLinears
+from speccompile.passes.target.outline import OutlineLayers
+from speccompile.report.regions import is_linear, op_name, regions_of_body
+from support.families import model_of
+from support.tiny import captured
+
+
+def outlined(name: str) -> StepGraph:
+    graph = captured(model_of(name)).graph
+    for item in (ChooseAttention("attention"), KeepLinears(), OutlineLayers()):
+        item.run(graph)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("name", "linears"),
+    [
+        ("llama", {"qkv": 3, "projection": 1, "mlp": 3}),
+        ("gpt2", {"qkv": 1, "projection": 1, "mlp": 2}),
+        # Attention and MLP read the same input, side by side.
+        ("gpt_neox", {"qkv": 1, "projection": 1, "mlp": 2}),
+    ],
+)
+def test_linears_belong_to_the_parts_of_a_layer(name: str, linears: dict[str, int]) -> None:
+    graph = outlined(name)
+    body = next(iter(graph.bodies.values())).module.graph
+    regions = regions_of_body(graph, body)
+    found = Counter(region for node, region in regions.items() if is_linear(node))
+    assert found == linears
+    assert [op_name(node) for node, region in regions.items() if region == "attention"] == ["speccompile.attention"]
+    # The KV is written before it is attended to.
+    writes = [node for node in regions if op_name(node) == "aten.index_put_"]
+    assert writes and all(regions[node] == "qkv" for node in writes)
