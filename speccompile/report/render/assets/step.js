@@ -26,7 +26,7 @@ function Step({ report, tier, state, choose }) {
     const groups = new Set();
     for (const region of new Set(calls.map((call) => call.region))) {
       const inside = calls.filter((call) => call.region === region);
-      const close = inside.length <= 40 && inside.some((call) => call.added || call.gone || call.name === state.node);
+      const close = inside.length <= 120 && inside.some((call) => call.added || call.gone || call.name === state.node);
       if (close || (body && inside.length <= 60)) groups.add(`region:${region}`);
     }
     return groups;
