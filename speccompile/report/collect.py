@@ -37,6 +37,7 @@ from speccompile.report.data import (
 from speccompile.report.fallbacks import fallbacks_of
 from speccompile.report.measure import CONTEXT, RUNS_IN_PARTS, StepTimes, measure_steps
 from speccompile.report.memory import memory_of
+from speccompile.report.names import short_name
 from speccompile.report.programs import bodies_of, program
 from speccompile.report.source import Source
 from speccompile.report.traffic import Reads
@@ -188,7 +189,7 @@ def _tier(
 
 def _host_ms(decoded: Decoded, times: Mapping[int, StepTimes]) -> float:
     """Milliseconds of a decoded step besides those of its executable."""
-    by_name = {str(draft_len): step.fastest for draft_len, step in times.items()}
+    by_name = {short_name(draft_len): step.fastest for draft_len, step in times.items()}
     steps = sum(decoded.tier_steps.values())
     inside = sum(count * by_name[name] for name, count in decoded.tier_steps.items())
     return max(0.0, decoded.step_ms - inside / steps) if steps else 0.0
@@ -211,13 +212,6 @@ def _drafter_program(source: Source, draft_len: int, stages: Stages, reads: Read
     passes = [*_model_passes(source), *(() if pipeline is None else pipeline.passes)]
     own = [stage for name, stage in stages.items() if name not in source.model]
     return program(stages.last.tier, own, passes, reads, base=source.model.last)
-
-
-def short_name(draft_len: int) -> str:
-    """Of a tier."""
-    if not isinstance(draft_len, Tree):
-        return f"K={draft_len}"
-    return f"{'tree' if draft_len.parents else 'dynamic tree'} of {int(draft_len)}, depth {draft_len.depth}"
 
 
 def _tree(draft_len: int) -> TreeShape | None:
@@ -255,6 +249,6 @@ def _acceptance(stats: Stats) -> Acceptance:
         emitted=stats.emitted_tokens,
         proposed_at=tuple(stats.proposed_at),
         accepted_at=tuple(stats.accepted_at),
-        tier_steps={str(draft_len): count for draft_len, count in sorted(stats.tier_steps.items())},
-        tier_seconds={str(draft_len): seconds for draft_len, seconds in sorted(stats.tier_seconds.items())},
+        tier_steps={short_name(draft_len): count for draft_len, count in sorted(stats.tier_steps.items())},
+        tier_seconds={short_name(draft_len): seconds for draft_len, seconds in sorted(stats.tier_seconds.items())},
     )

@@ -168,7 +168,7 @@ class Decoded:
         tokens: that steps emitted.
         acceptance_length: over all steps. Where a lookup has no drafts, a smaller tier runs.
         own_steps, own_length: the steps that ran this very tier, and their acceptance length; None if it did not run.
-        tier_steps: steps by the draft length of the tier that ran.
+        tier_steps: steps by the name of the tier that ran.
         step_ms: mean time of a step with the host's part, after the first token.
     """
 
@@ -293,7 +293,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts of the requests that the engine has run: per draft position, and steps by draft length."""
+    """Counts of the requests that the engine has run: per draft position, and steps and seconds by name of the tier."""
 
     acceptance_length: float
     steps: int

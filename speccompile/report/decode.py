@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from speccompile.graph.tree import chains
+from speccompile.graph.tree import chains, depth_of
 from speccompile.policies.fixed import Fixed
 from speccompile.report.data import Decoded, TraceReport
+from speccompile.report.names import short_name
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.stats import Counters
@@ -67,10 +68,10 @@ def _decode(
         acceptance_length=total.acceptance_length,
         own_steps=own_steps if path is not None else steps.get(draft_len, 0),
         own_length=own_length if path is not None else total.acceptance_length,
-        tier_steps={str(k): count for k, count in sorted(steps.items())},
+        tier_steps={short_name(k): count for k, count in sorted(steps.items())},
         step_ms=1e3 * seconds / max(1, total.row_steps),
         tokens_per_second=tokens / seconds if seconds else 0.0,
-        per_position=tuple(total.per_position),
+        per_position=tuple(total.per_position[: depth_of(draft_len)]),
     )
 
 

@@ -6,11 +6,13 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
 
 from speccompile.graph import stage as graph_stage
+from speccompile.graph.fakes import faking
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import state_writes, written
 from speccompile.passes.base import Pass
@@ -119,7 +121,7 @@ def step_nodes(graph: StepGraph, of_passes: Mapping[str, Region], reads: Reads, 
             Node(
                 name=node.name,
                 op=op_name(node),
-                value=_value(node),
+                value=_text(node.meta.get("val")),
                 region=regions[node],
                 added_by=str(node.meta.get("pass") or "capture"),
                 since=since,
@@ -140,11 +142,32 @@ def _is_state(graph: StepGraph, name: str) -> bool:
     return name in graph.ports and graph.ports[name].role == "state"
 
 
-def _value(node: fx.Node) -> str:
-    value = node.meta.get("val")
+def _text(value: Any) -> str:
+    """Of a tensor its dtype and shape; nothing of other values."""
     if not isinstance(value, torch.Tensor):
         return ""
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+
+
+class _Values(fx.Interpreter):
+    """Runs a body, and notes what each of its calls returns."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[fx.Node, str] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.found[n] = _text(value)
+        return value
+
+
+def _values(module: fx.GraphModule, call: fx.Node) -> dict[fx.Node, str]:
+    """Of each call of a body, where ``call`` calls it."""
+    runner = _Values(module)
+    with faking():
+        runner.run(*fx.map_arg(call.args, lambda node: node.meta["val"]))
+    return runner.found
 
 
 def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tuple[Body, ...]:
@@ -157,6 +180,7 @@ def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tup
     for name, callers in calls.items():
         body = graph.bodies[name]
         regions = regions_of_body(graph, body.module.graph)
+        values = _values(body.module, callers[0])
         nbytes: dict[fx.Node, int] = {}
         for call in callers:
             for node, count in of_call(graph, call, reads).items():
@@ -170,7 +194,7 @@ def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tup
                     Node(
                         name=node.name,
                         op=op_name(node),
-                        value=_value(node),
+                        value=values[node],
                         region=region,
                         added_by="",
                         since=0,

@@ -13,7 +13,7 @@ def tier(base: TierReport, ms: float, *, length: float | None = None, rate: floa
     """``base`` with a step of ``ms``, and, with ``length``, decoded."""
     decoded = None
     if length is not None:
-        decoded = Decoded(3, 100, 50, length, 50, length, {str(base.draft_len): 50}, ms, rate, ())
+        decoded = Decoded(3, 100, 50, length, 50, length, {base.name: 50}, ms, rate, ())
     return replace(base, measured=Measured(ms, ms, 5, 32, ""), decoded=decoded, cost=None)
 
 

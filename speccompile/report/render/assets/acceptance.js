@@ -3,7 +3,7 @@
 
 function Bars({ values, offered, title, fill }) {
   const [width, height, base] = [560, 190, 160];
-  const step = Math.min(90, width / Math.max(1, values.length));
+  const step = Math.min(90, (width - 40) / Math.max(1, values.length));
   return html`<svg class="chart" viewBox=${`0 0 ${width} ${height}`} role="img" aria-label=${title}>
     ${[0, 0.5, 1].map((tick) => html`<g><line class="axis" x1="34" x2=${width} y1=${base - 140 * tick} y2=${base - 140 * tick}></line>
       <text class="muted" x="0" y=${base - 140 * tick + 4}>${percent(tick)}</text></g>`)}
@@ -18,15 +18,16 @@ function Acceptance({ report, tier }) {
   const { acceptance } = report;
   const drafted = tier.decoded && tier.draft_len > 0 && tier.decoded.per_position.length;
   if (!acceptance && !drafted) return null;
-  const share = acceptance ? acceptance.accepted_at.map((accepted, index) => (acceptance.proposed_at[index] ? accepted / acceptance.proposed_at[index] : 0)) : [];
+  const offered = acceptance ? acceptance.proposed_at.filter((proposed) => proposed) : [];
+  const share = offered.map((proposed, index) => acceptance.accepted_at[index] / proposed);
   return html`<${Section} id="acceptance" title="Acceptance by position"
       lead="The share of the drafts offered at each position that were accepted. A step accepts a position only if all before it were accepted.">
     <div class="columns">
       ${drafted ? html`<div class="card"><h3>${tier.name}, ${count(tier.decoded.prompts, "prompt")}, ${count(tier.decoded.tokens, "token")}: acceptance length ${tier.decoded.acceptance_length.toFixed(2)}</h3>
         <${Bars} values=${tier.decoded.per_position} title=${`Acceptance by position at ${tier.name}`} fill=${color("draft")} /></div>` : null}
       ${acceptance ? html`<div class="card"><h3>All requests so far, ${count(acceptance.steps, "step")}: acceptance length ${acceptance.acceptance_length.toFixed(2)}</h3>
-        <${Bars} values=${share} offered=${acceptance.proposed_at} title="Acceptance by position of all requests" fill=${color("qkv")} />
-        <p class="muted">Steps by tier: ${Object.entries(acceptance.tier_steps).map(([draft_len, steps]) => `K=${draft_len}: ${steps}`).join(", ")}</p></div>` : null}
+        <${Bars} values=${share} offered=${offered} title="Acceptance by position of all requests" fill=${color("qkv")} />
+        <p class="muted">Steps by tier: ${Object.entries(acceptance.tier_steps).map(([name, steps]) => `${name}: ${steps}`).join(", ")}</p></div>` : null}
     </div>
   </${Section}>`;
 }

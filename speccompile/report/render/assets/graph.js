@@ -8,10 +8,12 @@ function callsAt(program, stage) {
   return program.nodes
     .filter((node) => node.since <= stage && (node.until === null || node.until >= stage))
     .map((node) => ({ ...node, gone: node.until === stage, added: node.since === stage && stage >= 0 }))
-    // Arithmetic on sizes computes no tensor.
-    .filter((node) => node.value || node.writes.length || node.body)
+    .filter(computes)
     .sort((a, b) => a.place - b.place);
 }
+
+// Arithmetic on sizes computes no tensor, and is not drawn.
+const computes = (node) => node.value || node.writes.length || node.body;
 
 // What is drawn of the calls: boxes (calls, or folded groups), clusters (opened groups) and edges.
 function fold(calls, open) {
@@ -53,7 +55,7 @@ function textOf(box) {
   const timed = sum(calls.map((call) => call.ms ?? 0));
   if (!box.group) {
     const call = calls[0];
-    return [call.body ? `${call.body}${call.layer === null ? "" : ` ${call.layer}`}` : shortOp(call.op), `${call.value || call.writes.join(", ")}${call.ms >= 0.05 ? ` · ${ms(call.ms)}` : ""}`];
+    return [call.body ? `${call.body}${call.layer === null ? "" : ` ${call.layer}`}` : shortOp(call.op), [call.value || call.writes.join(", "), call.ms >= 0.05 ? ms(call.ms) : ""].filter(Boolean).join(" · ")];
   }
   const bodies = calls.filter((call) => call.body);
   const layers = new Set(calls.map((call) => call.layer)).size;
@@ -69,8 +71,9 @@ function layOut(folded) {
   for (const cluster of folded.clusters) graph.setNode(cluster.id, {});
   for (const box of folded.boxes) {
     const text = textOf(box);
-    const longest = Math.max(...text.map((line, index) => line.length * (index ? 6.1 : 7.2)));
-    graph.setNode(box.id, { width: Math.min(BOX.most, Math.max(BOX.least, longest + 26)), height: BOX.height });
+    const marked = box.group && box.calls.some((call) => call.added || call.gone) ? 40 : 0;
+    const longest = Math.max(...text.map((line, index) => line.length * (index ? 6.1 : 7.2))) + (box.group ? 22 : 0) + marked;
+    graph.setNode(box.id, { marked, width: Math.min(BOX.most, Math.max(BOX.least, longest + 26)), height: BOX.height });
   }
   for (const item of [...folded.clusters, ...folded.boxes]) if (item.parent) graph.setParent(item.id, item.parent);
   for (const edge of folded.edges) graph.setEdge(edge.from, edge.to, {});
@@ -154,7 +157,8 @@ function Graph({ calls, open, setOpen, selected, onCall, label }) {
         const [added, gone] = ["added", "gone"].map((mark) => box.calls.filter((call) => call[mark]).length);
         const kind = !box.group ? (gone ? "gone" : added ? "added" : "") : "";
         const chosen = !box.group && box.calls[0].name === selected ? "selected" : "";
-        const fits = (text, size) => (text.length * size > place.width - 22 ? `${text.slice(0, (place.width - 30) / size)}…` : text);
+        const room = place.width - 20 - place.marked;
+        const fits = (text, size) => (text.length * size > room ? `${text.slice(0, room / size - 1)}…` : text);
         return html`<g class=${`box ${kind} ${chosen}`} data-box=${box.id} tabindex="0" role="button"
             aria-label=${`${title}, ${detail}${box.group ? ", folded" : ""}${added ? `, ${added} added` : ""}${gone ? `, ${gone} removed` : ""}`} onClick=${() => act(box)} onKeyDown=${(event) => move(event, box)}>
           <title>${title} ${detail}${box.group ? "" : `\n${box.calls[0].name}, added by ${box.calls[0].added_by || "the model"}`}</title>

@@ -36,7 +36,7 @@ function Treemap({ memory }) {
         const depth = leaf.parent.children.indexOf(leaf);
         return html`<g class="tile" onMouseEnter=${() => setHovered(leaf)}>
           <title>${label(leaf)}</title>
-          <rect x=${leaf.x0} y=${leaf.y0} width=${w} height=${tall} style=${{ fill: `var(${MEMORY_COLORS[leaf.data.top] ?? "--other"})`, fillOpacity: Math.max(0.62, 0.95 - 0.06 * depth) }}></rect>
+          <rect x=${leaf.x0} y=${leaf.y0} width=${w} height=${tall} style=${{ fill: `var(${MEMORY_COLORS[leaf.data.top] ?? "--other"})`, fillOpacity: Math.max(0.82, 1 - 0.03 * depth) }}></rect>
           ${w > 70 && tall > 32 ? html`<text x=${leaf.x0 + 5} y=${leaf.y0 + 15}>${leaf.data.name.slice(0, w / 7)}</text><text x=${leaf.x0 + 5} y=${leaf.y0 + 29}>${bytes(leaf.value)}</text>` : null}
         </g>`;
       })}

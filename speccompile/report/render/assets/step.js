@@ -19,7 +19,7 @@ function Step({ report, tier, state, choose }) {
   const stage = chosen ? found : program.stages.length - 1;
   const body = tier.bodies.find((item) => item.name === state.body);
   const calls = useMemo(
-    () => (body ? body.nodes.map((node, place) => ({ ...node, place, layer: null, gone: false, added: false })) : callsAt(program, stage).filter((call) => chosen || !call.gone).map((call) => (chosen ? call : { ...call, added: false }))),
+    () => (body ? body.nodes.filter(computes).map((node, place) => ({ ...node, place, layer: null, gone: false, added: false })) : callsAt(program, stage).filter((call) => chosen || !call.gone).map((call) => (chosen ? call : { ...call, added: false }))),
     [program, stage, body, chosen],
   );
   const marked = useMemo(() => {
@@ -51,7 +51,7 @@ function Step({ report, tier, state, choose }) {
           ${body ? html`<button class="chip" onClick=${() => choose({ body: null, node: null })}>← back to the step</button>` : tier.bodies.map((item) => html`<button class="chip" onClick=${() => choose({ body: item.name, node: null, stage: null, program: "step" })}>open ${item.name}</button>`)}
         </div>
         <${Graph} key=${`${id}/${stage}/${body?.name}`} calls=${calls} open=${open} setOpen=${setOpen} selected=${state.node} label=${label}
-          onCall=${(item) => choose({ node: item.name, code: "python", ...(item.body && !body ? {} : {}) })} />
+          onCall=${(item) => choose({ node: item.name, code: "python" })} />
       </div>
     </div>
     ${call ? html`<${CallDetails} call=${call} body=${body} choose=${choose} program=${id} />` : null}
