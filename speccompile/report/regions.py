@@ -6,7 +6,6 @@ No name of a model's module is looked at, so it holds for every family.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import cast
 
 from torch import fx
 
@@ -119,7 +118,8 @@ def regions_of_body(graph: StepGraph, body: fx.Graph) -> dict[fx.Node, Region]:
     calls = [node for node in body.nodes if node.op == "call_function"]
     mixers = [node for node in calls if is_mixer(node)]
     if not mixers:
-        return dict.fromkeys(calls, cast(Region, "layers"))
+        whole: Region = "layers"
+        return dict.fromkeys(calls, whole)
     before = _ancestors(graph, calls, mixers)
     after = _descendants(calls, mixers)
     projections = {node for node in after if is_linear(node)}

@@ -17,7 +17,7 @@ _HEADER = f"from speccompile.report.stopwatch import lap as {_LAP}, now as {_NOW
 _NO_STEP = frozenset({"make_inputs"})
 
 now = time.perf_counter
-_laps: Laps = {}
+_laps: Laps = defaultdict(float)
 
 
 def lap(function: str, statement: int, since: float) -> float:

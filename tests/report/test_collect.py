@@ -93,8 +93,8 @@ def test_prompts_are_decoded_at_each_tier() -> None:
     for tier in report.tiers:
         decoded = tier.decoded
         assert decoded is not None and decoded.prompts == 2
-        # The first token of a request is emitted with its prompt.
-        assert decoded.tokens == 2 * 15
+        # A step emits the first token only where the prompt's KV is there already.
+        assert 2 * 15 <= decoded.tokens <= 2 * 16
         assert decoded.tokens_per_second > 0
         assert decoded.own_steps == decoded.tier_steps.get(tier.name, 0)
     assert report.tiers[0].decoded is not None and report.tiers[0].decoded.own_length == 1.0

@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 
 from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import facts
+from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.target.choose_attention import ChooseAttention
 from speccompile.passes.target.choose_linear import KeepLinears
 from speccompile.passes.target.outline import OutlineLayers
@@ -16,10 +18,8 @@ from support.tiny import captured
 
 
 def outlined(name: str) -> StepGraph:
-    graph = captured(model_of(name)).graph
-    for item in (ChooseAttention("attention"), KeepLinears(), OutlineLayers()):
-        item.run(graph)
-    return graph
+    passes = (ChooseAttention("attention"), KeepLinears(), OutlineLayers())
+    return Pipeline(passes, facts("outlined")).finish(captured(model_of(name)).graph)
 
 
 @pytest.mark.parametrize(
