@@ -40,7 +40,7 @@ def _parts(report: Report, tier: TierReport) -> Iterator[RenderableType]:
     backend = subject.backend or "not lowered"
     yield Text(
         f"{subject.model}: {subject.layers} layers, {subject.dtype}, mode {subject.mode}, {backend}, "
-        f"{subject.max_batch} slots of {subject.max_len} tokens"
+        f"{subject.max_batch} slot{'s' * (subject.max_batch > 1)} of {subject.max_len} tokens"
     )
     yield Text("\n".join(report.verdict), style="bold")
     if report.fallbacks:
@@ -65,7 +65,13 @@ def _parts(report: Report, tier: TierReport) -> Iterator[RenderableType]:
 
 def _table(title: str, *columns: str, numbers: Iterable[str] = (), wrap: Iterable[str] = ()) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for name in columns:
         table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name not in wrap)
@@ -105,9 +111,9 @@ def _regions(tiers: Sequence[TierReport]) -> Table:
 
 
 def _passes(program: Program) -> Table:
-    columns = ("pass", "calls", "+", "-", "seconds", "what it changed")
+    columns = ("pass", "calls", "+", "-", "what it changed")
     title = f"Passes of {program.name}"
-    table = _table(title, *columns, numbers=("calls", "+", "-", "seconds"), wrap=("what it changed",))
+    table = _table(title, *columns, numbers=("calls", "+", "-"), wrap=("what it changed",))
     for stage in program.stages:
         added, removed = sum(stage.added.values()), sum(stage.removed.values())
         table.add_row(
@@ -115,8 +121,7 @@ def _passes(program: Program) -> Table:
             str(stage.nodes),
             str(added or ""),
             str(removed or ""),
-            f"{stage.seconds:.2f}",
-            stage.note or _change(stage),
+            stage.note.replace(".default", "") or _change(stage),
         )
     return table
 
@@ -172,6 +177,8 @@ def _buffers(buffers: Sequence[Buffer]) -> Table:
     for (group, *_), same in lines.items():
         first, last, alike = same[0], same[-1], len({(item.shape, item.dtype) for item in same}) == 1
         name = first.name if len(same) == 1 else f"{first.name} .. {last.name} ({len(same)})"
+        if group in ("sampling", "host"):
+            name = f"{len(same)} tensors"
         shape = f"{first.dtype}[{', '.join(map(str, first.shape))}]" if alike else ""
         table.add_row(group, name, shape, f"{sum(item.nbytes for item in same):,}")
     total = sum(buffer.nbytes for buffer in buffers)

@@ -30,6 +30,8 @@ def test_names_stay_whole_in_80_columns(make, draft_len: int) -> None:  # type: 
     names += [kernel.name.removeprefix("aten.") for kernel in tier.kernels]
     names += [buffer.name for buffer in report.buffers if buffer.group in ("sequence", "drafter")]
     assert not [name for name in names if name not in words]
+    # No number or name is cut.
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
 
 
 def test_it_begins_with_the_verdict() -> None:
