@@ -84,7 +84,7 @@ def _reasons(tier: TierReport, plain: TierReport, cost: float) -> Iterator[str]:
 
 def _added(tier: Sequence[RegionCost], plain: Sequence[RegionCost]) -> list[tuple[Region, float]]:
     before = {cost.region: cost.ms or 0.0 for cost in plain}
-    added = [(cost.region, (cost.ms or 0.0) - before.get(cost.region, 0.0)) for cost in tier]
+    added = [(cost.region, (cost.ms or 0.0) - before.get(cost.region, 0.0)) for cost in tier if cost.region != "host"]
     return sorted(added, key=lambda item: -item[1])
 
 
