@@ -48,6 +48,15 @@ class Ladder:
     def largest(self) -> int:
         return self.draft_lens[-1]
 
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The draft lengths; where 0 is the only one and there are trees, also the tree of the most nodes."""
+        return self.draft_lens if self.largest or not self.trees else (*self.draft_lens, max(self.trees))
+
+    def most_accepted(self, tier: int) -> int:
+        """Most draft tokens that a step of the tier accepts."""
+        return self.trees[tier].depth if tier in self.trees else tier
+
     def serving(self, draft_len: int, proposed: int) -> int:
         """The smallest tier that has room for the first ``draft_len`` of ``proposed`` drafts: no match, no width."""
         return min(size for size in self.draft_lens if size >= min(draft_len, proposed))

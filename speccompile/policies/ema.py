@@ -39,7 +39,8 @@ class Ema:
         up: is added to the threshold above which the next larger tier is taken: K - 0.5.
         ceiling: if positive, no decision but a rise leaves K above ``ceiling`` times the average, rounded up.
         initial: K of the first steps. None, and ranges of ``candidates`` without it, start at their middle one.
-        candidates: draft lengths to choose from; None is all tiers.
+        candidates: draft lengths to choose from; None is all tiers. Trees are not among them, unless no tier but K=0 is
+            a chain: then the largest tree is, and its depth counts as its draft length.
 
     Raises:
         InvalidPolicy: a value is not valid.
@@ -81,7 +82,7 @@ class Ema:
 
     def start(self, ladder: Ladder) -> EmaChooser:
         ranges = by_rows(self.candidates)
-        return EmaChooser({rows: EmaRange(self, rows, ranges[rows] or ladder.draft_lens) for rows in ranges})
+        return EmaChooser({rows: EmaRange(self, rows, ranges[rows] or ladder.rungs, ladder) for rows in ranges})
 
 
 class EmaRange:
@@ -90,22 +91,24 @@ class EmaRange:
     Args:
         options: of the policy.
         rows: the fewest live rows of the range.
-        candidates: its draft lengths, rising.
+        candidates: its tiers, rising.
+        ladder: which has them.
 
     Attributes:
-        draft_len: K of the tier to run.
+        draft_len: the tier to run.
         average: of the accepted drafts of a row and step; without drafts it stays as it is.
     """
 
-    def __init__(self, options: Ema, rows: int, candidates: tuple[int, ...]) -> None:
+    def __init__(self, options: Ema, rows: int, candidates: tuple[int, ...], ladder: Ladder) -> None:
         self._options = options
         self._candidates = candidates
+        self._lengths = [ladder.most_accepted(tier) for tier in candidates]
         self._down = reached(by_rows(options.down), rows)
         self._up = reached(by_rows(options.up), rows)
         self._ceiling = reached(by_rows(options.ceiling), rows)
         middle = candidates[len(candidates) // 2]
         self.draft_len = options.initial if options.initial in candidates else middle
-        self.average = float(self.draft_len - 1)
+        self.average = float(self._lengths[candidates.index(self.draft_len)] - 1)
         self._steps = 0
 
     def note(self, accepted: Collection[int]) -> None:
@@ -122,28 +125,28 @@ class EmaRange:
             self.draft_len = self._next()
 
     def _next(self) -> int:
-        candidates, before = self._candidates, self.draft_len
-        at = candidates.index(before)
-        if before == 0:
+        lengths, before = self._lengths, self._candidates.index(self.draft_len)
+        at = before
+        if lengths[before] == 0:
             return self._probe(at)
-        while at > 0 and self.average <= self._drop_below(candidates[at - 1]):
+        while at > 0 and self.average <= self._drop_below(lengths[at - 1]):
             at -= 1
-        if candidates[at] == before:
-            while at + 1 < len(candidates) and self.average > candidates[at] - 0.5 + self._up:
+        if at == before:
+            while at + 1 < len(lengths) and self.average > lengths[at] - 0.5 + self._up:
                 at += 1
-        if self._ceiling and candidates[at] <= before:
+        if self._ceiling and at <= before:
             highest = max(1, math.ceil(self.average * self._ceiling))
-            while at > 0 and candidates[at] > highest:
+            while at > 0 and lengths[at] > highest:
                 at -= 1
-        return candidates[at]
+        return self._candidates[at]
 
     def _probe(self, at: int) -> int:
         """Nothing is accepted where nothing is drafted, so every decision at K=0 is to try the next tier."""
-        target = self._candidates[min(at + 1, len(self._candidates) - 1)]
-        if target and self.average < 0:
+        target = min(at + 1, len(self._candidates) - 1)
+        if self._lengths[target] and self.average < 0:
             # The range began at K=0: there is no history that could be continued.
-            self.average = float(target - 1)
-        return target
+            self.average = float(self._lengths[target] - 1)
+        return self._candidates[target]
 
     def _drop_below(self, smaller: int) -> float:
         return (smaller - 0.5 if smaller else 0.5) + self._down

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from speccompile.policies.base import Done, Ladder, Upcoming
+from speccompile.policies.base import Done, Ladder, TreeShape, Upcoming
 from speccompile.policies.options import check_built, check_number, check_whole, text_of
 
 
@@ -15,10 +15,11 @@ class Gate:
     """One draft length, or none.
 
     Args:
-        threshold: mean acceptance rate below which it closes. A step's rate is accepted over judged drafts of all rows.
+        threshold: mean acceptance rate below which it closes. A step's rate is accepted over judged drafts of all rows;
+            of a tree at most as many are judged as it is deep.
         window: steps with drafts over which rates are averaged; each step has the same weight.
         pause: steps without drafts before ``window`` steps are tried again.
-        draft_len: None is the largest tier.
+        draft_len: None is the largest one; where no tier but K=0 is a chain, the largest tree.
 
     Source: TensorRT-LLM, ``SpeculationGate`` in ``tensorrt_llm/_torch/speculative/speculation_gate.py``.
     """
@@ -46,28 +47,37 @@ class Gate:
         check_built([] if self.draft_len is None else [self.draft_len], draft_lens)
 
     def start(self, ladder: Ladder) -> GateChooser:
-        return GateChooser(self, ladder.largest if self.draft_len is None else self.draft_len)
+        tier = ladder.rungs[-1] if self.draft_len is None else self.draft_len
+        return GateChooser(self, tier, ladder.trees.get(tier))
 
 
 class GateChooser:
-    """See :class:`Gate`."""
+    """See :class:`Gate`.
 
-    def __init__(self, options: Gate, draft_len: int) -> None:
+    Args:
+        tier: the one that drafts.
+        shape: of a tree.
+    """
+
+    def __init__(self, options: Gate, tier: int, shape: TreeShape | None) -> None:
         self._options = options
-        self._draft_len = draft_len
+        self._tier = tier
+        self._shape = shape
         self._rates: deque[float] = deque(maxlen=options.window)
         self._pause = 0
 
     def choose(self, upcoming: Upcoming) -> int:
-        return 0 if self._pause else self._draft_len
+        return 0 if self._pause else self._tier
 
     def note(self, done: Done) -> None:
         if self._pause:
             self._pause -= 1
             return
-        if not sum(done.proposed):
+        shape = self._shape
+        judged = sum(count if shape is None else min(count, shape.depth) for count in done.proposed)
+        if not judged:
             return
-        self._rates.append(sum(done.accepted) / sum(done.proposed))
+        self._rates.append(sum(done.accepted) / judged)
         full = len(self._rates) == self._options.window
         if full and sum(self._rates) / len(self._rates) < self._options.threshold:
             self._pause = self._options.pause

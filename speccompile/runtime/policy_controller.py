@@ -35,7 +35,7 @@ class Policies:
 
     Args:
         policy: the first one.
-        draft_lens: of the tiers, ascending. Of policies that learn, `cost` alone chooses trees, too.
+        draft_lens: of the tiers, ascending. Of policies that learn, `cost` alone chooses between chains and trees.
         ready: the drafts of a step exist before its tier is chosen.
         measure: times the tiers; called once, when a policy needs it.
     """

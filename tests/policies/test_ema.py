@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], list[Step]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_range_does_what_sglangs_slot_does(case: str) -> None:
     options, candidates, steps = CASES[case]
-    tested = EmaRange(Ema(**options), 1, candidates)
+    tested = EmaRange(Ema(**options), 1, candidates, Ladder(candidates))
     for number, (accepted, draft_len, average) in enumerate(steps):
         tested.note(accepted)
         assert tested.draft_len == draft_len, number
@@ -93,11 +93,11 @@ def test_a_range_does_what_sglangs_slot_does(case: str) -> None:
 def test_a_ceiling_caps_what_is_no_rise() -> None:
     """``test_ceiling_coeff_caps_steps``; down to K=3 alone leads the threshold, to K=1 the ceiling."""
     for ceiling, wanted in ((1.0, 1), (0.0, 3)):
-        tested = EmaRange(Ema(initial=7, **AT_ONCE, ceiling=ceiling, down=-0.75), 1, (1, 3, 7))
+        tested = EmaRange(Ema(initial=7, **AT_ONCE, ceiling=ceiling, down=-0.75), 1, (1, 3, 7), Ladder((1, 3, 7)))
         tested.average = 1.0
         tested.note([1, 1])
         assert tested.draft_len == wanted
-    rising = EmaRange(Ema(initial=1, **AT_ONCE, ceiling=1.0), 1, (1, 3, 7))
+    rising = EmaRange(Ema(initial=1, **AT_ONCE, ceiling=1.0), 1, (1, 3, 7), Ladder((1, 3, 7)))
     rising.note([1, 1])
     assert rising.draft_len == 3, "a rise is not capped"
     assert Ema().ceiling == 0

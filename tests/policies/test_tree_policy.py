@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from speccompile.policies import Cost
+from speccompile.policies import Cost, Ema, Gate
 from speccompile.policies.acceptance import Acceptance
 from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming, start
 from speccompile.policies.costs import CostTable, TierCost
@@ -152,3 +152,24 @@ def test_ladders_without_trees_choose_as_before() -> None:
     plain = Ladder(CHAINS, CostTable({(1, k): TierCost(COSTS[k]) for k in CHAINS}))
     _, ran = play({0: 0.5}, plain, steps=300)
     assert ran[TREE] == ran[LINE] == 0 and ran[3] > 200
+
+
+@pytest.mark.parametrize(
+    "policy", [Ema(alpha=1.0, warmup=0, interval=2), Gate(threshold=0.3, window=2, pause=2)], ids=["ema", "gate"]
+)
+def test_policies_of_draft_lengths_run_the_largest_tree_where_no_tier_is_a_chain(policy: Ema | Gate) -> None:
+    def chosen(ladder: Ladder, accepted: int) -> list[int]:
+        chooser, row, found = start(policy, ladder), Row(request=1, context=50, draft_len=8), []
+        for _ in range(6):
+            found.append(chooser.choose(Upcoming((row,))))
+            drafts = 8 if found[-1] else 0
+            right = accepted if drafts else 0
+            chooser.note(Done(found[-1], (1,), (50,), (drafts,), (right,), (right + 1,)))
+        return found
+
+    small = TREE - 1
+    alone = Ladder((0,), trees={small: TreeShape(2, 2), TREE: TREES[TREE]})
+    # One of three is right at each depth: a third of what is judged, and an eighth of the nodes.
+    assert chosen(alone, 1) == [TREE] * 6
+    assert chosen(alone, 0) == [TREE, TREE, 0, 0, TREE, TREE]
+    assert TREE not in chosen(ladder(), 3), "there are draft lengths to choose from"
