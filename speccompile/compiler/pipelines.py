@@ -39,7 +39,7 @@ from speccompile.passes.step.sample import ProcessLogits
 from speccompile.passes.step.save_hidden import MarkSaved, SaveHidden
 from speccompile.passes.step.share_subexpressions import ShareSubexpressions
 from speccompile.passes.step.skip_logits import SkipLogits
-from speccompile.passes.step.tree_accept import TreeExactAccept, TreeGreedyAccept
+from speccompile.passes.step.tree_accept import JoinScores, TreeExactAccept, TreeGreedyAccept
 from speccompile.passes.step.tree_inputs import TreeInputs
 from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.passes.target.bound_positions import BoundPositions
@@ -106,6 +106,7 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
         *accept,
         JudgeChain(tree),
         MovePath(scored),
+        *[JoinScores(tree), RecordScores()] * (scored and config.scores),
         *[RecordLogprobs()] * scored,
         *[ChooseTreeOps()] * config.kernels.native,
         ChooseSampling(config.kernels.native),

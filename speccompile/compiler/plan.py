@@ -243,8 +243,6 @@ def _check_trees(options: WrapOptions, mode: Mode, rule: Rule, info: ModelInfo) 
     reason = tree_refusal(mode, rule)
     if not reason and info.device.type not in mode.tree_devices:
         reason = f"mode {mode.name!r} proposes them on {' and '.join(mode.tree_devices)} alone"
-    if not reason and options.scores:
-        reason = "scores=True records the scores of chains"
     if reason:
         raise InvalidTiers(tiers=options.draft_lens, reason=f"there are trees, and {reason}")
 

@@ -258,7 +258,6 @@ def test_the_default_policy_takes_trees(model: LlamaForCausalLM, monkeypatch: py
     [
         ("early_exit", {}, "drafts of mode 'early_exit' are chains"),
         ("suffix", {"acceptance": "typical"}, "the acceptance rule 'typical' judges chains"),
-        ("suffix", {"scores": True}, "scores=True records the scores of chains"),
         ("suffix", {"deterministic": True}, "kernels whose results do not depend on the number of nodes"),
     ],
 )

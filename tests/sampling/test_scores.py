@@ -11,9 +11,10 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.generation import logits_process as hf
 
-from speccompile import Speculator, acceptance, wrap
+from speccompile import Speculator, Tree, acceptance, wrap
 from speccompile.errors import InvalidOption, UnknownOption
 from speccompile.modes import registry
+from speccompile.policies import Fixed
 from speccompile.runtime.result import Result
 from support.dice import Dice
 from support.errors import raises
@@ -154,6 +155,17 @@ def test_relaxed_keeps_scores_too(model: LlamaForCausalLM) -> None:
         result = spec.engine.submit([1, 5, 6], max_new_tokens=13, **ALL).result()
         assert spec.stats.accepted_tokens > 0
         assert_true(model, [1, 5, 6], result, {})
+
+
+def test_of_a_tree_they_are_those_of_the_accepted_path(model: LlamaForCausalLM) -> None:
+    tree = Tree.static([(0,), (1,), (1, 0), (0, 0), (0, 1), (0, 0, 0)])
+    sizes = SMALL | {"tiers": (0, tree), "policy": Fixed(tree)}
+    with wrap(model, "draft_target", draft=tiny_llama(vocab=VOCAB), **sizes) as spec:
+        for options, seed in (({}, {}), (DRAWN, {"seed": 5})):
+            spec.stats.reset()
+            result = spec.engine.submit(REPEATS, max_new_tokens=20, **ALL, **options, **seed).result()
+            assert spec.stats.acceptance_length > 2
+            assert_true(model, REPEATS, result, options)
 
 
 def test_half_precision_is_recorded_in_float32() -> None:

@@ -49,14 +49,15 @@ def greedy_path(
 class TreeExactAccept(Pass):
     """The same for tokens that are drawn. Noise depends on the position alone, so all nodes of a depth share it. Only
     nodes on the path are judged: the logits of one node go through the request's pipeline, with the path as its text,
-    and the drawn token decides which node is next."""
+    and the drawn token decides which node is next. Also names ``path_scores_0``, ``path_scores_1``, ..., what that
+    pipeline made of the logits of each node on the path, float32 ``[B, 1, V]``."""
 
     tree: Tree
 
     name: ClassVar[str] = "tree_exact_accept"
     looks_for: ClassVar[str] = "logits and a tree of drafts"
     requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
-    provides: ClassVar[Facts] = facts("accepted", "path")
+    provides: ClassVar[Facts] = facts("accepted", "path", "path_scores")
 
     def run(self, graph: StepGraph) -> Changes:
         before: fx.Node = graph.output
@@ -70,6 +71,7 @@ class TreeExactAccept(Pass):
             logits = graph.insert(logits_of, values["logits"], now)
             # Processors on the host are called once for each token; a row that has some has no drafts.
             scores = process(graph, logits, context, length, before, drafted=depth, calls_host=depth == 0)
+            graph.name_value(f"path_scores_{depth}", scores)
             token = graph.insert(draw, scores, length, slots, *noise)
             tokens.append(token)
             if depth == self.tree.depth:
@@ -82,6 +84,23 @@ class TreeExactAccept(Pass):
         graph.name_value("path", graph.insert(as_columns, *path))
         graph.name_value("row_accepted", accepted)
         return Changes(1, f"a path of up to {self.tree.depth} drafts judged")
+
+
+@dataclass(frozen=True)
+class JoinScores(Pass):
+    """Names ``scores`` ``[B, 1 + depth, V]``, those of the nodes on the accepted path."""
+
+    tree: Tree
+
+    name: ClassVar[str] = "join_scores"
+    looks_for: ClassVar[str] = "the scores of the nodes on an accepted path"
+    requires: ClassVar[Facts] = facts("path_scores")
+    provides: ClassVar[Facts] = facts("scores")
+
+    def run(self, graph: StepGraph) -> Changes:
+        nodes = [graph.values[f"path_scores_{depth}"] for depth in range(self.tree.depth + 1)]
+        graph.name_value("scores", graph.insert(side_by_side, *nodes))
+        return Changes(1)
 
 
 def at_the_root(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -105,6 +124,11 @@ def next_node(
     """The child of ``now`` ``[B]`` that is ``token`` ``[B, 1]``, whether there is one, and the accepted drafts."""
     now, walks = child_of(drafts, parents, now, token[:, 0], walks)
     return now, walks, accepted + walks
+
+
+def side_by_side(*scores: torch.Tensor) -> torch.Tensor:
+    """``[B, n, V]`` of n tensors ``[B, 1, V]``."""
+    return torch.cat(scores, dim=1)
 
 
 def as_columns(*columns: torch.Tensor) -> torch.Tensor:
