@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from speccompile.compiler.config import BuildConfig
-from speccompile.compiler.determinism import corners, everywhere, prove_deterministic
+from speccompile.compiler.determinism import corners, everywhere, prove_deterministic, prove_trees, tree_corners
 from speccompile.compiler.frontend import BuiltStages, build_stages, reach_of
 from speccompile.compiler.seconds import Seconds
 from speccompile.errors import (
@@ -38,6 +38,7 @@ from speccompile.lowering.backends import Eager, lower
 from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
+from speccompile.passes.target.tree_bodies import of_trees
 from speccompile.utils.progress import task
 from speccompile.utils.storage import Storage
 
@@ -259,6 +260,16 @@ def _prove(built: BuiltStages, lowered: Callable[..., Any], seconds: Seconds) ->
                 built.arena,
                 places(config.max_batch, config.max_width),
             )
+            if config.trees:
+                outlined = built.model.last.graph
+                trees = of_trees(outlined)
+                sizes = dict.fromkeys(map(int, config.trees))
+                prove_trees(
+                    (lowered, outlined),
+                    (lower(config.backend, trees, "the captured model, reading trees"), trees),
+                    built.arena,
+                    tree_corners(config.max_batch, sizes),
+                )
     except DeterministicUnavailable:
         if config.deterministic:
             raise

@@ -1,8 +1,8 @@
-"""Proves, at build time, that a context's logits do not depend on where in a step it stands."""
+"""Proves, at build time, that a context's logits do not depend on where in a step it stands: of chains and of trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
 
 Run = Callable[..., Any]
+#: A lowered model, and the graph that says what it is called with.
+Model = tuple[Run, StepGraph]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,25 @@ def corners(rows: int, width: int) -> list[Placement]:
     return list(dict.fromkeys([*ends, Placement(1, 3 * width, 0, 3 * width - 1)]))
 
 
+@dataclass(frozen=True)
+class TreePlacement:
+    """Where a context's newest tokens stand in a step of ``rows`` trees: in one row, along the nodes 0, 2, 4, ... Each
+    node on this path but the last one has another text's token as its first child, and the path as its second."""
+
+    rows: int
+    nodes: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"row {self.row} of {self.rows}, on a path of a tree of {self.nodes} nodes"
+
+
+def tree_corners(rows: int, sizes: Iterable[int]) -> list[TreePlacement]:
+    """The first and the last of one row and of ``rows``, for trees of each number of nodes."""
+    ends = [(1, 0), (rows, 0), (rows, rows - 1)]
+    return list(dict.fromkeys(TreePlacement(count, nodes, row) for nodes in sizes for count, row in ends))
+
+
 def prove_deterministic(
     outlined: StepGraph, captured: StepGraph, lowered: Run, arena: Arena, placements: Sequence[Placement]
 ) -> None:
@@ -66,6 +87,30 @@ def prove_deterministic(
                 raise DeterministicUnavailable(
                     evidence=f"the same context gave logits {change:.3g} apart in {placement} and in {first}",
                     op=_first_op(captured, probe, first, placement),
+                )
+
+
+def prove_trees(chain: Model, tree: Model, arena: Arena, placements: Sequence[TreePlacement]) -> None:
+    """Compute one context in a step of one token and, at all ``placements``, as a path of a tree.
+
+    Args:
+        chain: the outlined model, as the backend lowers it, and its graph.
+        tree: the same of the model reading trees (:func:`~speccompile.passes.target.tree_bodies.of_trees`).
+
+    Raises:
+        DeterministicUnavailable: they differ in a bit.
+    """
+    probe = _Probe(arena)
+    alone = Placement(1, 1, 0, 0)
+    with torch.no_grad():
+        expected = probe.logits(*chain, alone)
+        for placement in placements:
+            found = probe.tree_logits(chain, tree, placement)
+            if not torch.equal(expected, found):
+                change = float((expected - found).abs().max())
+                raise DeterministicUnavailable(
+                    evidence=f"the same context gave logits {change:.3g} apart in {placement} and in {alone}",
+                    op="one of a decoder layer that reads trees",
                 )
 
 
@@ -99,8 +144,31 @@ class _Probe:
                 "row_settled": torch.full((at.rows,), settled, device=self.arena.device),
             }
             absorbed = settled
-            logits = run(*_arguments(graph, self.arena, inputs))[0]
+            logits = _run((run, graph), self.arena, inputs)
         result: torch.Tensor = logits[at.row, at.place]
+        return result
+
+    def tree_logits(self, chain: Model, tree: Model, at: TreePlacement) -> torch.Tensor:
+        """The same at the end of a path; what is before the tree's root is read by a step of the ``chain``."""
+        device, depth = self.arena.device, min(at.nodes // 2, self.target)
+        root, width = self.target - depth, at.nodes + 1
+        if root:
+            inputs = self._inputs(Placement(at.rows, root, at.row, 0), 0, root)
+            _run(chain, self.arena, inputs)
+        nodes = torch.arange(width, device=device)
+        # Nodes 2j - 1 and 2j are children of 2j - 2. What is deeper than the context is another text's as well.
+        depths, parents = (nodes + 1) // 2, (nodes - 1) // 2 * 2
+        parents[:1].fill_(-1)
+        on_path = (nodes % 2 == 0) & (depths <= depth)
+        own = torch.where(on_path, self.text[root + depths], self.noise[root + nodes])
+        inputs = {
+            "input_ids": torch.stack([own if row == at.row else self.noise[root + nodes] for row in range(at.rows)]),
+            "position_ids": (root + depths).repeat(at.rows, 1),
+            "row_places": (root + nodes).repeat(at.rows, 1),
+            "row_parents": parents.repeat(at.rows, 1),
+            "row_slots": torch.arange(at.rows, device=device),
+        }
+        result: torch.Tensor = _run(tree, self.arena, inputs)[at.row, 2 * depth]
         return result
 
     def _inputs(self, at: Placement, first: int, width: int) -> dict[str, torch.Tensor]:
@@ -111,6 +179,13 @@ class _Probe:
             "position_ids": torch.arange(first, last, device=device).repeat(at.rows, 1),
             "row_slots": torch.arange(at.rows, device=device),
         }
+
+
+def _run(model: Model, arena: Arena, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits ``[B, T, V]``."""
+    run, graph = model
+    logits: torch.Tensor = run(*_arguments(graph, arena, inputs))[0]
+    return logits
 
 
 def _arguments(graph: StepGraph, arena: Arena, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -171,6 +171,10 @@ class StepGraph:
         """The placeholder of a weight in another form than the model's, added when the graph does not use it yet."""
         return self._placeholder(port)
 
+    def input(self, port: Port) -> fx.Node:
+        """The placeholder of an input, added when the graph does not use it yet."""
+        return self._placeholder(port)
+
     def drop_placeholder(self, node: fx.Node) -> None:
         """Remove a placeholder that nothing reads any more."""
         del self.ports[node.name]

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import speccompile
-from speccompile.compiler.determinism import everywhere, prove_deterministic
+from speccompile import Tree
+from speccompile.compiler.determinism import everywhere, prove_deterministic, prove_trees, tree_corners
 from speccompile.errors import DeterministicUnavailable
 from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering.backends import Eager
+from speccompile.lowering.backends import Eager, Inductor
+from speccompile.passes.target.tree_bodies import of_trees
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
 from support.tiny import tiny_llama
@@ -136,3 +138,59 @@ def test_the_op_is_named(spec: Speculator, dim: int) -> None:
 def test_the_cache_may_be_shorter_than_a_step(max_len: int) -> None:
     spec = speccompile.wrap(tiny_llama(), "ngram", tiers=(0, 7), max_len=max_len, backend="eager", deterministic=True)
     assert {tier.key.width for tier in spec.engine.tiers.values()} == {8}
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+TREES = (Tree.dynamic(nodes=6, depth=3, branches=3), Tree.static([(0,)]))
+
+
+@pytest.fixture(scope="module")
+def branching() -> Speculator:
+    """Over kernels that keep a node's order of sums; built with the proof."""
+    options: dict[str, Any] = {"tiers": (0, *TREES), "max_batch": 2, "max_len": 32, "backend": "inductor"}
+    return speccompile.wrap(tiny_llama(), "ngram", deterministic=True, **options)
+
+
+def prove_of_trees(spec: Speculator, broken: Callable[[StepGraph], Run]) -> None:
+    outlined, backend = spec.stages["add_tree_bodies"].graph, Inductor("reference")
+    graph = of_trees(outlined)
+    lowered = backend.lower(outlined, "the captured model")
+    prove_trees((lowered, outlined), (broken(graph), graph), spec.arena, tree_corners(2, map(int, TREES)))
+
+
+def test_a_node_has_the_bits_of_a_chain(branching: Speculator) -> None:
+    seen = set()
+
+    def watched(graph: StepGraph) -> Run:
+        step = Inductor("reference").lower(graph, "trees")
+
+        def run(*inputs: torch.Tensor) -> Any:
+            seen.add(tuple(placement(graph, inputs)["row_parents"].shape))
+            return step(*inputs)
+
+        return run
+
+    prove_of_trees(branching, watched)
+    assert seen == {(rows, int(tree) + 1) for rows in (1, 2) for tree in TREES}
+
+
+@pytest.mark.parametrize("wrong", ["parents", "places"])
+def test_a_node_that_attends_to_its_siblings_is_refused(branching: Speculator, wrong: str) -> None:
+    def broken(graph: StepGraph) -> Run:
+        step = Inductor("reference").lower(graph, "trees")
+
+        def run(*inputs: torch.Tensor) -> Any:
+            given = placement(graph, inputs)
+            if wrong == "places":
+                given["row_places"] = given["position_ids"]
+            elif given["row_parents"].shape[1] == 7:
+                # Node 3 is the sibling of the parent of node 6.
+                given["row_parents"] = given["row_parents"].clone()
+                given["row_parents"][:, 6].fill_(3)
+            return step(*given.values())
+
+        return run
+
+    with raises(DeterministicUnavailable, evidence=re.compile("on a path of a tree of 6 nodes")):
+        prove_of_trees(branching, broken)

@@ -11,7 +11,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.verify_inputs import feed_target, newest_and_drafts
-from speccompile.passes.target.tree_bodies import SUFFIX
+from speccompile.passes.target.tree_bodies import call_tree_bodies
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,8 @@ class TreeInputs(Pass):
         )
         feed_target(graph, read, positions, width)
         graph.name_value("root", root)
-        others = {} if graph.drafter is None else graph.drafter.bodies
-        calls = [node for node in graph.graph.nodes if node.op == "call_module" and node.target not in others]
-        for node in calls:
-            node.target = f"{node.target}{SUFFIX}"
-            node.args = (*node.args, places, graph.values["parents"])
-        return Changes(len(calls), f"the target reads {list(read.meta['val'].shape)}")
+        count = call_tree_bodies(graph, places, graph.values["parents"])
+        return Changes(count, f"the target reads {list(read.meta['val'].shape)}")
 
 
 def newest_and_nodes(

@@ -39,6 +39,25 @@ class AddTreeBodies(Pass):
         return Changes(len(bodies), ", ".join(bodies))
 
 
+def call_tree_bodies(graph: StepGraph, places: fx.Node, parents: fx.Node) -> int:
+    """Let the target's layers read trees; returns how many there are."""
+    others = {} if graph.drafter is None else graph.drafter.bodies
+    calls = [node for node in graph.graph.nodes if node.op == "call_module" and node.target not in others]
+    for node in calls:
+        node.target = f"{node.target}{SUFFIX}"
+        node.args = (*node.args, places, parents)
+    return len(calls)
+
+
+def of_trees(outlined: StepGraph) -> StepGraph:
+    """A copy of the outlined model that reads trees. It has two more inputs, ``row_places`` and ``row_parents``, as
+    :class:`AddTreeBodies` has them."""
+    graph = outlined.copy()
+    port = graph.ports["position_ids"]
+    call_tree_bodies(graph, *[graph.input(replace(port, name=name)) for name in ("row_places", "row_parents")])
+    return graph
+
+
 def tree_body(body: Body) -> Body:
     """The same function of trees.
 
