@@ -27,10 +27,7 @@ SCHEMAS = {
 }
 #: The op that proposes trees.
 TREE = "suffix_tree"
-_TREE_SCHEMA = (
-    "(Tensor nodes, Tensor which, Tensor suffixes, int longest, float factor, float offset, float least)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
-)
+_TREE_SCHEMA = "(Tensor nodes, Tensor which, Tensor suffixes, int longest) -> (Tensor, Tensor, Tensor, Tensor)"
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 Drafts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -49,7 +46,7 @@ def own(
     offset: float,
     least: float,
 ) -> Drafts:
-    """From the row's own text: a trie a slot, ``used [N, 2]``, ``active [N, D + 1]``, ``nodes [N, 4, ...]``,
+    """From the row's own text: a trie a slot, ``used [N, 2]``, ``active [N, D + 1]``, ``nodes [N, 5, ...]``,
     ``index [N, ...]``."""
     speculation = Speculation(active.shape[1] - 1, factor, offset, least)
     proposals = []
@@ -79,7 +76,7 @@ def given(
     least: float,
 ) -> Drafts:
     """From ``text [C]``, texts with -1 between them, which the first call reads: one trie, ``used [2]``,
-    ``nodes [4, ...]``, ``index [...]``. ``cursor [N, D + 2]``: of each slot how many tokens were read, and its suffixes
+    ``nodes [5, ...]``, ``index [...]``. ``cursor [N, D + 2]``: of each slot how many tokens were read, and its suffixes
     in the trie."""
     depth = cursor.shape[1] - 2
     speculation = Speculation(depth, factor, offset, least)
@@ -119,7 +116,7 @@ def earlier(
 ) -> Drafts:
     """From the texts of all slots, also of requests that are gone. Two tries of ``room`` tokens each take turns: one
     learns, and when it is full the older one is emptied and learns. ``used [3, 2]``, whose last line begins with which
-    of them learns, ``nodes [2, 4, ...]``, ``index [2, ...]``, ``cursor [N, 1 + 2 * (D + 1)]``."""
+    of them learns, ``nodes [2, 5, ...]``, ``index [2, ...]``, ``cursor [N, 1 + 2 * (D + 1)]``."""
     depth = (cursor.shape[1] - 1) // 2 - 1
     speculation = Speculation(depth, factor, offset, least)
     tries = [Trie(used[side], nodes[side], index[side]) for side in (0, 1)]
@@ -151,18 +148,12 @@ def earlier(
 
 
 def tree(
-    nodes: torch.Tensor,
-    which: torch.Tensor,
-    suffixes: torch.Tensor,
-    longest: int,
-    factor: float,
-    offset: float,
-    least: float,
+    nodes: torch.Tensor, which: torch.Tensor, suffixes: torch.Tensor, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Trees of drafts after texts that were learned or followed before.
 
     Args:
-        nodes: ``[X, 4, ...]``, several tries; which: int64 ``[B]``, the trie of each row.
+        nodes: ``[X, 5, ...]``, several tries; which: int64 ``[B]``, the trie of each row.
         suffixes: ``[B, D + 1]``, of each row's text in it.
         longest: most tokens, P.
 
@@ -170,11 +161,10 @@ def tree(
         Tokens and parents, int64 ``[B, P]``, as :meth:`~speccompile.ops.suffix_trie.Trie.propose_tree` has them; how
         many there are, int64 ``[B]``; their cumulative probabilities, float32 ``[B, P]``.
     """
-    speculation = Speculation(suffixes.shape[1] - 1, factor, offset, least)
     tokens, count, scores = _empty(which, longest)
     parents, unused = torch.zeros_like(tokens), nodes.new_zeros(2)
     for row, trie in enumerate(which.tolist()):
-        found = Trie(unused, nodes[trie], unused).propose_tree(suffixes[row].numpy().data, longest, speculation)
+        found = Trie(unused, nodes[trie], unused).propose_tree(suffixes[row].numpy().data, longest)
         count[row] = len(found[0])
         for into, values in ((tokens, found[0]), (parents, found[1]), (scores, found[2])):
             into[row, : len(values)] = torch.tensor(values, dtype=into.dtype)
@@ -211,7 +201,7 @@ def _define(name: str) -> None:
     torch.library.register_fake(f"speccompile::{name}", fake, lib=_library)
 
 
-def _tree_fake(nodes, which, suffixes, longest, *rest):  # type: ignore[no-untyped-def]
+def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]
     tokens, count, scores = _empty(which, longest)
     return tokens, torch.empty_like(tokens), count, scores
 

@@ -7,15 +7,21 @@ arena, and is the same whether a text came at once or token by token.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from speccompile.ops.tree import TreeProposal, merged
+from speccompile.ops.tree import TreeProposal
 
-#: What is kept of a node.
-PARENT, TOKEN, COUNT, BEST = range(4)
+#: What is kept of a node: its parent, token and count, the first of its listed children, and the next of its parent's.
+PARENT, TOKEN, COUNT, BEST, NEXT = range(5)
+#: How many numbers these are.
+FIELDS = 5
+#: Children of a node that are listed: the most frequent ones, the newest of equals first.
+LISTED = 8
 #: Between two texts that lie one after the other.
 SEPARATOR = -1
 
@@ -59,7 +65,7 @@ class Trie:
 
     Args:
         used: ``[2]``, tokens that were learned, and nodes.
-        nodes: ``[4, nodes]``: parent, token, count and most frequent child of each, the newest of equals.
+        nodes: ``[5, nodes]``: :data:`PARENT` to :data:`NEXT` of each.
         index: a hash table from parent and token to node, 0 where it is empty.
     """
 
@@ -67,7 +73,7 @@ class Trie:
         self._tables = used, nodes, index
         # Element by element a memoryview is several times as fast as an array.
         self._used, self._index = used.numpy().data, index.numpy().data
-        self._parent, self._token, self._count, self._best = (row.numpy().data for row in nodes)
+        self._parent, self._token, self._count, self._best, self._next = (row.numpy().data for row in nodes)
 
     @property
     def tokens(self) -> int:
@@ -84,18 +90,38 @@ class Trie:
 
     def learn(self, active: Active, token: int) -> None:
         """One more token of the text whose suffixes are ``active``."""
-        count, best = self._count, self._best
         # Longest first: a child hangs on the suffix as it was without this token.
         for depth in range(len(active) - 1, 0, -1):
             parent = active[depth - 1]
             if depth > 1 and not parent:
                 continue
             child = self._child(parent, token)
-            count[child] += 1
-            if not best[parent] or count[child] >= count[best[parent]]:
-                best[parent] = child
+            self._count[child] += 1
+            self._list(parent, child)
             active[depth] = child
         self._used[0] += 1
+
+    def children(self, node: int) -> list[int]:
+        """Its listed children."""
+        found = []
+        child = self._best[node]
+        while child:
+            found.append(child)
+            child = self._next[child]
+        return found
+
+    def _list(self, parent: int, child: int) -> None:
+        """Put ``child``, whose count has just grown, before the listed children that occur no more often."""
+        listed = self.children(parent)
+        place = sum(self._count[other] > self._count[child] for other in listed if other != child)
+        if place == LISTED:
+            return
+        if child in listed:
+            listed.remove(child)
+        listed.insert(place, child)
+        self._best[parent] = listed[0]
+        for one, other in zip(listed[:LISTED], [*listed[1:LISTED], 0], strict=True):
+            self._next[one] = other
 
     def follow(self, active: Active, token: int) -> None:
         """The same of a text that is not learned from."""
@@ -135,11 +161,48 @@ class Trie:
                 drafts, scores, score = found, chances, expected(chances)
         return drafts, scores
 
-    def propose_tree(self, active: Active, nodes: int, speculation: Speculation) -> TreeProposal:
-        """The paths of all matches, the longest match first, as one tree of at most ``nodes`` tokens."""
-        found = [matched for matched in range(speculation.depth - 1, 0, -1) if active[matched]]
-        most, least = speculation.most, speculation.least
-        return merged([self._path(active[matched], most(matched, nodes), least) for matched in found], nodes)
+    def propose_tree(self, active: Active, nodes: int) -> TreeProposal:
+        """The ``nodes`` likeliest tokens of the tree of all that followed the matches, best first.
+
+        A token after a match is as likely as its share of what is counted there. One that follows several matches has
+        the greatest of its probabilities.
+        """
+        tokens: list[int] = []
+        parents: list[int] = []
+        chances: list[float] = []
+        # Of equal probabilities the first to come: that of the longer match.
+        order = itertools.count()
+        heap: list[tuple[float, int, int, int]] = []
+
+        def expand(node: int, into: int, chance: float) -> None:
+            for child in self.children(node):
+                share = chance * self._count[child] / self._count[node]
+                heapq.heappush(heap, (-share, next(order), child, into))
+
+        for match in self._matches(active):
+            expand(match, 0, 1.0)
+        while heap and len(tokens) < nodes:
+            negative, _, child, into = heapq.heappop(heap)
+            token = self._token[child]
+            known = (i for i, pair in enumerate(zip(parents, tokens, strict=True)) if pair == (into, token))
+            if (place := next(known, None)) is None:
+                place = len(tokens)
+                tokens.append(token)
+                parents.append(into)
+                chances.append(-negative)
+            expand(child, place + 1, -negative)
+        return tokens, parents, chances
+
+    def _matches(self, active: Active) -> list[int]:
+        """The nodes of the suffixes that something followed, the longest first. Of those that occur equally often the
+        same followed, and the shortest is followed furthest: it alone is there."""
+        found: list[int] = []
+        for node in active[1:-1]:
+            if not node or not self._best[node]:
+                break
+            if not found or self._count[node] < self._count[found[-1]]:
+                found.append(node)
+        return found[::-1]
 
     def _path(self, node: int, most: int, least: float) -> Proposal:
         count, best, token = self._count, self._best, self._token

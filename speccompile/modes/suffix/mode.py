@@ -19,7 +19,7 @@ from speccompile.graph.state import N, S, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import ReadyMode
 from speccompile.modes.suffix.corpus import read_corpus
-from speccompile.ops.suffix_trie import SEPARATOR, Speculation
+from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation
 from speccompile.passes.step.propose import ProposeFunction
 
 _OWN = ("suffix_used", "suffix_active", "suffix_nodes", "suffix_index")
@@ -75,7 +75,7 @@ class Search:
         """Follow the tries, which :meth:`propose` has brought up to date; of several the one whose tree expects most
         accepted tokens."""
         slots, *tables = own_state
-        depth, how = self.speculation.depth, self.speculation
+        depth = self.speculation.depth
         sources = [(tables[2], slots, tables[1][slots])]
         if self.given:
             given_nodes, cursor = tables[6], tables[8]
@@ -85,8 +85,7 @@ class Search:
             for side in (0, 1):
                 suffixes = cursor[slots, 1 + side * (depth + 1) : 1 + (side + 1) * (depth + 1)]
                 sources.append((earlier_nodes, torch.full_like(slots, side), suffixes))
-        rest = (nodes, float(how.factor), float(how.offset), float(how.least))
-        best, *others = [torch.ops.speccompile.suffix_tree(*source, *rest) for source in sources]
+        best, *others = [torch.ops.speccompile.suffix_tree(*source, nodes) for source in sources]
         for other in others:
             better = other[3].sum(1) > best[3].sum(1)
             best = tuple(
@@ -101,14 +100,16 @@ class Search:
 class Suffix(ReadyMode):
     """Drafts from a trie of the request's own prompt and output, and of other texts if asked for.
 
-    All state is bounded, and lies in the arena: ``24 * max_depth`` bytes for each token of ``max_len`` in each slot,
+    All state is bounded, and lies in the arena: ``28 * max_depth`` bytes for each token of ``max_len`` in each slot,
     of the corpus, and of ``remember``.
 
     Args:
         max_depth: longest match and the drafts after it, together.
-        factor, offset: after a match of m tokens at most ``factor * m + offset`` drafts. Arctic has 1 and 0; where
-            wide steps cost little, as on a CPU, more is better. With ``remember`` a small one prefers longer matches.
-        min_probability: drafts end where the probability that all of them are right falls below.
+        factor, offset: of a chain, after a match of m tokens at most ``factor * m + offset`` drafts. Arctic has 1 and
+            0; where wide steps cost little, as on a CPU, more is better. With ``remember`` a small one prefers longer
+            matches.
+        min_probability: a chain ends where the probability that all of its drafts are right falls below. A tree has
+            the likeliest tokens, however likely they are.
         corpus: texts that answers may quote: lists of token ids, or texts, which need ``tokenizer``. All of it stays.
         tokenizer: called as transformers' tokenizers are.
         remember: tokens of requests' prompts and outputs that are kept when these have ended, for all later ones; of
@@ -179,7 +180,7 @@ class Suffix(ReadyMode):
         specs = [
             spec("suffix_used", N, 2),
             spec("suffix_active", N, depth + 1),
-            spec("suffix_nodes", N, 4, nodes),
+            spec("suffix_nodes", N, FIELDS, nodes),
             spec("suffix_index", N, 2 * nodes),
         ]
         if search.given:
@@ -188,7 +189,7 @@ class Suffix(ReadyMode):
             specs += [
                 spec("suffix_given_text", len(text), initial=text),
                 spec("suffix_given_used", 2),
-                spec("suffix_given_nodes", 4, nodes),
+                spec("suffix_given_nodes", FIELDS, nodes),
                 spec("suffix_given_index", 2 * nodes),
                 spec("suffix_given_cursor", N, depth + 2),
             ]
@@ -196,7 +197,7 @@ class Suffix(ReadyMode):
             nodes = search.room * depth + 1
             specs += [
                 spec("suffix_earlier_used", 3, 2),
-                spec("suffix_earlier_nodes", 2, 4, nodes),
+                spec("suffix_earlier_nodes", 2, FIELDS, nodes),
                 spec("suffix_earlier_index", 2, 2 * nodes),
                 spec("suffix_earlier_cursor", N, 1 + 2 * (depth + 1)),
             ]

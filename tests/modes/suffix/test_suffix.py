@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import InvalidOption
-from speccompile.ops.suffix_trie import Speculation, Trie, search
+from speccompile.ops.suffix_trie import FIELDS, LISTED, Speculation, Trie, search
 from speccompile.runtime.measure import measure_tiers
 from support.errors import raises
 from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
@@ -26,7 +28,7 @@ USUAL = Speculation(8, 1.0, 0.0, 0.1)
 def trie(room: int, depth: int) -> tuple[Trie, memoryview]:
     """An empty one, and the suffixes of a text that begins."""
     nodes, i32 = room * depth + 1, torch.int32
-    tables = [torch.zeros(shape, dtype=i32) for shape in ((2,), (4, nodes), (2 * nodes,))]
+    tables = [torch.zeros(shape, dtype=i32) for shape in ((2,), (FIELDS, nodes), (2 * nodes,))]
     return Trie(*tables), torch.zeros(depth + 1, dtype=i32).numpy().data
 
 
@@ -56,6 +58,56 @@ def test_a_search_by_hand() -> None:
     assert search(learned, [9, 4], 7, USUAL) == ([], [])
 
 
+def test_a_tree_by_hand() -> None:
+    """1 2 was followed by 3 twice and by 4 once, and 2 also by 6."""
+    text = [1, 2, 3, 9, 1, 2, 4, 2, 6, 1, 2, 3, 7, 1, 2]
+    filled, active = trie(len(text), 8)
+    for token in text:
+        filled.learn(active, token)
+    tokens, parents, chances = filled.propose_tree(active, 6)
+    # Of four 1 2, 3 followed two, and 4 one. After 1 2 3 came 7 and 9, of equals the newest first.
+    assert tokens == [3, 4, 7, 9, 2, 1] and parents == [0, 0, 1, 1, 2, 3]
+    assert chances == pytest.approx([2 / 4, *[1 / 4] * 5])
+    assert filled.propose_tree(trie(1, 8)[1], 6)[0] == [], "nothing matches"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 12), st.integers(2, 7))
+def test_a_tree_has_the_likeliest_paths(text: list[int], nodes: int, depth: int) -> None:
+    """A path is as likely as the greatest share of the occurrences of a suffix that it follows."""
+    filled, active = trie(len(text), depth)
+    for token in text:
+        filled.learn(active, token)
+
+    def occurrences(part: tuple[int, ...]) -> int:
+        return sum(tuple(text[i : i + len(part)]) == part for i in range(len(text) - len(part) + 1))
+
+    known = {tuple(text[i:end]) for i in range(len(text)) for end in range(i + 1, min(i + depth, len(text)) + 1)}
+    shares: dict[tuple[int, ...], float] = {}
+    for matched in range(1, min(depth, len(text) + 1)):
+        suffix = tuple(text[len(text) - matched :])
+        total = occurrences(suffix)
+        for path in (part[matched:] for part in known if part[:matched] == suffix and len(part) > matched):
+            shares[path] = max(shares.get(path, 0.0), occurrences((*suffix, *path)) / total)
+    tokens, parents, chances = filled.propose_tree(active, nodes)
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*paths[parent], token))
+    assert len(set(paths[1:])) == len(tokens) == min(nodes, len(shares))
+    assert chances == pytest.approx([shares[path] for path in paths[1:]])
+    assert chances == pytest.approx(sorted(shares.values(), reverse=True)[:nodes])
+
+
+@given(st.lists(st.integers(0, 2 * LISTED), min_size=1, max_size=80))
+def test_the_listed_children_are_the_most_frequent_the_newest_first(text: list[int]) -> None:
+    filled, active = trie(len(text), 2)
+    for token in text:
+        filled.learn(active, token)
+    newest = {token: place for place, token in enumerate(text)}
+    wanted = sorted(newest, key=lambda token: (-text.count(token), -newest[token]))[:LISTED]
+    assert [filled._token[child] for child in filled.children(0)] == wanted
+
+
 def test_a_token_costs_no_more_in_a_longer_text() -> None:
     """Nodes are visited at most depth times a token, and there are no more of them."""
 
@@ -67,7 +119,7 @@ def test_a_token_costs_no_more_in_a_longer_text() -> None:
             return super()._child(parent, token)
 
     text = random_prompt(600, seed=3, vocab=5)
-    shapes = ((2,), (4, 600 * 8 + 1), (2 * (600 * 8 + 1),))
+    shapes = ((2,), (FIELDS, 600 * 8 + 1), (2 * (600 * 8 + 1),))
     filled = Counted(*(torch.zeros(shape, dtype=torch.int32) for shape in shapes))
     active = torch.zeros(9, dtype=torch.int32).numpy().data
     seen = []

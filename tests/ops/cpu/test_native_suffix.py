@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import speccompile.ops.suffix  # noqa: F401  defines the ops
 from speccompile import wrap
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.suffix_trie import SEPARATOR, Speculation, expected, search
+from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation, expected, search
 from support.tiny import greedy, random_prompt, tiny_llama
 
 ops = torch.ops.speccompile
@@ -87,7 +87,7 @@ def same(got: tuple[list[int], list[float]], wanted: tuple[list[int], list[float
 def test_a_text_of_its_own(text: list[int], other: list[int], cuts: list[int], longest: int, how: Speculation) -> None:
     """At once or in pieces; two slots beside each other."""
     nodes = 64 * how.depth + 1
-    tables = tables_of_two(zeros((3, 2), (3, how.depth + 1), (3, 4, nodes), (3, 2 * nodes)))
+    tables = tables_of_two(zeros((3, 2), (3, how.depth + 1), (3, FIELDS, nodes), (3, 2 * nodes)))
     for end in lengths(cuts, max(len(text), len(other))):
         rows = [(1, text[:end]), (0, other[:end])]
         for (_, known), got in zip(rows, call("draft", tables, (), rows, longest, how), strict=True):
@@ -103,7 +103,7 @@ def test_a_text_of_its_own(text: list[int], other: list[int], cuts: list[int], l
 def test_given_texts(corpus: list[list[int]], text: list[int], cuts: list[int], longest: int, how: Speculation) -> None:
     whole = torch.tensor([token for ids in corpus for token in (*ids, SEPARATOR)], dtype=torch.int32)
     nodes = len(whole) * how.depth + 1
-    tables = tables_of_two([whole, *zeros((2,), (4, nodes), (2 * nodes,), (2, how.depth + 2))])
+    tables = tables_of_two([whole, *zeros((2,), (FIELDS, nodes), (2 * nodes,), (2, how.depth + 2))])
     for end in lengths(cuts, len(text)):
         (got,) = call("given", tables, (), [(0, text[:end])], longest, how)
         same(got, search(corpus, text[:end], longest, how))
@@ -159,7 +159,7 @@ def test_earlier_texts(
 ) -> None:
     """Requests one after another, in either slot; the third is the dummy, from whom nothing is learned."""
     nodes = room * how.depth + 1
-    tables = tables_of_two(zeros((3, 2), (2, 4, nodes), (2, 2 * nodes), (3, 1 + 2 * (how.depth + 1))))
+    tables = tables_of_two(zeros((3, 2), (2, FIELDS, nodes), (2, 2 * nodes), (3, 1 + 2 * (how.depth + 1))))
     halves = Halves(room, 2)
     for slot, text in requests:
         for begun, end in zip([0, *lengths(cuts, len(text))], lengths(cuts, len(text)), strict=False):
@@ -178,7 +178,7 @@ def test_earlier_texts(
 def test_texts_side_by_side_agree(moves: list[tuple[int, list[int]]], room: int, how: Speculation) -> None:
     """Three slots whose texts grow in turns, each of them new now and then: both forms do the same."""
     nodes = room * how.depth + 1
-    tables = tables_of_two(zeros((3, 2), (2, 4, nodes), (2, 2 * nodes), (4, 1 + 2 * (how.depth + 1))))
+    tables = tables_of_two(zeros((3, 2), (2, FIELDS, nodes), (2, 2 * nodes), (4, 1 + 2 * (how.depth + 1))))
     known: dict[int, list[int]] = {slot: [] for slot in range(3)}
     for slot, more in moves:
         known[slot] = more if len(known[slot]) + len(more) > 60 else known[slot] + more

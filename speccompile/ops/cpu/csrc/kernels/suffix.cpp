@@ -2,10 +2,10 @@
 // nodes at the same places, and the same drafts.
 #include "suffix.h"
 
-#include "tree.h"
-
 #include <algorithm>
 #include <cstring>
+#include <queue>
+#include <vector>
 
 namespace speccompile {
 
@@ -16,11 +16,11 @@ int64_t Speculation::most(int64_t matched, int64_t longest) const {
 
 Trie::Trie(int32_t* used, int32_t* nodes, int64_t capacity, int32_t* index, int64_t places)
     : used_(used), nodes_(nodes), parent_(nodes), token_(nodes + capacity), count_(nodes + 2 * capacity),
-      best_(nodes + 3 * capacity), index_(index), capacity_(capacity), places_(places) {}
+      best_(nodes + 3 * capacity), next_(nodes + 4 * capacity), index_(index), capacity_(capacity), places_(places) {}
 
 void Trie::clear() {
   std::memset(used_, 0, 2 * sizeof(int32_t));
-  std::memset(nodes_, 0, 4 * capacity_ * sizeof(int32_t));
+  std::memset(nodes_, 0, kFields * capacity_ * sizeof(int32_t));
   std::memset(index_, 0, places_ * sizeof(int32_t));
 }
 
@@ -47,6 +47,31 @@ int32_t Trie::child_of(int32_t parent, int32_t token) {
   return index_[place];
 }
 
+void Trie::list(int32_t parent, int32_t child) {
+  int32_t* place = &best_[parent];
+  int64_t before = 0;
+  for (; *place != 0 && *place != child && count_[*place] > count_[child]; place = &next_[*place]) {
+    ++before;
+  }
+  if (*place == child || before == kListed) {
+    return;
+  }
+  // Where the child is listed, or the last one that is.
+  int32_t *at = place, *last = place;
+  int64_t listed = before;
+  for (; *at != 0 && *at != child; at = &next_[*at]) {
+    last = at;
+    ++listed;
+  }
+  if (*at == child) {
+    *at = next_[child];
+  } else if (listed == kListed) {
+    *last = 0;
+  }
+  next_[child] = *place;
+  *place = child;
+}
+
 void Trie::learn(int32_t* active, int64_t depth, int32_t token) {
   // Longest first: a child hangs on the suffix as it was without this token.
   for (int64_t at = depth; at > 0; --at) {
@@ -56,9 +81,7 @@ void Trie::learn(int32_t* active, int64_t depth, int32_t token) {
     }
     const int32_t child = child_of(parent, token);
     ++count_[child];
-    if (best_[parent] == 0 || count_[child] >= count_[best_[parent]]) {
-      best_[parent] = child;
-    }
+    list(parent, child);
     active[at] = child;
   }
   ++used_[0];
@@ -115,17 +138,55 @@ int64_t Trie::propose(
 }
 
 int64_t Trie::propose_tree(
-    const int32_t* active, int64_t most, const Speculation& speculation, int64_t* tokens, int64_t* parents,
-    float* scores) const {
-  PathTree tree;
-  for (int64_t matched = speculation.depth - 1; matched > 0; --matched) {
-    if (active[matched] != 0) {
-      tree.begin();
-      const auto add = [&](int32_t token, double chance) { tree.add(token, chance); };
-      path(active[matched], speculation.most(matched, most), speculation.least, add);
+    const int32_t* active, int64_t depth, int64_t most, int64_t* tokens, int64_t* parents, float* scores) const {
+  struct Candidate {
+    double chance;
+    int64_t order, parent;
+    int32_t node;
+
+    // Of a priority queue the greatest comes first.
+    bool operator<(const Candidate& other) const {
+      return chance != other.chance ? chance < other.chance : order > other.order;
+    }
+  };
+  std::priority_queue<Candidate> candidates;
+  int64_t order = 0, found = 0;
+  const auto expand = [&](int32_t node, int64_t parent, double chance) {
+    for (int32_t child = best_[node]; child != 0; child = next_[child]) {
+      const double share = chance * static_cast<double>(count_[child]) / static_cast<double>(count_[node]);
+      candidates.push({share, order++, parent, child});
+    }
+  };
+  std::vector<int32_t> matches;
+  for (int64_t matched = 1; matched < depth; ++matched) {
+    const int32_t node = active[matched];
+    if (node == 0 || best_[node] == 0) {
+      break;
+    }
+    if (matches.empty() || count_[node] < count_[matches.back()]) {
+      matches.push_back(node);
     }
   }
-  return tree.finish(most, tokens, parents, scores);
+  for (auto match = matches.rbegin(); match != matches.rend(); ++match) {
+    expand(*match, 0, 1.0);
+  }
+  while (!candidates.empty() && found < most) {
+    const Candidate next = candidates.top();
+    candidates.pop();
+    const int32_t token = token_[next.node];
+    int64_t place = 0;
+    while (place < found && !(parents[place] == next.parent && tokens[place] == token)) {
+      ++place;
+    }
+    if (place == found) {
+      tokens[found] = token;
+      parents[found] = next.parent;
+      scores[found] = static_cast<float>(next.chance);
+      ++found;
+    }
+    expand(next.node, place + 1, next.chance);
+  }
+  return found;
 }
 
 }  // namespace speccompile

@@ -90,7 +90,7 @@ Drafts suffix_draft(
   Rows rows(slots, tokens, length, longest);
   for (int64_t row = 0; row < rows.count(); ++row) {
     const int64_t slot = rows.slot(row);
-    Trie trie(counts + 2 * slot, trees + 4 * capacity * slot, capacity, indexes + places * slot, places);
+    Trie trie(counts + 2 * slot, trees + Trie::kFields * capacity * slot, capacity, indexes + places * slot, places);
     int32_t* suffixes = all + (depth + 1) * slot;
     if (trie.tokens() > rows.length(row)) {
       trie.clear();
@@ -145,7 +145,7 @@ Drafts suffix_earlier(
   int32_t *counts = table(used), *all = table(cursor);
   Trie tries[2] = {
       Trie(counts, table(nodes), capacity, table(index), places),
-      Trie(counts + 2, table(nodes) + 4 * capacity, capacity, table(index) + places, places)};
+      Trie(counts + 2, table(nodes) + Trie::kFields * capacity, capacity, table(index) + places, places)};
   int32_t& young = counts[4];
   const auto part = [&](int64_t slot, int32_t side) { return all + width * slot + 1 + side * (depth + 1); };
   std::vector<int64_t> drafts(longest);
@@ -185,20 +185,18 @@ Drafts suffix_earlier(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> suffix_tree(
-    const Tensor& nodes, const Tensor& which, const Tensor& suffixes, int64_t longest, double factor, double offset,
-    double least) {
+    const Tensor& nodes, const Tensor& which, const Tensor& suffixes, int64_t longest) {
   const Tensor tries = side_by_side(which), own_suffixes = side_by_side(suffixes);
   const int64_t rows = which.size(0), capacity = nodes.size(2), depth = suffixes.size(1) - 1;
-  const Speculation speculation{depth, factor, offset, least};
   Tensor tokens = torch::stable::new_zeros(which, {rows, longest}),
          parents = torch::stable::new_zeros(which, {rows, longest}), count = torch::stable::new_zeros(which, {rows}),
          scores = torch::stable::new_zeros(which, {rows, longest}, ScalarType::Float);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t trie = static_cast<int64_t*>(tries.data_ptr())[row];
     // Paths are read off the nodes alone.
-    const Trie of(nullptr, table(nodes) + 4 * capacity * trie, capacity, nullptr, 0);
+    const Trie of(nullptr, table(nodes) + Trie::kFields * capacity * trie, capacity, nullptr, 0);
     static_cast<int64_t*>(count.data_ptr())[row] = of.propose_tree(
-        table(own_suffixes) + (depth + 1) * row, longest, speculation,
+        table(own_suffixes) + (depth + 1) * row, depth, longest,
         static_cast<int64_t*>(tokens.data_ptr()) + row * longest,
         static_cast<int64_t*>(parents.data_ptr()) + row * longest,
         static_cast<float*>(scores.data_ptr()) + row * longest);
