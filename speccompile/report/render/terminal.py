@@ -85,7 +85,7 @@ def _ms(value: float | None) -> str:
 
 
 def _tiers(tiers: Sequence[TierReport]) -> Table:
-    names = ("rows x width", "ms", "memory needs", "breaks even", "accepts", "tokens/s")
+    names = ("rows x\nwidth", "ms", "memory\nneeds", "breaks\neven", "accepts", "tokens/s")
     table = _table("Tiers", "tier", *names, numbers=names)
     for tier in tiers:
         decoded = tier.decoded
