@@ -138,7 +138,8 @@ def _gain(
 
 def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None, trace: TraceReport | None) -> str:
     assert tier.cost is not None
-    sentence = f"{tier.name} costs {tier.cost:.2f} times K=0, breaks even at an acceptance length of {tier.cost:.2f}"
+    name = tier.name[0].upper() + tier.name[1:]
+    sentence = f"{name} costs {tier.cost:.2f} times K=0, breaks even at an acceptance length of {tier.cost:.2f}"
     if (seen := acceptance_of(tier, acceptance, trace)) is None:
         return f"{sentence}; what it has is not known."
     sentence = f"{sentence}, and has {seen[0]:.2f} ({seen[1]})"
