@@ -33,8 +33,11 @@ struct DeltaRule {
   }
 };
 
-// One head of a row.
-void apply_delta_rule(const DeltaRule& problem, const RowPlaces& at, int64_t row, int64_t head);
+// Columns of a head's state that are computed at once.
+constexpr int64_t kDeltaColumns = 32;
+
+// One head of a row: the columns [begin, begin + kDeltaColumns) of its values, as far as there are.
+void apply_delta_rule(const DeltaRule& problem, const RowPlaces& at, int64_t row, int64_t head, int64_t begin);
 
 struct SelectiveScan {
   int64_t width, heads, groups, depth, size, decays, kept_places;

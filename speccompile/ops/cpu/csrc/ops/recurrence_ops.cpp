@@ -131,10 +131,12 @@ Tensor native_gated_delta_rule(
   const std::vector<RowPlaces> rows = places_of(slots, positions, &absorbed, settled, kept.size(1));
   Tensor out = new_floats({v.size(0), v.size(1), v.size(2), v.size(3)});
   problem.out = numbers_of(out, "the result");
-  const int64_t heads = problem.heads;
-  parallel_for(0, static_cast<int64_t>(rows.size()) * heads, 1, [&](int64_t first, int64_t last) {
+  const int64_t heads = problem.heads, blocks = (problem.value_depth + kDeltaColumns - 1) / kDeltaColumns;
+  const int64_t grain = std::max<int64_t>(1, kNumbers / (problem.depth * kDeltaColumns));
+  parallel_for(0, static_cast<int64_t>(rows.size()) * heads * blocks, grain, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
-      apply_delta_rule(problem, rows[i / heads], i / heads, i % heads);
+      const int64_t row = i / (heads * blocks);
+      apply_delta_rule(problem, rows[row], row, i / blocks % heads, i % blocks * kDeltaColumns);
     }
   });
   const int64_t keys = problem.groups * problem.depth, values = heads * problem.value_depth, gates = heads * problem.gates;
