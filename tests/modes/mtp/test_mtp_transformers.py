@@ -1,5 +1,8 @@
 """MTP modules draft what transformers' own ``generate(use_mtp=True)`` drafts, of DeepSeek-V3's, GLM-4.5's and Mellum's
-layers."""
+layers; of Qwen3-Next's and Qwen3.5's layers, what its modules draft after its own forward over each text.
+
+``generate`` of transformers 5.23 refuses assistance for recurrent models, and their configs have no number of modules.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
+from transformers.modeling_layers import MtpModel
 
 from speccompile.heads import MtpHead
 from support.eagle3_specs import drafted
@@ -20,19 +25,27 @@ from support.tiny import admitted, greedy, random_prompt
 NEW = 24
 #: By family: the layout of its checkpoints, and how many modules they have here.
 FAMILIES = {"deepseek_v3": ("deepseek", 3), "glm4_moe": ("deepseek", 3), "mellum": ("qwen", 1)}
+RECURRENT = {"qwen3_next": ("qwen", 1), "qwen3_5_text": ("qwen", 1)}
+#: Types of the target's layers and of the module's, where a config has them.
+LAYER_TYPES = {
+    # The module's layer has a window, and rotary parameters that only targets with such layers hold.
+    "mellum": (["sliding_attention", "full_attention"], "sliding_attention"),
+    # transformers makes a module's norms of the kind of the first one in the target's last layer.
+    "qwen3_next": (["linear_attention", "full_attention"], "full_attention"),
+    "qwen3_5_text": (["linear_attention", "full_attention"], "full_attention"),
+}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """A model in whose folder are random modules."""
-    layout, modules = FAMILIES[request.param]
-    # The module's layer has a window, and rotary parameters that only targets with such layers hold.
-    kinds = {"layer_types": ["sliding_attention", "full_attention"]} if layout == "qwen" else {}
-    model = model_of(request.param, **kinds)
-    model.config.num_nextn_predict_layers = modules
-    if layout == "qwen":
+    layout, modules = (FAMILIES | RECURRENT)[request.param]
+    types, module_type = LAYER_TYPES.get(request.param, (None, None))
+    model = model_of(request.param, **({"layer_types": types} if types else {}))
+    model.config.num_mtp_layers = modules
+    if types:
         # As a config that is made with a module has them.
-        model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["sliding_attention"], ["sparse"]
+        model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = [module_type], ["sparse"]
     layers = len(model.get_decoder().layers)
     folder = tmp_path_factory.mktemp(request.param)
     write(folder, model, keys_of(MtpHead.random(model, modules), layout, layers))
@@ -65,6 +78,7 @@ def drafts_of_transformers(
     return found
 
 
+@pytest.mark.parametrize("target", FAMILIES, indirect=True)
 def test_the_same_drafts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = target.config.num_mtp_layers
     with mtp(target, None, tiers=(0, modules), max_batch=1, max_len=44) as spec:
@@ -83,3 +97,37 @@ def test_the_same_drafts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatc
                 spec.engine.step()
             assert request.new_tokens == greedy(target, prompt, NEW)
         assert shared > 40
+
+
+@pytest.mark.parametrize("target", RECURRENT, indirect=True)
+def test_the_same_drafts_after_the_hidden_states_of_a_recurrent_target(target: PreTrainedModel) -> None:
+    module = MtpModel.from_pretrained(target)
+
+    @torch.no_grad()
+    def wanted(text: list[int]) -> list[int]:
+        """Nothing of it was ever drafted, or taken back."""
+        ids, positions = torch.tensor([text]), torch.arange(1, len(text))[None]
+        states = target(ids[:, :-1], output_hidden_states=True).hidden_states[-1]
+        cache = MtpCache(config=target.config.get_mtp_config())
+        drafts: list[int] = module(ids[:, 1:], states, None, positions, cache)[0][0].tolist()
+        return drafts
+
+    with mtp(target, None, tiers=(0, 1), max_batch=1, max_len=44) as spec:
+        compared = 0
+        for length in (1, 3, 20):
+            prompt = random_prompt(length, seed=length, vocab=100)
+            request = admitted(spec.engine, prompt, max_new_tokens=NEW)
+            while not request.finished:
+                if len(request.new_tokens) < NEW - 1:
+                    assert drafted(spec, request.slot, 1)[0] == wanted(prompt + request.new_tokens)
+                    compared += 1
+                spec.engine.step()
+            assert request.new_tokens == greedy(target, prompt, NEW)
+        assert compared > 40
+
+
+@pytest.mark.parametrize("target", RECURRENT, indirect=True)
+def test_transformers_refuses_assistance_for_a_recurrent_target(target: PreTrainedModel) -> None:
+    """Once it does not, its ``generate`` is the better reference."""
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False, use_mtp=True)
