@@ -41,6 +41,7 @@ class StateSpec:
         looks_ahead: of a tensor that follows the text: on how many tokens after a position depends what it holds of
             it, or is computed from; another text with the same beginning has so many places less in common.
         initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
+        recurrent: it is what a recurrence keeps of each slot.
     """
 
     name: str
@@ -53,6 +54,7 @@ class StateSpec:
     distinct: bool = False
     initial: tuple[int, ...] = ()
     looks_ahead: int = 0
+    recurrent: bool = False
 
     @property
     def per_slot(self) -> bool:
@@ -75,6 +77,7 @@ class StateSpec:
             self.distinct,
             self.initial,
             self.looks_ahead,
+            self.recurrent,
         )
 
 
@@ -93,6 +96,7 @@ class StateTensor:
     distinct: bool
     initial: tuple[int, ...]
     looks_ahead: int = 0
+    recurrent: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +113,11 @@ class Layout:
     max_draft_len: int
     max_width: int
     vocab_size: int
+
+    @property
+    def recurrent(self) -> dict[str, int]:
+        """What recurrences keep: bytes of one slot, by the tensor's name."""
+        return {name: tensor.nbytes // tensor.shape[0] for name, tensor in self.tensors.items() if tensor.recurrent}
 
     @property
     def sizes(self) -> set[int]:
@@ -198,6 +207,21 @@ def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:
     return specs
 
 
+@dataclass(frozen=True)
+class IndexShape:
+    """What one layer was seen to write for an index of its keys: ``size`` numbers of each token."""
+
+    size: int
+    dtype: torch.dtype
+
+
+def index_state(observed: Mapping[int, IndexShape]) -> list[StateSpec]:
+    """The keys ``[N, S, size]`` of each layer's index."""
+    return [
+        StateSpec(f"index_{layer}", (N, S, shape.size), shape.dtype, reset=False) for layer, shape in observed.items()
+    ]
+
+
 #: State of a target with recurrent layers: how many tokens of its sequence the state of each slot has absorbed.
 ABSORBED = "absorbed_length"
 
@@ -234,8 +258,8 @@ def recurrent_state(observed: Mapping[str, RecurrentShape]) -> list[StateSpec]:
     specs = [StateSpec(ABSORBED, (N,), torch.int64, high=S)]
     for name, shape in observed.items():
         if shape.state:
-            specs.append(StateSpec(name, (N, *shape.state), f32))
-        specs.append(StateSpec(f"{name}_kept", (N, T + shape.window, shape.inputs), f32))
+            specs.append(StateSpec(name, (N, *shape.state), f32, recurrent=True))
+        specs.append(StateSpec(f"{name}_kept", (N, T + shape.window, shape.inputs), f32, recurrent=True))
     return specs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
-from speccompile.graph.state import recurrent_names
 from speccompile.hidden_states.options import FINAL
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
@@ -83,9 +82,7 @@ def _weights(build: Build) -> dict[str, str]:
 def _recurrent(build: Build) -> dict[str, str]:
     if not build.observed.recurrent:
         return {}
-    arena = build.arena
-    names = recurrent_names(build.observed.recurrent)
-    size = sum(arena[name].nbytes for name in names) / arena.layout.tensors[names[0]].shape[0] / 2**10
+    size = sum(build.arena.layout.recurrent.values()) / 2**10
     return {
         "recurrent state": f"{len(build.observed.recurrent)} recurrences, {size:.0f} KiB for each slot; a step absorbs "
         "the tokens that the one before it accepted. It is known at the end of a sequence alone, so prompts are read "
