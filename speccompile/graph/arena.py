@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from speccompile.graph.state import Layout
+from speccompile.graph.state import ABSORBED, Layout
 from speccompile.utils.devices import traits_of
 
 #: (executable, tensor, address, shape, strides)
@@ -97,6 +97,18 @@ class Arena(Mapping[str, torch.Tensor]):
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
                 self._tensors[name][target, :count] = self._tensors[name][source, :count]
+
+    def recurrent_place(self, slot: int) -> int | None:
+        """How many tokens of its sequence the recurrent state of ``slot`` has absorbed. None if there is none."""
+        return int(self._tensors[ABSORBED][slot]) if ABSORBED in self._tensors else None
+
+    def start_recurrent_state(self, source: int | None, target: int) -> None:
+        """Let ``target`` go on from the recurrent state of ``source``, or from none."""
+        for name, tensor in self.layout.tensors.items():
+            if tensor.recurrent and source is not None:
+                self._tensors[name][target] = self._tensors[name][source]
+        if source is None and ABSORBED in self._tensors:
+            self._tensors[ABSORBED][target] = 0
 
     def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the tensors that a backend is bound to, and then those that it is really called with."""

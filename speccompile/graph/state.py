@@ -41,7 +41,7 @@ class StateSpec:
         looks_ahead: of a tensor that follows the text: on how many tokens after a position depends what it holds of
             it, or is computed from; another text with the same beginning has so many places less in common.
         initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
-        recurrent: it is what a recurrence keeps of each slot.
+        recurrent: it is what a recurrence keeps of each slot. It is not reset: where :data:`ABSORBED` is 0, it is dead.
     """
 
     name: str
@@ -72,7 +72,7 @@ class StateSpec:
             self.fill,
             self.low,
             high,
-            self.per_slot and self.reset,
+            self.per_slot and self.reset and not self.recurrent,
             self.per_slot and not self.reset,
             self.distinct,
             self.initial,
@@ -250,12 +250,12 @@ def recurrent_state(observed: Mapping[str, RecurrentShape]) -> list[StateSpec]:
     """The state of each recurrence, under its name, ``[N, ...]``, and the inputs of the newest places, which end in
     ``_kept``, ``[N, R, F]``: see :mod:`speccompile.ops.recurrence`.
 
-    Such state does not follow the text by position, and is reset with its slot.
+    Such state does not follow the text by position.
     """
     if not observed:
         return []
     f32 = torch.float32
-    specs = [StateSpec(ABSORBED, (N,), torch.int64, high=S)]
+    specs = [StateSpec(ABSORBED, (N,), torch.int64, high=S, recurrent=True)]
     for name, shape in observed.items():
         if shape.state:
             specs.append(StateSpec(name, (N, *shape.state), f32, recurrent=True))

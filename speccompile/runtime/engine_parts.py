@@ -68,8 +68,8 @@ def connect_parts(
 ) -> EngineParts:
     """Create the parts of an engine. Arguments as of :class:`~speccompile.runtime.engine.Engine`."""
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
-    # KV of a decode step and of a prompt chunk differ in their last bits. A recurrent state is known at its end alone.
-    prefix_reuse = options.prefix_reuse and not traits.one_shape and not traits.recurrent
+    # KV of a decode step and of a prompt chunk differ in their last bits.
+    prefix_reuse = options.prefix_reuse and not traits.one_shape
     slots = Slots(arena, target.state_of_weights, reuse=prefix_reuse, clear=traits.reads_dead_places)
     policies = Policies(
         policy,

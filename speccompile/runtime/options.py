@@ -29,7 +29,6 @@ class StepTraits:
         one_shape: all steps and chunks run one shape, so that a sequence depends in no bit on what else ran.
         reads_dead_places: attention also reads places of a slot that its sequence has not reached, and masks them.
         captured: executables run once over the arena when they are built (CUDA graphs), so no step may run meanwhile.
-        recurrent: the target keeps a recurrent state, which is known at no other place of a sequence than its end.
         reach: most tokens of a sequence that the mode's network reads; None is no limit.
         segments: a tier's drafter continues that of the next smaller tier, and may be stopped between them.
         network_on_demand: ``ready``, and a network drafts for the rows without a proposal, by executables of its own.
@@ -39,7 +38,6 @@ class StepTraits:
     one_shape: bool = False
     reads_dead_places: bool = False
     captured: bool = False
-    recurrent: bool = False
     reach: int | None = None
     segments: bool = False
     network_on_demand: bool = False

@@ -13,7 +13,8 @@ class Slots:
 
     A finished request's KV stays in its slot until another request needs the slot. If a prompt shares a prefix with
     that sequence, or with that of a running request, its slot keeps or receives a copy of the prefix's KV, and prefill
-    begins after it.
+    begins after it. A recurrent state stands near the end of its sequence: a prefix that ends before that place cannot
+    be reused.
 
     Args:
         state_of_weights: changes when KV that was computed before is no longer the model's.
@@ -55,6 +56,8 @@ class Slots:
         request.admit(slot, shared)
         arena = self._arena
         arena.reset_slot(slot)
+        if source != slot or not shared:
+            arena.start_recurrent_state(source if shared else None, slot)
         if shared and source != slot:
             arena.copy_text_state(source, slot, shared)
         if self._clear:
@@ -91,7 +94,7 @@ class Slots:
             for slot, text in texts.items()
             if self._weights.get(slot) == weights
         }
-        lengths = {slot: length for slot, length in lengths.items() if length}
+        lengths = {slot: length for slot, length in lengths.items() if length and self._goes_on(slot, length)}
 
         def preference(slot: int) -> tuple[int, bool, bool]:
             # Of equals a free slot, whose KV need not be copied. Of these one that holds no more, so that none is lost.
@@ -100,6 +103,12 @@ class Slots:
 
         source = max(lengths, key=preference, default=-1)
         return source, lengths.get(source, 0)
+
+    def _goes_on(self, slot: int, length: int) -> bool:
+        """Whether the recurrent state of ``slot`` can go on after a prefix of that length. Beside it are the inputs of
+        all tokens of the sequence that it has not absorbed."""
+        place = self._arena.recurrent_place(slot)
+        return place is None or 0 < place <= length
 
     def _choose(self, source: int, shared: int) -> int:
         """The source itself, if it is free and all of its sequence is a prefix of the prompt. Otherwise an empty slot

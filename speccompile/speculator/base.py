@@ -73,7 +73,6 @@ class SpeculatorBase:
                 one_shape=config.one_shape,
                 reads_dead_places=config.reads_dead_places,
                 captured=build.captures is not None,
-                recurrent=config.recurrent,
                 segments=config.drafts_in_segments,
                 reach=None if config.network is None else config.network.max_len,
                 network_on_demand=config.mode.network_on_demand and config.max_draft_len > 0,

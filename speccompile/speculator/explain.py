@@ -85,8 +85,9 @@ def _recurrent(build: Build) -> dict[str, str]:
     size = sum(build.arena.layout.recurrent.values()) / 2**10
     return {
         "recurrent state": f"{len(build.observed.recurrent)} recurrences, {size:.0f} KiB for each slot; a step absorbs "
-        "the tokens that the one before it accepted. It is known at the end of a sequence alone, so prompts are read "
-        "from their beginning, in chunks of their own, and drafts are chains"
+        "the tokens that the one before it accepted. It is known at the end of a sequence alone: a prompt that goes on "
+        "from there reuses it, and others are read from their beginning. Prompts have chunks of their own, and drafts "
+        "are chains"
     }
 
 

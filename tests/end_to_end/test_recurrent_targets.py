@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ TIERS = (0, 1, 3)
 SLOTS, NEW = 3, 16
 #: A convolution alone; the delta rule; Mamba-2, and Mamba, which has no attention at all. As torch computes the last
 #: numbers of a tensor in another way than whole vectors, there are whole vectors of all that depends on the width.
+#: All tiers of the last one run one shape, so that it reuses no prompts.
 FAMILIES: dict[str, dict[str, int]] = {
     "lfm2": {},
     "qwen3_next": {"linear_num_value_heads": 32},
@@ -80,15 +82,28 @@ class Wrapped:
             self.plain.setdefault(tuple(request.prompt), {})[absorbed] = state
 
         self.spec.set_tier(0)
-        for first in range(0, len(new), SLOTS):
-            for request in stepped(self, new[first : first + SLOTS], note):
-                assert request.new_tokens == self.expected(request.prompt)
+        with self.nothing_reused():
+            for first in range(0, len(new), SLOTS):
+                for request in stepped(self, new[first : first + SLOTS], note):
+                    assert request.new_tokens == self.expected(request.prompt)
+        # Of a prompt that is known but for its last token the first step reads that one.
+        for prompt in new:
+            if len(prompt) > 1 and self.spec.engine.prefix_reuse:
+                self.plain[tuple(prompt)][len(prompt) - 1] = self.fresh_state(prompt[:-1])
+
+    @contextlib.contextmanager
+    def nothing_reused(self) -> Iterator[None]:
+        slots = self.spec.engine.slots
+        before, slots._reuse = slots._reuse, False
+        yield
+        slots._reuse = before
 
     def fresh_state(self, text: list[int]) -> list[torch.Tensor]:
         """The state after ``text`` was read as a prompt."""
-        request = self.spec.engine.submit(text, max_new_tokens=NEW)
-        while not (request.new_tokens or request.finished):
-            self.spec.engine.step()
+        with self.nothing_reused():
+            request = self.spec.engine.submit(text, max_new_tokens=NEW)
+            while not (request.new_tokens or request.finished):
+                self.spec.engine.step()
         absorbed, state = self.state_of(request)
         assert absorbed == len(text)
         request.cancel()
@@ -136,7 +151,16 @@ def wrapped(name: str) -> Wrapped:
 
 @pytest.fixture(params=FAMILIES)
 def target(request: pytest.FixtureRequest) -> Iterator[Wrapped]:
-    found = wrapped(request.param)
+    yield from idle(request.param)
+
+
+@pytest.fixture(params=[name for name in FAMILIES if name != "mamba"])
+def reusing(request: pytest.FixtureRequest) -> Iterator[Wrapped]:
+    yield from idle(request.param)
+
+
+def idle(name: str) -> Iterator[Wrapped]:
+    found = wrapped(name)
     found.spec.engine.policy = Dice(TIERS)
     yield found
     assert found.spec.engine.idle
@@ -180,7 +204,7 @@ Move = tuple[str, int, int]
 #: A request of the n-th known prompt for so many tokens, a step of the n-th tier, the n-th request is cancelled.
 moves: st.SearchStrategy[list[Move]] = st.lists(
     st.one_of(
-        st.tuples(st.just("submit"), st.integers(0, 3), st.integers(1, NEW)),
+        st.tuples(st.just("submit"), st.integers(0, 4), st.integers(1, NEW)),
         *[st.tuples(st.just("step"), st.integers(0, len(TIERS) - 1), st.integers(1, 3))] * 3,
         st.tuples(st.just("cancel"), st.integers(0, 5), st.just(0)),
     ),
@@ -191,11 +215,15 @@ moves: st.SearchStrategy[list[Move]] = st.lists(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_state_after_any_moves_is_that_of_plain_decoding_and_of_a_fresh_prompt(name: str) -> None:
-    target, known = wrapped(name), prompts(4, seed=9)
+    target, known = wrapped(name), [[9], *prompts(1, seed=9)]
     engine = target.spec.engine
+    # Two that go on from the end of the first one's text, one that leaves it before.
+    known += [[9, *target.expected([9])[:count], *tail] for count, tail in ((NEW, [7, 8]), (9, [6]), (2, [7] * 20))]
     target.decode_plainly(known)
 
-    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    reused: list[Request] = []
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(moves=moves)
     def holds(moves: list[Move]) -> None:
         target.drafter.random.seed(0)
@@ -217,6 +245,7 @@ def test_state_after_any_moves_is_that_of_plain_decoding_and_of_a_fresh_prompt(n
                     assert all(map(torch.equal, state, target.plain[tuple(request.prompt)][absorbed]))
                     newest.append(((request.prompt + request.new_tokens)[:absorbed], state))
         engine.run()
+        reused.extend(request for request in requests if request.stats.reused_tokens)
         for request in requests:
             text = target.expected(request.prompt)[: request.params.max_new_tokens]
             assert request.new_tokens == text[: len(request.new_tokens)]
@@ -226,6 +255,7 @@ def test_state_after_any_moves_is_that_of_plain_decoding_and_of_a_fresh_prompt(n
                 torch.testing.assert_close(found, fresh)
 
     holds()
+    assert bool(reused) == engine.prefix_reuse
 
 
 def test_batches_of_one_to_four_rows_have_the_text_of_transformers(target: Wrapped) -> None:
@@ -278,19 +308,27 @@ def test_two_hundred_requests_over_three_slots_have_the_text_of_transformers(tar
     assert sum(request.finish_reason == "cancelled" for request in requests) >= 20
 
 
+def cancelled_halfway(target: Wrapped, prompt: list[int]) -> int:
+    """How many tokens of the prompt were read."""
+    engine = target.spec.engine
+    request = engine.submit(prompt, max_new_tokens=NEW)
+    while request.slot < 0 or not engine.arena[ABSORBED][request.slot]:
+        engine.step()
+    read = int(engine.arena[ABSORBED][request.slot])
+    assert 0 < read < len(prompt) and not request.new_tokens
+    request.cancel()
+    return read
+
+
 def test_a_prompt_that_is_cancelled_halfway_leaves_nothing(target: Wrapped) -> None:
-    engine, prompt = target.spec.engine, prompts(1, seed=12)[0]
-    long = (prompt * 60)[:44]
-    target.expected(prompt)
+    engine, choose = target.spec.engine, random.Random(12)
     for _ in range(SLOTS):
-        request = engine.submit(long, max_new_tokens=NEW)
-        while request.slot < 0 or not engine.arena[ABSORBED][request.slot]:
-            engine.step()
-        assert 0 < int(engine.arena[ABSORBED][request.slot]) < len(long) and not request.new_tokens
-        request.cancel()
+        cancelled_halfway(target, choose.choices(range(5, 100), k=44))
+    prompt = prompts(1, seed=12)[0]
+    expected = target.expected(prompt)
     following = [engine.submit(prompt, max_new_tokens=NEW) for _ in range(SLOTS)]
     engine.run()
-    assert all(request.new_tokens == target.expected(prompt) for request in following)
+    assert all(request.new_tokens == expected for request in following)
 
 
 def test_a_rejected_draft_that_is_not_a_number_leaves_nothing(target: Wrapped) -> None:
@@ -325,15 +363,49 @@ def test_a_slots_new_owner_sees_nothing_of_the_one_before(target: Wrapped) -> No
     assert request.new_tokens == target.expected(prompt)
 
 
-def test_prompts_are_read_anew_and_in_chunks(target: Wrapped) -> None:
-    spec, prompt = target.spec, prompts(1, seed=8)[0] * 2
-    spec.stats.reset()
-    for _ in range(2):
-        spec.engine.submit(prompt, max_new_tokens=2)
-        spec.engine.run()
-    assert spec.stats.reused_tokens == 0 and spec.stats.prefill_tokens == 2 * len(prompt)
-    assert "prefix reuse off" in spec.explain() and "along with a step" not in spec.explain()
-    assert "recurrences" in spec.explain() and "choose_recurrence" in spec.explain()
+def finished(target: Wrapped, prompt: list[int], new: int = 6) -> Request:
+    request = target.spec.engine.submit(prompt, max_new_tokens=new)
+    target.spec.engine.run()
+    assert request.new_tokens == target.expected(prompt)[:new]
+    return request
+
+
+def test_a_prompt_that_goes_on_from_a_known_end_reuses_the_state(reusing: Wrapped) -> None:
+    first = finished(reusing, prompts(1, seed=8)[0][:20])
+    for more in ([20], [21, 22, 23]):
+        text = first.prompt + first.new_tokens
+        slot, first = first.slot, finished(reusing, [*text, *more])
+        assert first.stats.reused_tokens == len(text) - 1 and first.slot == slot
+    assert "prefix reuse on" in reusing.spec.explain()
+
+
+def test_a_prompt_that_leaves_a_known_text_after_what_is_absorbed_goes_on_from_a_copy(reusing: Wrapped) -> None:
+    reusing.spec.set_tier(0)
+    first = finished(reusing, prompts(1, seed=15)[0][:20])
+    absorbed, state = reusing.state_of(first)
+    shared = (first.prompt + first.new_tokens)[:absorbed]
+    second = finished(reusing, [*shared, 101])
+    assert second.stats.reused_tokens == absorbed == len(first.prompt) + 4 and second.slot != first.slot
+    assert all(map(torch.equal, state, reusing.state_of(first)[1]))
+
+
+def test_a_prompt_that_leaves_a_known_text_before_its_end_is_read_anew(reusing: Wrapped) -> None:
+    first = finished(reusing, prompts(1, seed=13)[0][:20], NEW)
+    for prompt in (first.prompt, [*first.prompt, first.new_tokens[0], 11]):
+        assert finished(reusing, prompt).stats.reused_tokens == 0
+
+
+def test_the_state_of_a_prompt_that_was_cancelled_halfway_is_used_again(reusing: Wrapped) -> None:
+    prompt = random.Random(14).choices(range(5, 100), k=44)
+    read = cancelled_halfway(reusing, prompt)
+    assert finished(reusing, prompt).stats.reused_tokens == read
+
+
+def test_explain_names_recurrences_and_that_prompts_are_read_in_chunks_of_their_own(target: Wrapped) -> None:
+    explained = target.spec.explain()
+    assert "along with a step" not in explained
+    assert f"prefix reuse {'on' if target.spec.engine.prefix_reuse else 'off'}" in explained
+    assert "recurrences" in explained and "choose_recurrence" in explained
 
 
 # --- what is refused ---------------------------------------------------------------------------------
