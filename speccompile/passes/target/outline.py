@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -91,9 +92,12 @@ class _Region:
     def body(self, graph: StepGraph, name: str, layers: tuple[int, ...], key: str) -> Body:
         inner = fx.Graph()
         node_map: dict[fx.Node, fx.Node] = {}
-        prefix = _layer_prefix(self.inputs)
+        prefix, taken = _layer_prefix(self.inputs), Counter[str]()
         for node in self.inputs:
-            node_map[node] = inner.placeholder(_input_name(node, graph, node is self.inputs[0], prefix))
+            own = _input_name(node, graph, node is self.inputs[0], prefix)
+            taken[own] += 1
+            # A layer with two attentions has two caches.
+            node_map[node] = inner.placeholder(own if taken[own] == 1 else f"{own}_{taken[own]}")
             node_map[node].meta = {"val": node.meta["val"]}
         for node in self.nodes:
             args = cast(Any, fx.map_arg(node.args, node_map.__getitem__))
