@@ -15,6 +15,7 @@ from speccompile.graph.state import (
     StateSpec,
     V,
     core_state,
+    index_state,
     kv_state,
     recorded_state,
     recurrent_state,
@@ -68,7 +69,7 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
         InvalidOption: a pass of the user's has a state tensor that is called as one of the model's or drafter's, or
             one that has a size below 0.
     """
-    kept = [*kv_state(observed.kv), *recurrent_state(observed.recurrent)]
+    kept = [*kv_state(observed.kv), *index_state(observed.index), *recurrent_state(observed.recurrent)]
     for item in config.passes:
         _check_names(item, {spec.name for spec in kept})
     layout = resolve_layout(

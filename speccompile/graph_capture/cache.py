@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
-from speccompile.graph.state import KVShape, RecurrentShape
+from speccompile.graph.state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph_capture.masks import UnsupportedByRoute
 
+INDEX = "chooses the keys to attend to by an index of another kind than DeepSeek-V3.2's"
 RECURRENT = "keeps a recurrent or linear-attention state, which cannot be rewound to the accepted tokens yet"
 
 
@@ -93,9 +95,6 @@ class StepCache(Cache):
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 
-    def update_indexer(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedByRoute("chooses the keys to attend to by an index of its own")
-
 
 @dataclass(frozen=True)
 class Recurrent:
@@ -121,6 +120,7 @@ class SlotCache(StepCache):
         gather: whether a layer reads its rows alone, as ``[B, G, S, D]``, which is what transformers' own attention
             takes; otherwise it is handed the whole tensors, for the attention op.
         recurrent: state of recurrent layers; None where there are none.
+        index: keys of layers that choose by an index what they attend to, ``[N, S, size]``.
     """
 
     def __init__(
@@ -131,8 +131,10 @@ class SlotCache(StepCache):
         positions: torch.Tensor,
         gather: bool,
         recurrent: Recurrent | None = None,
+        index: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         super().__init__()
+        self.index = index
         self.keys, self.values, self.slots, self.positions, self.gather = keys, values, slots, positions, gather
         self._recurrent = recurrent
 
@@ -155,6 +157,14 @@ class SlotCache(StepCache):
         self.returned.append((key, value))
         return key, value
 
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """``[B, T, size]``; returns those of all places of the rows, ``[B, S, size]``."""
+        if layer_idx not in self.index:
+            raise UnsupportedByRoute(INDEX)
+        keys = self.index[layer_idx]
+        keys.index_put_((self.slots.unsqueeze(1), self.positions), indexer_key_states)
+        return keys[self.slots]
+
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return next(iter(self.keys.values())).shape[1], 0
 
@@ -166,6 +176,7 @@ class RecordingCache(StepCache):
         super().__init__(length)
         self.observed: dict[int, KVShape] = {}
         self.recurrent: dict[str, RecurrentShape] = {}
+        self.index: dict[int, IndexShape] = {}
 
     def note(self, name: str, shape: RecurrentShape) -> None:
         """Remember what a recurrence keeps.
@@ -188,6 +199,12 @@ class RecordingCache(StepCache):
         self.observed[layer_idx] = KVShape(heads(key_states), heads(value_states), key_states.dtype)
         self.returned.append((key_states, value_states))
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        if indexer_key_states.dim() != 3 or layer_idx in self.index:
+            raise UnsupportedByRoute(INDEX)
+        self.index[layer_idx] = IndexShape(int(indexer_key_states.shape[2]), indexer_key_states.dtype)
+        return indexer_key_states
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return query_length, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -22,8 +23,10 @@ from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_o
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import Recurrent, SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
+from speccompile.graph_capture.experts import expert_loops_batched
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.held_tensors import held_by_modules
+from speccompile.graph_capture.key_index import share_choices, symbolic_counts
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
 from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, cache_argument, extra_inputs
@@ -50,6 +53,7 @@ class Step(nn.Module):
         row_slots: torch.Tensor,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
+        index: list[torch.Tensor],
         recurrent: list[torch.Tensor],
         row_absorbed: torch.Tensor,
         row_settled: torch.Tensor,
@@ -59,12 +63,14 @@ class Step(nn.Module):
         share_sizes((input_ids, position_ids), (0, 1))
         share_sizes((input_ids, row_slots, row_absorbed, row_settled), (0,))
         if keys:
-            share_sizes((*keys, *values), (0, 1))
+            share_sizes((*keys, *values, *index), (0, 1))
         route, layers = self.observed.route, self.observed.kv
         by_layer = dict(zip(layers, keys, strict=True)), dict(zip(layers, values, strict=True))
         by_name = dict(zip(recurrent_names(self.observed.recurrent), recurrent, strict=True))
         own = Recurrent(by_name, row_absorbed, row_settled) if by_name else None
-        cache = SlotCache(*by_layer, row_slots, position_ids, gather=route == "eager", recurrent=own)
+        of_index = dict(zip(self.observed.index, index, strict=True))
+        gather = route == "eager"
+        cache = SlotCache(*by_layer, row_slots, position_ids, gather=gather, recurrent=own, index=of_index)
         places = None if by_name else keys[0].shape[1]
         extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, places)
         with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
@@ -102,8 +108,11 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     paths = ModulePaths.of(model, prefix="model.")
     inputs = input_ports(layout, info.device, {"B": rows, "T": width})
     states = kv_names(list(observed.kv))
+    states |= {f"index_{place}": f"index_{layer}" for place, layer in enumerate(observed.index)}
     states |= {f"recurrent_{place}": name for place, name in enumerate(recurrent_names(observed.recurrent))}
     ports = name_ports(graph, program, model, info, states, layout, inputs, changing_tables(model))
+    if observed.index:
+        share_choices(graph, paths)
     anchors = find_anchors(graph, paths, info.num_layers)
     step = StepGraph(
         graph=graph,
@@ -136,7 +145,7 @@ def _export(
     device = info.device
     rows, width, slots, places = sizes
 
-    def example(size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    def example(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((slots, places, *size), dtype=dtype, device=device)
 
     kept = [layout.tensors[name] for name in recurrent_names(observed.recurrent)]
@@ -146,6 +155,7 @@ def _export(
         torch.zeros(rows, dtype=torch.int64, device=device),
         [example(shape.key, shape.dtype) for shape in observed.kv.values()],
         [example(shape.value, shape.dtype) for shape in observed.kv.values()],
+        [example((shape.size,), shape.dtype) for shape in observed.index.values()],
         [torch.empty((slots, *tensor.shape[1:]), dtype=tensor.dtype, device=device) for tensor in kept],
         torch.zeros(rows, dtype=torch.int64, device=device),
         torch.zeros(rows, dtype=torch.int64, device=device),
@@ -153,12 +163,14 @@ def _export(
     dynamic = torch.export.Dim.DYNAMIC
     both, first = {0: dynamic, 1: dynamic}, {0: dynamic}
     layers = [both] * len(observed.kv)
-    shapes = (both, both, first, layers, layers, [first] * len(kept), first, first)
+    shapes = (both, both, first, layers, layers, [both] * len(observed.index), [first] * len(kept), first, first)
     place = ModuleTracker(model)
     with (
         altering(model),
         captured_by(model, observed.route),
         recurrences_captured(model),
+        expert_loops_batched(model),
+        symbolic_counts(model) if observed.index else contextlib.nullcontext(),
         fixed_rotary(model),
         place.followed(),
     ):

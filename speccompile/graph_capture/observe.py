@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.errors import UnsupportedModel, error_line
-from speccompile.graph.state import KVShape, RecurrentShape
+from speccompile.graph.state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
@@ -38,6 +38,7 @@ class Observation:
         masks: what the model asks for in one forward, in order.
         reach: the longest window or chunk; the capture check takes a text longer than that.
         recurrent: shapes of what each recurrence keeps, by its name in the arena.
+        index: what layers keep of each token for an index of their keys, by layer.
         counts: whether logits depend on the length that the cache reports, beside positions. One graph cannot have each
             row's, so the capture check takes a text as long as there will ever be.
     """
@@ -49,6 +50,7 @@ class Observation:
     counts: bool = False
     reason: str = ""
     recurrent: dict[str, RecurrentShape] = field(default_factory=dict)
+    index: dict[int, IndexShape] = field(default_factory=dict)
 
 
 def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = ROUTES) -> Observation:
@@ -114,7 +116,8 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     masks = tuple(run.masks.seen)
     reach = max([run.reach, *(mask.reach for mask in masks if isinstance(mask, Mask))])
     counts = _counts(model, info, route, positions, logits)
-    return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason, recurrent)
+    index = dict(sorted(cache.index.items()))
+    return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason, recurrent, index)
 
 
 def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:

@@ -33,8 +33,7 @@ NO_LIMIT = (0.0, float("inf"))
 @contextlib.contextmanager
 def recurrences_captured(model: nn.Module) -> Iterator[None]:
     """``model`` computes its recurrences by our ops inside, where a forward runs under capture."""
-    files = {id(names): names for names in map(_names_of_file, {type(module) for module in model.modules()})}
-    before = [(names, {name: names[name] for name in CAPTURED if name in names}) for names in files.values()]
+    before = [(names, {name: names[name] for name in CAPTURED if name in names}) for names in names_of_files(model)]
     try:
         for names, own in before:
             names.update({name: partial(_call, CAPTURED[name], function) for name, function in own.items()})
@@ -44,10 +43,11 @@ def recurrences_captured(model: nn.Module) -> Iterator[None]:
             names.update(own)
 
 
-def _names_of_file(kind: type[nn.Module]) -> dict[str, Any]:
-    """The global names that the forward of a module's class reads."""
-    names: dict[str, Any] = getattr(inspect.unwrap(kind.forward), "__globals__", {})
-    return names
+def names_of_files(model: nn.Module) -> list[dict[str, Any]]:
+    """The global names of each file whose code the forwards of the model's modules are."""
+    forwards = [inspect.unwrap(kind.forward) for kind in {type(module) for module in model.modules()}]
+    files = {id(names): names for names in (getattr(forward, "__globals__", {}) for forward in forwards)}
+    return list(files.values())
 
 
 def _call(captured: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.graph.state import KVShape, Layout, RecurrentShape
+from speccompile.graph.state import IndexShape, KVShape, Layout, RecurrentShape
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_facts import own_code, scalar_settings
@@ -102,10 +102,13 @@ def capture_file(graph: StepGraph, observed: Observation) -> bytes:
 
 
 def _observation(observed: Observation) -> dict[str, Any]:
-    kv = {
-        layer: (shape.key, shape.value, str(shape.dtype).removeprefix("torch.")) for layer, shape in observed.kv.items()
-    }
-    return {**asdict(observed), "kv": kv}
+    kv = {layer: (shape.key, shape.value, _name(shape.dtype)) for layer, shape in observed.kv.items()}
+    index = {layer: (shape.size, _name(shape.dtype)) for layer, shape in observed.index.items()}
+    return {**asdict(observed), "kv": kv, "index": index}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _read_observation(data: dict[str, Any]) -> Observation:
@@ -116,8 +119,9 @@ def _read_observation(data: dict[str, Any]) -> Observation:
     recurrent = {
         name: RecurrentShape(**{**shape, "state": tuple(shape["state"])}) for name, shape in data["recurrent"].items()
     }
+    index = {int(layer): IndexShape(size, getattr(torch, dtype)) for layer, (size, dtype) in data["index"].items()}
     masks = tuple(_read_mask(mask) for mask in data["masks"])
-    return Observation(**{**data, "kv": kv, "recurrent": recurrent, "masks": masks})
+    return Observation(**{**data, "kv": kv, "recurrent": recurrent, "index": index, "masks": masks})
 
 
 def _read_mask(data: dict[str, Any]) -> Mask | ForeignMask:

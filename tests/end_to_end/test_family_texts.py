@@ -42,6 +42,10 @@ ROUTES = {
     "kimi_linear": "eager",
     "nemotron_h": "attention",
     "zamba2": "attention",
+    # Sparse attention by an index; loops over experts whose sizes come from data.
+    "deepseek_v32": "eager",
+    "dbrx": "attention",
+    "jetmoe": "attention",
 }
 # One with windows and a soft cap, one with experts, one with attention of its own.
 DIFFERENT = ("gemma2", "mixtral", "bloom")

@@ -57,6 +57,8 @@ SIZES: dict[str, int] = {
         " hidden_size_per_layer_input laurel_rank adapter_rank gated_norm_rank o_lora_rank kv_lora_rank hc_lowrank"
         " qk_nope_head_dim block_multiple_of",
     ),
+    # An index whose few heads all have nothing to add for many keys chooses among equals.
+    **_each(16, "index_n_heads"),
     **_each(12, "v_head_dim"),
     **_each(
         8,
@@ -73,7 +75,7 @@ SIZES: dict[str, int] = {
     ),
     **_each(
         2,
-        "num_key_value_heads kv_n_heads num_kv_heads swa_num_key_value_heads linear_num_key_heads index_n_heads"
+        "num_key_value_heads kv_n_heads num_kv_heads swa_num_key_value_heads linear_num_key_heads"
         " n_groups n_group num_expert_group o_groups heads_per_ngram num_kv_shared_layers index_topk_blocks"
         " num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k top_k_experts zero_expert_num",
     ),

@@ -1,0 +1,85 @@
+"""Sparse attention by an index: a layer keeps a small key of each token beside its KV, and a query attends to the
+tokens whose small keys score best.
+
+The model's own code scores all places and chooses the best, at each of the T places of a step. How many it chooses is
+the smaller one of a number and the cache's length, which varies.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from speccompile.graph_capture.anchors import ModulePaths, layer_of
+from speccompile.graph_capture.recurrence import names_of_files
+
+aten = torch.ops.aten
+
+
+@contextlib.contextmanager
+def symbolic_counts(model: nn.Module) -> Iterator[None]:
+    """Inside, ``min`` of a symbolic size in the files of ``model`` is symbolic, too.
+
+    Python's own would compare it with the number, which holds the capture to caches that are longer than it.
+    """
+    files = [names for names in names_of_files(model) if "min" not in names]
+    try:
+        for names in files:
+            names["min"] = _smallest
+        yield
+    finally:
+        for names in files:
+            del names["min"]
+
+
+def share_choices(graph: fx.Graph, paths: ModulePaths) -> None:
+    """Take choices that later layers attend to as well out of the layer that makes them, with all that they are
+    computed from there. They come before that layer then: nothing but its hidden states can be read of a layer.
+    """
+    layers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        layer = layer_of(node, paths) if node.op == "call_function" else None
+        if layer is not None:
+            layers.setdefault(layer, []).append(node)
+    for layer, nodes in layers.items():
+        shared = _needed_for({node for node in nodes if _is_choice(node) and _is_read_after(node, layer, paths)})
+        first = next(node for node in nodes if node not in shared)
+        for node in nodes:
+            if node in shared:
+                first.prepend(node)
+                del node.meta["nn_module_stack"]
+
+
+def _is_choice(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+
+def _is_read_after(node: fx.Node, layer: int, paths: ModulePaths) -> bool:
+    return any(layer_of(user, paths) not in (layer, None) for user in node.users)
+
+
+def _needed_for(nodes: set[fx.Node]) -> set[fx.Node]:
+    """These nodes, all that they are computed from, writes to state included, and the other results of ops that have
+    several."""
+    found, left = set[fx.Node](), list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+            if isinstance(node.meta.get("val"), list | tuple):
+                left += node.users
+            left += [user for user in node.users if user.target is aten.index_put_.default and user.args[0] is node]
+    return found
+
+
+def _smallest(*values: Any, **options: Any) -> Any:
+    if len(values) == 2 and any(isinstance(value, torch.SymInt) for value in values):
+        return torch.sym_min(*values)
+    return builtins.min(*values, **options)
