@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ import transformers.models.deepseek_v32.modeling_deepseek_v32 as deepseek
 from transformers import PreTrainedModel
 
 import speccompile
+from speccompile.errors import InvalidHead
 from speccompile.graph_capture.key_index import _smallest, symbolic_counts
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import observe
 from speccompile.graph_capture.store import _observation, _read_observation
+from speccompile.heads import MtpHead
 from support.dice import Dice
+from support.errors import raises
 from support.families import model_of, periodic
 from support.tiny import greedy
 
@@ -80,3 +84,12 @@ def test_layers_share_what_the_index_of_one_chose() -> None:
             request = spec.engine.submit(prompt, max_new_tokens=NEW)
             spec.engine.run()
             assert request.new_tokens == greedy(model, prompt, NEW)
+
+
+def test_a_module_whose_layer_has_an_index_is_refused(model: PreTrainedModel) -> None:
+    with raises(
+        InvalidHead, reason=re.compile("chooses the keys to attend to by an index, which is kept of a target's")
+    ):
+        speccompile.wrap(
+            model, "mtp", draft=MtpHead.random(model), tiers=(0, 1), max_batch=1, max_len=64, backend="eager"
+        )

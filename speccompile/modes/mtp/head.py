@@ -161,6 +161,9 @@ class MtpHead(DraftHead):
             except UnsupportedByRoute as unfit:
                 reasons.append(str(unfit))
             except Exception as error:
+                if route == "attention":
+                    # As one that reads its mask as a tensor.
+                    continue
                 raise InvalidHead(source=SOURCE, reason=f"a module does not run: {error_line(error)}") from error
         raise InvalidHead(source=SOURCE, reason=f"a module cannot be captured: {reasons[-1]}")
 
@@ -175,6 +178,10 @@ class MtpHead(DraftHead):
             run = self._run(tokens, positions, hidden, cache, route, WIDTH)[1]
         if route == "attention" and run.attended < len(self.layers):
             raise UnsupportedByRoute("does not attend through transformers' attention interface")
+        if cache.index:
+            raise UnsupportedByRoute(
+                "chooses the keys to attend to by an index, which is kept of a target's layers alone"
+            )
         return Observed(route, cache.observed)
 
     def forward(

@@ -38,7 +38,9 @@ def tiny_model(
             _favour_cycles(model)
         except Exception as error:
             raise CannotBeTiny(family=family.name, reason=error_line(error)) from error
-    for name in ("eos_token_id", "pad_token_id", "forced_eos_token_id", "forced_bos_token_id"):
+    # Of the family's own defaults nothing ends the text or forbids what the prompt has.
+    ends = ("eos_token_id", "pad_token_id", "forced_eos_token_id", "forced_bos_token_id")
+    for name in (*ends, "encoder_no_repeat_ngram_size"):
         setattr(model.generation_config, name, None)
     return model
 
