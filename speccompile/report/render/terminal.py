@@ -181,6 +181,8 @@ def _buffers(buffers: Sequence[Buffer]) -> Table:
             name = f"{len(same)} tensors"
         shape = f"{first.dtype}[{', '.join(map(str, first.shape))}]" if alike else ""
         table.add_row(group, name, shape, f"{sum(item.nbytes for item in same):,}")
+    if recurrent := sum(buffer.nbytes // buffer.shape[0] for buffer in buffers if buffer.group == "recurrent state"):
+        table.add_row("recurrent state", "of one slot", "", f"{recurrent:,}", style="bold")
     total = sum(buffer.nbytes for buffer in buffers)
     table.add_row("arena", f"all {len(buffers)}", "", f"{total:,}", style="bold")
     return table

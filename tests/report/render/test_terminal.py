@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
-from speccompile.report.data import Report
+from speccompile.report.data import Buffer, Report
 from speccompile.report.render.terminal import show
 from support.reports import tiny_report, tree_report
 
@@ -39,3 +40,15 @@ def test_it_begins_with_the_verdict() -> None:
     assert " ".join(text.split()).index(tiny_report().verdict[0]) < text.index("Tiers")
     for part in ("Milliseconds of a step", "attention output", "Kernels of K=3", "Buffers of the arena", "saves"):
         assert part in text
+
+
+def test_recurrent_state_has_the_bytes_of_one_slot() -> None:
+    buffers = (
+        Buffer("delta_0", "recurrent state", (3, 2, 4, 4), "float32", 3 * 128),
+        Buffer("delta_0_kept", "recurrent state", (3, 8, 10), "float32", 3 * 320),
+        Buffer("k_1", "KV", (3, 64, 2, 4), "float32", 3 * 2048),
+    )
+    text = text_of(dataclasses.replace(tiny_report(), buffers=buffers), 3)
+    line = next(line for line in text.splitlines() if "of one slot" in line)
+    assert "recurrent state" in line and "448" in line
+    assert "of one slot" not in text_of(tiny_report(), 3)
