@@ -76,6 +76,8 @@ class UserError(SpecCompileError, ValueError):
 
 
 class UnknownMode(UserError):
+    """No mode is registered under that name."""
+
     template = (
         "unknown mode {name!r}. Available: {available}. "
         "A mode of your own is made known with speccompile.register_mode(name, cls)."
@@ -83,22 +85,32 @@ class UnknownMode(UserError):
 
 
 class DuplicateMode(UserError):
+    """A mode is registered under a name that is taken."""
+
     template = "mode {name!r} is already registered by {owner}; choose another name or pass replace=True."
 
 
 class UnknownOption(UserError):
+    """A keyword is not an option of what it is given to."""
+
     template = "{where} does not take {names}. It takes: {known}."
 
 
 class OptionOfAnotherMode(UnknownOption):
+    """An option belongs to another mode than the one that was chosen."""
+
     template = UnknownOption.template + " {modes}."
 
 
 class InvalidOption(UserError):
+    """An option has a value that is not valid."""
+
     template = "{where}: {name}={value!r} is not valid: {reason}."
 
 
 class InvalidHead(UserError):
+    """A draft head does not fit the target, or is not ready to draft."""
+
     template = "the draft head {source} cannot be used: {reason}."
 
 
@@ -111,6 +123,8 @@ class HeadKeys(UserError):
 
 
 class InvalidTiers(UserError):
+    """``tiers`` of ``wrap`` are not valid."""
+
     template = (
         "tiers={tiers!r} is not valid: {reason}. Give distinct draft lengths that include 0 "
         "(the plain decoder), for example tiers=(0, 1, 3, 7)."
@@ -118,10 +132,14 @@ class InvalidTiers(UserError):
 
 
 class UnknownTier(UserError):
+    """A draft length is chosen that was not built."""
+
     template = "no tier with draft length {tier!r} was built; built: {built}. Add it to tiers=... of wrap."
 
 
 class InvalidPolicy(UserError):
+    """A policy cannot be read, or names a tier that is not built."""
+
     template = (
         "policy={policy!r} is not valid: {reason}. Use 'fixed:K' (for example 'fixed:7'), "
         "'schedule:ROWS=K,...' (from so many live rows on, for example 'schedule:1=7,4=3,8=0', or up to so many: "
@@ -131,14 +149,20 @@ class InvalidPolicy(UserError):
 
 
 class InvalidTrace(UserError):
+    """A recorded trace cannot be replayed."""
+
     template = "{path} cannot be replayed: {reason}. spec.record_trace(path) writes one."
 
 
 class UnknownBackend(UserError):
+    """No backend is registered under that name."""
+
     template = "unknown backend {name!r}. Available: {available}."
 
 
 class NeedsCuda(UserError):
+    """A backend for CUDA is given a model on another device."""
+
     template = (
         "backend={name!r} needs a model on a CUDA device, and this one is on {device}. Move it with model.to('cuda'), "
         "or use backend='auto'."
@@ -146,10 +170,14 @@ class NeedsCuda(UserError):
 
 
 class UnknownAcceptance(UserError):
+    """An acceptance rule has no such name."""
+
     template = "unknown acceptance rule {name!r}. Available: {available}."
 
 
 class UnsupportedProcessor(UserError):
+    """A logits processor cannot become part of a step."""
+
     template = (
         "logits_processor {name} cannot become part of a step: {reason}. {advice}. A processor that is passed to a "
         "request, spec.generate(..., logits_processor=...) or submit, may be any Python code: it is called on the host "
@@ -158,10 +186,14 @@ class UnsupportedProcessor(UserError):
 
 
 class ConsumeUnavailable(UserError):
+    """``consume=True`` cannot keep one copy of the weights here."""
+
     template = "consume=True cannot be kept: {reason}. Use consume=False{advice}."
 
 
 class DeterministicUnavailable(SpecCompileError):
+    """``deterministic=True`` does not hold; ``op`` is the first op whose bits differ."""
+
     template = (
         "deterministic=True cannot be kept: {evidence}. First op whose rows depend on where they stand: "
         "{op}. Use deterministic=False, or a backend whose ops have a fixed order of reduction."
@@ -172,14 +204,20 @@ class DeterministicUnavailable(SpecCompileError):
 
 
 class CannotSave(UserError):
+    """Something that was given to ``wrap`` cannot be part of a package."""
+
     template = "{name} cannot be saved into a package: {reason}. Call wrap with it instead of load."
 
 
 class CorruptPackage(SpecCompileError):
+    """A package cannot be read."""
+
     template = "{path} is no whole package: {what}. Copy it anew, or write it again with spec.save(path)."
 
 
 class ForeignPackage(SpecCompileError):
+    """A package was saved for another model, for another machine, or by other versions."""
+
     template = "{path} does not fit: {what} was {theirs!r} where it was saved, and is {ours!r} here. {advice}."
 
 
@@ -187,22 +225,32 @@ class ForeignPackage(SpecCompileError):
 
 
 class UnsupportedModel(UserError):
+    """The model cannot be captured; ``reason`` names the module and why."""
+
     template = "{model} cannot be captured: {reason}."
 
 
 class CannotBeTiny(SpecCompileError):
+    """``speccompile families`` cannot make a tiny model of a family."""
+
     template = "no tiny {family} can be made: {reason}."
 
 
 class UnknownFamily(UserError):
+    """transformers has no such model family."""
+
     template = "transformers {version} has no causal-LM family {names}. {advice}"
 
 
 class ModelInTraining(UserError):
+    """The model is in training mode."""
+
     template = "{model} is in training mode (dropout would change the text). Call model.eval() first."
 
 
 class ModelConsumed(UserError):
+    """The plain weights are needed of a model that ``consume=True`` packed."""
+
     template = (
         "the weights of this model were consumed by wrap(consume=True), which keeps them in a form of its own: {what}. "
         "Load the model again."
@@ -210,6 +258,8 @@ class ModelConsumed(UserError):
 
 
 class ModelOnSeveralDevices(UserError):
+    """The model's weights are on more than one device."""
+
     template = (
         "{model} lies on several devices ({devices}). Load it on one, for example with "
         "device_map={{'': {first!r}}}, or call model.to({first!r})."
@@ -217,6 +267,8 @@ class ModelOnSeveralDevices(UserError):
 
 
 class UnsupportedDtype(UserError):
+    """The model's weights have a dtype that is not supported on its device."""
+
     template = "{model} has weights in {dtypes}. Supported on {device}: {supported}, one for all. {advice}"
 
 
@@ -225,6 +277,8 @@ class CaptureError(SpecCompileError):
 
 
 class AnchorError(CaptureError):
+    """A part of the model that passes refer to, such as the lm_head, is not found in the captured graph."""
+
     template = "cannot find {anchor} in the captured graph: {reason}."
 
 
@@ -246,6 +300,8 @@ class PassError(SpecCompileError):
 
 
 class MissingFact(PassError):
+    """A pass requires a fact that no pass provides."""
+
     template = (
         "{consumer} needs the fact {fact!r}, and nothing provides it. Provided here: {provided}. "
         "Add a pass that provides {fact!r}."
@@ -260,6 +316,8 @@ class InvalidatedFact(MissingFact):
 
 
 class PassOrderError(PassError):
+    """A pass requires a fact that only a later pass provides."""
+
     template = (
         "pass {consumer!r} needs the fact {fact!r}, which pass {producer!r} provides later ({cycle}). "
         "Passes run in the order of their list: put {producer!r} before {consumer!r}."
@@ -267,6 +325,8 @@ class PassOrderError(PassError):
 
 
 class NothingMatched(PassError):
+    """A pass that is not optional found nothing to change."""
+
     template = (
         "pass {name!r} found nothing to change: it looked for {looked_for}. "
         "Remove the pass, or set optional = True if that is fine."
@@ -274,14 +334,20 @@ class NothingMatched(PassError):
 
 
 class PassFailed(PassError):
+    """A pass of the user's own raised; ``reason`` is its own error."""
+
     template = "pass {name!r} of wrap(passes=...) failed: {reason}."
 
 
 class VerifierError(PassError):
+    """The graph is wrong after a pass: its form, its ports, a write, or a shape."""
+
     template = "after pass {name!r}: {problem}"
 
 
 class UnknownStage(UserError):
+    """A tier has no stage of that name."""
+
     template = "there is no stage {name!r} in {tier}. Stages: {available}."
 
 
@@ -290,10 +356,14 @@ class LoweringError(SpecCompileError):
 
 
 class BackendFailed(LoweringError):
+    """A backend raised while it lowered a step; ``reason`` is its own error."""
+
     template = "backend {name!r} could not {what}: {reason}."
 
 
 class CannotCapture(LoweringError):
+    """A step cannot become a CUDA graph; ``where`` is the op, and the line that called it."""
+
     template = (
         "{tier} cannot be captured as a CUDA graph: {where} ({reason}). A captured step may not wait for the host, "
         "copy from it, or make sizes of values: change that op, or take backend='inductor'."
@@ -301,6 +371,8 @@ class CannotCapture(LoweringError):
 
 
 class CapturedElsewhere(LoweringError):
+    """An op of a CUDA graph is called with a tensor that could be freed while the graph lives."""
+
     template = (
         "{tier} calls {op} with a tensor at {address}, which is neither a weight, nor in the arena, nor in the pool of "
         "its CUDA graphs: it could be freed under the graph. Make it a state tensor, or a port of the step."
@@ -308,6 +380,8 @@ class CapturedElsewhere(LoweringError):
 
 
 class StaleGraph(SpecCompileError):
+    """A CUDA graph refers to a tensor that has another address now."""
+
     template = (
         "{tier} was captured with the {role} {name!r} at {then}, and it lies at {now} now: the graph would read what "
         "was there. Change it in place, or wrap the model again."
@@ -318,10 +392,14 @@ class StaleGraph(SpecCompileError):
 
 
 class EmptyPrompt(UserError):
+    """A prompt has no token."""
+
     template = "prompt {row} is empty. Give at least one token (for example the BOS token)."
 
 
 class PromptTooLong(UserError):
+    """A prompt leaves no room for a new token."""
+
     template = (
         "prompt {row} has {length} tokens, but with max_len={max_len} a prompt can have at most "
         "{allowed}. Shorten it, or wrap with a larger max_len."
@@ -329,18 +407,26 @@ class PromptTooLong(UserError):
 
 
 class TokenOutOfVocabulary(UserError):
+    """A prompt has a token id that the model does not know."""
+
     template = "prompt {row} holds the token id {token}, outside of 0 .. {last} (vocabulary of {vocab})."
 
 
 class InvalidInput(UserError):
+    """An input of a request has a wrong type, shape or value."""
+
     template = "{name} is not valid: {reason}."
 
 
 class InvalidGuide(UserError):
+    """A schema or a pattern cannot become a guide."""
+
     template = "the guide {what} cannot be followed: {reason}."
 
 
 class QueueFull(SpecCompileError):
+    """More requests wait than ``max_waiting`` allows."""
+
     template = (
         "no room for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
         "(engine.capacity().room tells when), or wrap with a larger max_waiting."
@@ -348,6 +434,8 @@ class QueueFull(SpecCompileError):
 
 
 class UndecidedLogits(SpecCompileError):
+    """The model's logits are NaN, so that no token can be chosen. It ends that request."""
+
     template = (
         "no next token can be chosen after token {position} of the text: the model's logits are NaN, or all of them "
         "-inf (look for NaN or overflow in its weights, or load it in float32), or the request's own options, or the "
@@ -356,10 +444,14 @@ class UndecidedLogits(SpecCompileError):
 
 
 class DraftFailed(SpecCompileError):
+    """A drafter on the host raised, or returned what is no draft. It ends that request."""
+
     template = "the drafter given to wrap(mode='user_provided', host=True) failed: {reason}."
 
 
 class RecordsNotWritten(SpecCompileError):
+    """Hidden states cannot be written."""
+
     template = (
         "hidden states cannot be saved to {folder}: {reason}. What spec.hidden_states.written lists is safe; mend that "
         "and wrap again, and the other records are made anew."
@@ -367,10 +459,14 @@ class RecordsNotWritten(SpecCompileError):
 
 
 class CorruptRecords(SpecCompileError):
+    """Saved hidden states cannot be read."""
+
     template = "{path} is no whole file of records: {reason}. Delete it, and its records are made again."
 
 
 class TextsNotWritten(SpecCompileError):
+    """Training texts cannot be written."""
+
     template = (
         "training texts cannot be written to {folder}: {reason}. Those that were saved are safe; mend that, and the "
         "same call continues."
@@ -378,6 +474,8 @@ class TextsNotWritten(SpecCompileError):
 
 
 class NoTexts(SpecCompileError):
+    """None of many texts in a row that the target wrote could be kept; ``reasons`` counts why."""
+
     template = (
         "of {count} training texts in a row that the target wrote, none could be kept ({reasons}). A model that was "
         "not trained on chats does not write user turns: give prompts. Against duplicates raise the temperature."
@@ -385,12 +483,16 @@ class NoTexts(SpecCompileError):
 
 
 class CorruptTexts(SpecCompileError):
+    """Saved training texts cannot be read."""
+
     template = (
         "{path} is not a whole file of training texts: {reason}. Delete it and the files after it, and make them again."
     )
 
 
 class TrainingNotSaved(SpecCompileError):
+    """A checkpoint or a trained head cannot be written."""
+
     template = (
         "the training cannot write to {folder}: {reason}. Checkpoints that are complete are safe; make room, and the "
         "same call continues."
@@ -398,6 +500,8 @@ class TrainingNotSaved(SpecCompileError):
 
 
 class TrainingDiverged(SpecCompileError):
+    """The loss of a training is no number any more."""
+
     template = (
         "the loss became {loss} in step {step} of the training, at a learning rate of {rate}. Use a lower "
         "learning_rate, or precision='float32', with another output folder."
@@ -405,10 +509,14 @@ class TrainingDiverged(SpecCompileError):
 
 
 class RequestFailed(SpecCompileError):
+    """A request ended with the error of something that it called, such as a streamer."""
+
     template = "the request ended with an error of its own: {reason}."
 
 
 class InsideStep(SpecCompileError):
+    """A callback that runs inside of a step calls what waits for that step."""
+
     template = (
         "{what} was called in a callback (a streamer, a stopping criterion), which runs inside of a step that it would "
         "wait for. A callback may submit and cancel; wait in another thread."
@@ -416,6 +524,8 @@ class InsideStep(SpecCompileError):
 
 
 class CannotMove(UserError):
+    """A wrapped model was moved to another device or dtype."""
+
     template = (
         "a wrapped model cannot be moved to {wanted}: its steps are built for {device} and {dtype}. Move the model and "
         "call speccompile.wrap again; or give device=spec.device to what moves it (transformers.pipeline)."
@@ -423,6 +533,8 @@ class CannotMove(UserError):
 
 
 class PlaceholderToken(UserError):
+    """A prompt has a token that stands for an image, a video or audio."""
+
     template = (
         "prompt token {position} is {token}, the model's {name}: it only stands for input that is not text, and steps "
         "embed text alone. Leave such tokens out, or call the model's own generate with that input."
@@ -430,6 +542,8 @@ class PlaceholderToken(UserError):
 
 
 class TooManyEosTokens(UserError):
+    """A request has more end-of-text ids than a slot holds."""
+
     template = "{count} EOS ids, but a slot has room for {capacity}."
 
 
@@ -443,6 +557,8 @@ class ModelChanged(SpecCompileError):
 
 
 class WeightsReplaced(ModelChanged):
+    """A weight is another tensor than when the model was wrapped."""
+
     template = (
         "{path} of the model is another tensor than when it was wrapped, so its text would be the old model's. "
         "Call spec.rebuild(), or wrap again (changing weights in place is fine)."
@@ -450,6 +566,8 @@ class WeightsReplaced(ModelChanged):
 
 
 class ForkedSpeculator(SpecCompileError):
+    """A child process uses a speculator whose state it cannot share with its parent."""
+
     template = (
         "this process was forked from the one that wrapped the model, and the speculator cannot be used here: "
         "{reason}. Call wrap in this process, or start it with multiprocessing.get_context('spawn')."
@@ -457,6 +575,8 @@ class ForkedSpeculator(SpecCompileError):
 
 
 class CannotCopy(UserError):
+    """A speculator or an engine was copied or pickled."""
+
     template = (
         "a speculator and its engine cannot be copied or pickled: their state and executables belong to one process. "
         "Write the speculator with spec.save(path), and call speccompile.load(path, model) where the copy is needed."
@@ -464,10 +584,14 @@ class CannotCopy(UserError):
 
 
 class Closed(SpecCompileError):
+    """A speculator or an engine is used after ``close``."""
+
     template = "this speculator was closed; wrap the model again."
 
 
 class Rebuilt(Closed):
+    """``spec.rebuild()`` closed the engine that a request was sent to, and cancelled its requests."""
+
     template = (
         "spec.rebuild() closed the engine and cancelled its requests. When rebuild has returned, send the request "
         "again, to spec or to the new spec.engine."

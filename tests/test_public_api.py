@@ -152,5 +152,39 @@ def test_nothing_public_was_removed_or_changed() -> None:
     assert not changes, f"new; write {GOLDEN.name} anew with `python tests/{Path(__file__).name}`:\n{text}"
 
 
+def definitions() -> Iterator[tuple[str, Any]]:
+    """Public modules, classes and functions, and the methods and properties that are listed of classes."""
+    for name in public_names(speccompile):
+        value = getattr(speccompile, name)
+        yield name, value
+        if inspect.ismodule(value):
+            yield from ((f"{name}.{own}", getattr(value, own)) for own in public_names(value))
+    yield from ((kind.__name__, kind) for kind in REACHED)
+
+
+def members_of(kind: type) -> list[str]:
+    if issubclass(kind, Exception):
+        return []
+    listed = own_members(kind) if kind in OPEN else MEMBERS[kind].split() if kind in MEMBERS else constructors(kind)
+    return [name for name in listed if not name.startswith("__")]
+
+
+def without_docstring(name: str, value: Any) -> Iterator[str]:
+    """A class has a docstring of its own, where a dataclass makes none; a member may have that of a base class."""
+    if isinstance(value, type):
+        if not (value.__dict__.get("__doc__") or "").strip() or value.__doc__.startswith(f"{value.__name__}("):
+            yield name
+        for member in members_of(value):
+            found = inspect.getattr_static(value, member)
+            if not (inspect.getdoc(getattr(value, member)) or inspect.getdoc(found)):
+                yield f"{name}.{member}"
+    elif (inspect.ismodule(value) or inspect.isfunction(value)) and not value.__doc__:
+        yield name
+
+
+def test_every_public_definition_has_a_docstring() -> None:
+    assert not [missing for name, value in definitions() for missing in without_docstring(name, value)]
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(public_api())

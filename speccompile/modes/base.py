@@ -91,6 +91,7 @@ class Mode(ABC):
 
     @classmethod
     def options(cls) -> list[str]:
+        """The names of the options that ``wrap`` accepts for this mode."""
         return [item.name for item in fields(cls)]
 
     def check(self, info: ModelInfo) -> None:  # noqa: B027  most modes fit every model

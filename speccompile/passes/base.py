@@ -13,6 +13,7 @@ Facts = frozenset[str]
 
 
 def facts(*names: str) -> Facts:
+    """A set of facts, for ``requires``, ``provides`` and ``invalidates``."""
     return frozenset(names)
 
 

@@ -100,6 +100,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
+        """Whether the request has ended, for any reason."""
         return bool(self.stats.finish_reason)
 
     @property

@@ -132,6 +132,7 @@ class Stats(Counters):
         return {draft_len: count / self.steps for draft_len, count in sorted(self.tier_steps.items())}
 
     def reset(self) -> None:
+        """Set all counts and times to zero."""
         self.__init__(self.max_draft_len)  # type: ignore[misc]
 
     def count_step(self, draft_len: int, rows: int, *, proposed: bool) -> None:

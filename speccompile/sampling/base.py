@@ -160,6 +160,8 @@ def number(low: float, high: float = float("inf"), *, above: bool = False) -> Ca
 
 
 def whole(low: int, high: int = MOST) -> Callable[[Any, int], str | None]:
+    """The check of an option that is an int from ``low`` to ``high``; it returns what is wrong, or None."""
+
     def problem(value: Any, vocab: int) -> str | None:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return None

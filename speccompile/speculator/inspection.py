@@ -59,6 +59,7 @@ class Inspection(SpeculatorBase):
 
     @property
     def arena(self) -> Arena:
+        """The state tensors, by name."""
         return self.engine.arena
 
     @property
@@ -107,6 +108,7 @@ class Inspection(SpeculatorBase):
 
     @property
     def stats(self) -> Stats:
+        """Counts and times of all requests since ``wrap``, or since ``stats.reset()``."""
         return self.engine.stats
 
     def prometheus(self) -> str:
@@ -120,6 +122,7 @@ class Inspection(SpeculatorBase):
 
     @property
     def policy(self) -> AnyPolicy:
+        """What chooses the draft length of each step."""
         return self.engine.policy
 
     @property

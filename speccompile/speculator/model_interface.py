@@ -25,6 +25,7 @@ class ModelInterface(Inspection):
 
     @property
     def config(self) -> PreTrainedConfig:
+        """The config of the model that is wrapped."""
         return self._open()[1].model.config
 
     @property
@@ -38,22 +39,27 @@ class ModelInterface(Inspection):
 
     @property
     def device(self) -> torch.device:
+        """The device of the model's weights."""
         return self._open()[1].model.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the model's weights."""
         return self._open()[1].model.dtype
 
     @property
     def training(self) -> bool:
+        """Whether the model is in training mode."""
         return self._open()[1].model.training
 
     @property
     def name_or_path(self) -> str | None:
+        """The folder or hub id that the model was loaded from."""
         return self._open()[1].model.name_or_path
 
     @property
     def main_input_name(self) -> str:
+        """The name of the first argument of the model's forward, as transformers has it."""
         return self._open()[1].model.main_input_name
 
     @property
@@ -63,15 +69,19 @@ class ModelInterface(Inspection):
 
     @property
     def output_modalities(self) -> tuple[str, ...]:
+        """What is generated: text."""
         return ("text",)
 
     def can_generate(self) -> bool:
+        """Always True: ``generate`` is there."""
         return True
 
     def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of the model that is wrapped."""
         return self._open()[1].model.parameters()
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """The number of its parameters, as transformers counts them."""
         model = self._open()[1].model
         return int(model.num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings))
 
@@ -89,6 +99,7 @@ class ModelInterface(Inspection):
     forward = __call__
 
     def eval(self) -> Self:
+        """Return itself, with the model in evaluation mode."""
         self._open()[1].model.eval()
         return self
 

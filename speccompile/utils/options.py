@@ -49,6 +49,7 @@ class Options:
 
     @classmethod
     def names(cls) -> list[str]:
+        """The names of the options, in order."""
         return [item.name for item in cls._own_fields()]
 
     @classmethod
