@@ -12,7 +12,7 @@ GPU_PYTHON := $(BIN)/python
 GPU_READY := $(STAMP)
 endif
 
-.PHONY: demo test lint bench gpu-check clean
+.PHONY: demo test lint docs bench gpu-check clean
 
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
@@ -26,6 +26,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy speccompile
+
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+	@echo open build/docs/index.html
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.compare $(ARGS)
@@ -47,5 +51,5 @@ clean:
 # pip is asked for, not python: it is the last thing venv writes, so a venv cut short is made again.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[demo,dev,docs]'
 	touch $@

@@ -1,0 +1,64 @@
+"""The directive ``error-list``: every class of ``speccompile.errors``, with what it means and a message of it.
+
+The messages are those of ``tests/errors/messages.txt``, which a test compares with the classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from speccompile import errors
+
+MESSAGES = Path(__file__).parents[2] / "tests" / "errors" / "messages.txt"
+SECTION = re.compile(r"^# --- (.+?) -*$", re.MULTILINE)
+
+
+def examples() -> dict[str, str]:
+    """A message of each class."""
+    found = re.findall(r"^(\w+) \(.*\)\n  template\n.*?  example\n(.*?)(?:\n\n|\Z)", MESSAGES.read_text(), re.M | re.S)
+    return {name: textwrap.dedent(message).rstrip() for name, message in found}
+
+
+def sections(source: str) -> list[tuple[str, list[str]]]:
+    """The titles of the module's sections, each with the names of its classes."""
+    first, *rest = SECTION.split(source)
+    parts = [("bases", first), *zip(rest[::2], rest[1::2], strict=True)]
+    return [(title, re.findall(r"^class ([A-Z]\w+)\(", body, re.MULTILINE)) for title, body in parts]
+
+
+def markdown() -> str:
+    messages, lines = examples(), []
+    for title, names in sections(inspect.getsource(errors)):
+        lines += [f"## {title[0].upper()}{title[1:]}", ""]
+        for name in names:
+            kind = getattr(errors, name)
+            bases = ", ".join(base.__name__ for base in kind.__bases__)
+            lines += [f":::{{py:exception}} speccompile.errors.{name}", f"Bases: `{bases}`", ""]
+            if kind.__doc__ and kind.__doc__ != kind.__base__.__doc__:
+                lines += [inspect.cleandoc(kind.__doc__).replace("``", "`"), ""]
+            if name in messages and messages[name] != "{message}":
+                lines += ["```text", messages[name], "```", ""]
+            lines += [":::", ""]
+    return "\n".join(lines)
+
+
+class ErrorList(SphinxDirective):
+    """The list, as sections of the page."""
+
+    def run(self) -> list[nodes.Node]:
+        for file in (MESSAGES, Path(errors.__file__)):
+            self.env.note_dependency(str(file))
+        return self.parse_text_to_nodes(markdown(), allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("error-list", ErrorList)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
