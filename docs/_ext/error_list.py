@@ -23,8 +23,11 @@ SECTION = re.compile(r"^# --- (.+?) -*$", re.MULTILINE)
 
 def examples() -> dict[str, str]:
     """A message of each class."""
-    found = re.findall(r"^(\w+) \(.*\)\n  template\n.*?  example\n(.*?)(?:\n\n|\Z)", MESSAGES.read_text(), re.M | re.S)
-    return {name: textwrap.dedent(message).rstrip() for name, message in found}
+    found = {}
+    for entry in re.split(r"\n\n(?=\w)", MESSAGES.read_text()):
+        name, _, rest = entry.partition(" (")
+        found[name] = textwrap.dedent(rest.partition("  example\n")[2]).strip()
+    return found
 
 
 def sections(source: str) -> list[tuple[str, list[str]]]:
