@@ -309,6 +309,8 @@ class MissingFact(PassError):
 
 
 class InvalidatedFact(MissingFact):
+    """A pass requires a fact that a pass before it invalidates."""
+
     template = (
         "{consumer} needs the fact {fact!r}, which pass {by!r} invalidates before it. Move {by!r} after it, or let "
         "{by!r} provide {fact!r} anew."
