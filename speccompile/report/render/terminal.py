@@ -102,7 +102,9 @@ def _tiers(tiers: Sequence[TierReport]) -> Table:
 
 
 def _regions(tiers: Sequence[TierReport]) -> Table:
-    table = _table("Milliseconds of a step", "", *(tier.name for tier in tiers), numbers=[tier.name for tier in tiers])
+    # Names of trees are long.
+    headings = [tier.name.replace(" ", "\n") for tier in tiers]
+    table = _table("Milliseconds of a step", "", *headings, numbers=headings)
     found = {tier.name: {cost.region: cost.ms for cost in tier.regions} for tier in tiers}
     for region, name in NAMES.items():
         if any(region in costs for costs in found.values()):
