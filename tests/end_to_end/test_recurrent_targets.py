@@ -156,6 +156,8 @@ def target(request: pytest.FixtureRequest) -> Iterator[Wrapped]:
 
 @pytest.fixture(params=[name for name in FAMILIES if name != "mamba"])
 def reusing(request: pytest.FixtureRequest) -> Iterator[Wrapped]:
+    if not wrapped(request.param).spec.engine.prefix_reuse:
+        pytest.skip("the bits of torch's own ops between ours depend on the width here: all steps run one shape")
     yield from idle(request.param)
 
 

@@ -185,7 +185,7 @@ def test_a_cache_without_recurrent_state_has_none_to_give() -> None:
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 def test_an_index_of_keys_is_refused(make: Callable[[], StepCache]) -> None:
     assert hasattr(Cache, "update_indexer")
-    with pytest.raises(UnsupportedByRoute, match="chooses the keys to attend to by an index of its own"):
+    with pytest.raises(UnsupportedByRoute, match="chooses the keys to attend to by an index of another kind"):
         make().update_indexer(torch.zeros(1), 0)
 
 

@@ -183,11 +183,6 @@ REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
     ("openai-gpt", lambda: family("openai-gpt"), "^it keeps no KV cache$"),
     ("xlnet", lambda: family("xlnet"), "^it keeps no KV cache$"),
     ("reformer", lambda: family("reformer"), "^it keeps no KV cache$"),
-    (
-        "glm_moe_dsa",
-        lambda: family("glm_moe_dsa"),
-        r"layers\.0\.self_attn\.indexer \(GlmMoeDsaIndexer\) chooses the keys to attend to by an index of its own",
-    ),
     ("bert", bidirectional_bert, r"it lets a token see later ones \(it is not causal\)"),
 ]
 
