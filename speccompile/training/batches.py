@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils.data import Dataset
 
+from speccompile.errors import InvalidInput
 from speccompile.hidden_states import Record
 from speccompile.training.examples import Example, Examples
 
@@ -62,7 +63,7 @@ class Batches(Dataset[Batch]):
         batch = padded(items)
         states = self.examples.states
         if states is not None:
-            records = [_truncated(states[item.name], len(item)) for item in items]
+            records = [_of_text(states[item.name], item) for item in items]
             batch["tapped"] = _stacked([record.aux_hidden_state for record in records])
             batch["final"] = _stacked([record.hidden_state for record in records])
             choices = [record.choices for record in records if record.choices is not None]
@@ -84,7 +85,16 @@ def _stacked(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-def _truncated(record: Record, length: int) -> Record:
+def _of_text(record: Record, item: Example) -> Record:
+    """As much of ``record`` as ``item`` has.
+
+    Raises:
+        InvalidInput: it is of another text.
+    """
+    length = len(item)
+    if not torch.equal(record.input_ids[:length].long(), item.input_ids.long()):
+        reason = f"those of text {item.name!r} are of another text; give another folder, or delete its states"
+        raise InvalidInput(name="the saved hidden states", reason=reason)
     if len(record.input_ids) == length:
         return record
     fields = {name: getattr(record, name)[:length] for name in ("input_ids", "loss_mask", "hidden_state")}
