@@ -140,7 +140,7 @@ def run(
 
 
 def warm_up(spec: Speculator, contenders: Sequence[Contender], ids: list[int]) -> None:
-    """Tiers are timed, and each has run; nobody has learned anything from it."""
+    """Tiers are timed, and each has run; no policy has learned anything from it."""
     for draft_len in spec.engine.draft_lens:
         spec.engine.policy = Fixed(draft_len)
         spec.engine.submit(ids, max_new_tokens=8).result()

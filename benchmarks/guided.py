@@ -176,7 +176,7 @@ def main(
             max_len=MAX_LEN,
             backend=backend,
             sampling=True,
-            # Nobody watches.
+            # No caller watches.
             prefill_budget=PREFILL_BUDGET,
         ) as spec:
             # Untimed: what runs first runs cold.

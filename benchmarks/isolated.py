@@ -51,7 +51,7 @@ def run_cold_and_warm(what: str, model: str, arguments: list[str]) -> dict[str, 
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """What tells a process to keep its caches in ``folder``."""
+    """What makes a process keep its caches in ``folder``."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "SPECCOMPILE_CACHE": str(folder / "speccompile"),

@@ -1,4 +1,4 @@
-"""A server over a tiny random model, in this process and behind a real socket, and its clients."""
+"""A server over a tiny random model, in this process with a real socket, and its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that arrive over time: when, with which prompts, and what is told of how they were served."""
+"""Requests that arrive over time: when, with which prompts, and what is reported of how they were served."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Soak:
 
 
 def resident_bytes() -> int:
-    """Memory of this process now; 0 where nothing tells."""
+    """Memory of this process now; 0 where it is not known."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return 0

@@ -82,7 +82,7 @@ class Job:
     """A request to be, and what became of it.
 
     Args:
-        text: what comes of it if nobody stops it; ``most`` is its ``max_new_tokens``.
+        text: its text if nothing stops it; ``most`` is its ``max_new_tokens``.
         kind: plain, cancelled, or what is broken: streamer or criterion (which raise at token ``fault_at``), NaN.
         at: seconds from the start on.
     """
@@ -178,7 +178,7 @@ class Job:
         cause = None if self.failure is None else self.failure.__cause__
         own = isinstance(cause, UndecidedLogits if self.kind == "NaN" else Deliberate)
         if not (isinstance(self.failure, RequestFailed) and own if reason == "error" else self.failure is None):
-            found["reason"] = f"{self.kind}, {reason}: its reader was told {self.failure!r}, because of {cause!r}"
+            found["reason"] = f"{self.kind}, {reason}: its reader received {self.failure!r}, because of {cause!r}"
         whole = self.reader == "result" and reason == "error"
         if self.heard != got or (self.read != got and not whole):
             found["doubled"] = f"{self.request}: heard {self.heard}, read {self.read}, has {got}"

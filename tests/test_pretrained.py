@@ -1,4 +1,4 @@
-"""speccompile.pretrained: what is fetched, when, and what a failure leaves behind."""
+"""speccompile.pretrained: what is fetched, when, and what a failure leaves."""
 
 from __future__ import annotations
 

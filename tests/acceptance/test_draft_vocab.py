@@ -54,7 +54,7 @@ def test_each_draft_token_keeps_its_probability(data: st.DataObject, vocab: int)
 
 
 def part_of(ids: tuple[int, ...], seed: int) -> Table:
-    """q behind each text, over the target's vocabulary."""
+    """q after each text, over the target's vocabulary."""
     small = {text: probs[: len(ids)] / probs[: len(ids)].sum() for text, probs in table(seed).items()}
     return {text: in_target_vocab(probs, offsets(ids), VOCAB) for text, probs in small.items()}
 

@@ -58,7 +58,7 @@ def test_coins_follow_from_the_seed() -> None:
 
 @pytest.mark.parametrize("mode", ["ngram", "early_exit", "none"])
 def test_steps_emit_so_many_and_the_kv_is_that_of_the_text(model: LlamaForCausalLM, mode: str) -> None:
-    """The token behind the drafts is the target's choice behind exactly that text, which it reads from the KV."""
+    """The token after the drafts is the target's choice after exactly that text, which it reads from the KV."""
     with wrap(
         model, mode, acceptance=Forced(2.6, seed=7), prefix_reuse=False, **SIZES | {"max_batch": 1, "max_len": 511}
     ) as spec:
@@ -103,7 +103,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, rule in (("0", Exact()), ("", Exact()), ("2", Forced(2.0)), ("2.6", Forced(2.6))):
         monkeypatch.setenv(VARIABLE, text)
         assert choose_rule(None) == rule
-        assert choose_rule("exact") == Exact(), "what is asked for wins"
+        assert choose_rule("exact") == Exact(), "the requested rule wins"
     for text in ("two", "-1", "nan", "inf"):
         monkeypatch.setenv(VARIABLE, text)
         with raises(InvalidOption, where="the environment", name=VARIABLE, value=text):

@@ -102,7 +102,7 @@ def test_rows_know_nothing_of_each_other(rule: str, case: Case, data: st.DataObj
 @given(case=cases(), data=st.data())
 @many
 def test_what_comes_later_changes_nothing(rule: str, case: Case, data: st.DataObject) -> None:
-    """U5, which ``block`` does not have, and U7: neither scores nor drafts behind the first token that was not
+    """U5, which ``block`` does not have, and U7: neither scores nor drafts after the first token that was not
     accepted, nor garbage there."""
     tokens, accepted = case.run(rule)
     scores, drafts = case.scores.clone(), case.drafts.clone()
@@ -207,10 +207,10 @@ def test_what_is_no_number_in_q_counts_as_0(rule: str, case: Case, data: st.Data
     wanted = replace(case, draft_probs=q.masked_fill(bad, 0.0)).run(rule)
     assert torch.equal(tokens, wanted[0]) and torch.equal(accepted, wanted[1])
     assert ((accepted >= 0) & (accepted <= case.lens)).all()
-    behind = accepted[:, None]
-    chosen = tokens.gather(1, behind)
+    last = accepted[:, None]
+    chosen = tokens.gather(1, last)
     assert (chosen >= 0).all()
-    places = case.scores.gather(1, behind[..., None].expand(-1, -1, case.scores.shape[-1]))
+    places = case.scores.gather(1, last[..., None].expand(-1, -1, case.scores.shape[-1]))
     assert (places.gather(-1, chosen[..., None]) > -torch.inf).all()
 
 

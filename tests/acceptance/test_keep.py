@@ -58,7 +58,7 @@ def relaxed(
 
 
 def assert_sound(step: tuple[torch.Tensor, ...], tokens: torch.Tensor, accepted: torch.Tensor) -> None:
-    """U1, U2, and the token behind the drafts is the target's own."""
+    """U1, U2, and the token after the drafts is the target's own."""
     scores, drafts, lens = step
     assert (accepted >= 0).all() and (accepted <= lens).all()
     for row, a in enumerate(accepted.tolist()):

@@ -162,7 +162,7 @@ def test_many_rounds_through_the_hash(rule: str, drafter: str) -> None:
 
 
 def test_drafts_whose_noise_comes_back_are_not_lossless_under_block() -> None:
-    """Which drafts stay depends on those behind them: these may not be drawn by the same noise again."""
+    """Which drafts stay depends on those after them: these may not be drawn by the same noise again."""
     rng = torch.Generator().manual_seed(5)
     p, q = (torch.randn(4, 4, generator=rng, dtype=torch.float64).softmax(-1) for _ in range(2))
     texts, _ = play("block", "draws", p, q, noise.TOKENS)
@@ -174,7 +174,7 @@ def test_coins_that_come_back_are_not_lossless_under_block(
     monkeypatch: pytest.MonkeyPatch, rule: str, sound: bool
 ) -> None:
     """A coin by position alone: one that refused a place is known to be high when the place is looked at again. Only
-    ``block`` looks at places behind the first one that it refuses."""
+    ``block`` looks at places after the first one that it refuses."""
     flip = coins_module.coins
 
     def by_position(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.Tensor) -> torch.Tensor:

@@ -38,8 +38,8 @@ def kept(
     scores: torch.Tensor, draft: int, prompt: list[int], emitted: list[int], *, compat: bool, top_k: int = 3,
     delta: float = 0.2,
 ) -> bool:  # fmt: skip
-    """Whether one draft passes, behind that text."""
-    # What a former owner left behind the text does not count.
+    """Whether one draft passes, after that text."""
+    # What a former owner left after the text does not count.
     text, length = torch.tensor([[*prompt, *emitted, BEGIN, END]]), torch.tensor([len(prompt) + len(emitted)])
     options: dict[str, Any] = {"begin": BEGIN, "end": END, "top_k": top_k, "delta": delta}
     places, drafts = scores.expand(1, 2, -1), torch.tensor([[draft]])

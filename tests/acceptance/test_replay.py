@@ -120,7 +120,7 @@ def test_steps_without_drafts_take_no_entry_and_small_tiers_cut_them(spec: Specu
 
 
 def test_text_and_kv_agree(spec: Speculator, model: LlamaForCausalLM) -> None:
-    """The token behind the drafts of each step is the target's choice behind exactly that text."""
+    """The token after the drafts of each step is the target's choice after exactly that text."""
     prompt = [50, 51, 52]
     request = submit(spec, prompt, 30)
     ends = list(itertools.accumulate(emitted(spec, [request])[0], initial=1))

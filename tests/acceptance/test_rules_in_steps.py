@@ -89,7 +89,7 @@ def test_texts_of_many_seeds_are_distributed_as_the_targets(
 
 
 def test_relaxed_in_the_thinking_phase_alone(model: LlamaForCausalLM) -> None:
-    """A prompt with the begin token keeps drafts that greedy decoding refuses; without it, or behind the end token, the
+    """A prompt with the begin token keeps drafts that greedy decoding refuses; without it, or after the end token, the
     text is greedy. A slot that is taken again knows nothing of the phase of its former owner."""
     rule = acceptance.Relaxed(begin=1, end=4, top_k=16, delta=1.0)
     with make(model, rule, exit_layer=1, prefix_reuse=False, max_batch=1) as spec:

@@ -20,7 +20,7 @@ RULES_AND_TEMPERATURES = [(name, t) for name in ALL for t in (0.0, 1.0) if t == 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of drafts, and what the target chooses behind each of them, certainly."""
+    """Rows of drafts, and what the target chooses after each of them, certainly."""
 
     drafts: list[list[int]]
     chosen: list[list[int]]
@@ -48,13 +48,13 @@ CASES = {
 
 
 def padded(drafts: list[list[int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts ``[B, width]``, -1 behind a row's own, and their number ``[B]``."""
+    """Drafts ``[B, width]``, -1 after a row's own, and their number ``[B]``."""
     rows = [row + [-1] * (width - len(row)) for row in drafts]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), width), torch.tensor([len(row) for row in drafts])
 
 
 def certain_scores(chosen: list[list[int]], width: int) -> torch.Tensor:
-    """Scores that leave no doubt; behind a row's last place they say nothing."""
+    """Scores that leave no doubt; after a row's last place they say nothing."""
     scores = torch.full((len(chosen), width + 1, VOCAB), -100.0)
     for row, tokens in enumerate(chosen):
         for place, token in enumerate(tokens):
@@ -116,7 +116,7 @@ def test_a_ragged_batch_is_its_rows_alone(rule: str, temperature: float) -> None
 
 @pytest.mark.parametrize("rule", DRAWING)
 def test_the_bonus_token_is_drawn_from_the_target(rule: str) -> None:
-    """Behind drafts that all stay: about as often as the target says, whatever the drafter said."""
+    """After drafts that all stay: about as often as the target says, whatever the drafter said."""
     rows = 4000
     scores = certain_scores([[1, 2]] * rows, 2)
     likely = torch.tensor([0.6, 0.3, 0.1])

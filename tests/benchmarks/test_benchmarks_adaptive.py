@@ -1,4 +1,4 @@
-"""The benchmark of policies that adapt: it runs, everybody has the same prompts, and nobody forgets between them."""
+"""The benchmark of policies that adapt: it runs, all have the same prompts, and none forgets between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark, on the CPU: all of it runs, and what does not fit is told."""
+"""The GPU benchmark, on the CPU: all of it runs, and what does not fit is reported."""
 
 from __future__ import annotations
 

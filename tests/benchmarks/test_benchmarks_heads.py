@@ -31,7 +31,7 @@ def test_a_small_run_times_drafting_and_keeping_warm(tmp_path: Path, capsys: pyt
 
 
 def test_bytes_that_are_read() -> None:
-    """The layer once more than there are drafts behind the first, the lm_head once for each."""
+    """The layer once more than there are drafts after the first, the lm_head once for each."""
     model = tiny_model()
     head = random_head(model, None)
     assert head.config.taps == (0, 1, 1)

@@ -1,4 +1,4 @@
-"""The benchmarks beside other engines, and of builds: what is claimed, and what is told where a peer is missing."""
+"""The benchmarks beside other engines, and of builds: what is claimed, and what is reported where a peer is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPTS = [Prompt("1", "rag", "text"), Prompt("2", "writing", "text")]
 
 
 def runs(*seconds: float) -> list[Run]:
-    """Of 11 tokens each: one in the first second, ten in the seconds behind it."""
+    """Of 11 tokens each: one in the first second, ten in the seconds after it."""
     return [Run([0] * 11, 1.0, 1.0 + each, 10, 10) for each in seconds]
 
 

@@ -159,12 +159,12 @@ def test_serve(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.Captur
         max_len=64,
         json_file=file,
     )
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     report = json.loads(file.read_text())
     names = [serve.IN_TURN, serve.BATCHING, *(f"speccompile {policy}, prefill_budget=8" for policy in policies)]
     assert [row["variant"] for row in report["variants"]] == names
     for row in report["variants"]:
-        assert row["variant"] in told
+        assert row["variant"] in printed
         assert row["same_texts"] == 5, row
         assert row["tokens_per_second"] == pytest.approx(50 / row["makespan_seconds"])
         assert 0 < row["token_p50"] <= row["token_p99"]

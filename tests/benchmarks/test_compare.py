@@ -193,10 +193,12 @@ def test_sampled_exactness(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "3 requests, 36 tokens of plain decoding"
     runs = ["K=0, together", "K=2, together", "K at random, together", "K at random, alone"]
-    told = [line.partition(": ") for line in lines[1:]]
-    assert [what for what, _, _ in told] == [f"{mode}, {run}" for mode in ("ngram", "early_exit") for run in runs]
-    assert all(figures.startswith("3 of 3 texts equal, acceptance length ") for _, _, figures in told)
-    assert told[0][2].endswith(" 1.00") and not told[5][2].endswith(" 1.00"), "early exit drafts something that stays"
+    printed = [line.partition(": ") for line in lines[1:]]
+    assert [what for what, _, _ in printed] == [f"{mode}, {run}" for mode in ("ngram", "early_exit") for run in runs]
+    assert all(figures.startswith("3 of 3 texts equal, acceptance length ") for _, _, figures in printed)
+    assert printed[0][2].endswith(" 1.00") and not printed[5][2].endswith(" 1.00"), (
+        "early exit drafts something that stays"
+    )
 
 
 def test_a_drawn_text_that_differs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

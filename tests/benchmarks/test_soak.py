@@ -33,11 +33,11 @@ def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
     monkeypatch.setattr(soak.Soak, "_serve", from_a_full_queue_on)
     code = run(seconds=2.0, requests=60, slots=3, max_waiting=6)
-    told = capsys.readouterr()
-    assert code == 0, told.out + told.err
-    assert "60 requests" in told.out and "resident memory" in told.out
-    (longest,) = re.findall(r"longest queue (\d+)", told.out)
-    (full,) = re.findall(r"(\d+) times full", told.out)
+    printed = capsys.readouterr()
+    assert code == 0, printed.out + printed.err
+    assert "60 requests" in printed.out and "resident memory" in printed.out
+    (longest,) = re.findall(r"longest queue (\d+)", printed.out)
+    (full,) = re.findall(r"(\d+) times full", printed.out)
     assert int(longest) >= 6 and int(full) > 0
 
 
@@ -50,8 +50,8 @@ def test_a_wrong_text_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
     monkeypatch.setattr(soak, "make_jobs", wrong)
     assert run(seconds=1.0, requests=10) == 1
-    told = capsys.readouterr()
-    assert "text: plain" in told.err
+    printed = capsys.readouterr()
+    assert "text: plain" in printed.err
 
 
 def test_jobs_are_of_all_kinds() -> None:

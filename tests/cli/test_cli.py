@@ -289,7 +289,7 @@ def test_tiers_and_options_are_parsed() -> None:
 
 def test_session_shows_own_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
     with session():
-        warnings.warn("somebody else's", stacklevel=1)
+        warnings.warn("another library's", stacklevel=1)
         warnings.warn_explicit("ours,\nin two lines", OutputTruncated, "x.py", 1, module="speccompile.cli.generate")
     assert capsys.readouterr().err == "warning: ours, in two lines\n"
 

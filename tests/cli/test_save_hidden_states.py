@@ -59,7 +59,7 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "told"),
+    ("item", "message"),
     [
         ([1], "no JSON object"),
         ({"id": 1}, "none of"),
@@ -72,11 +72,11 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
         ({"prompt": ["a"]}, "'prompt' has is no text"),
     ],
 )
-def test_wrong_lines_are_named(tmp_path: Path, item: Any, told: str) -> None:
+def test_wrong_lines_are_named(tmp_path: Path, item: Any, message: str) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
     path = lines(tmp_path, {"text": "a"}, item)
-    with raises(InvalidInput, name=f"line 2 of the file {path}", reason=re.compile(told)):
+    with raises(InvalidInput, name=f"line 2 of the file {path}", reason=re.compile(message)):
         read_texts(path, tokenizer, 10)
 
 
@@ -106,12 +106,12 @@ def test_the_command_writes_records_and_specforge_files(tmp_path: Path) -> None:
     assert saved["one"].input_ids.tolist() == tiny_tokenizer()("an old lighthouse")["input_ids"]
     assert saved["one"].aux_hidden_state.shape == (17, 2 * tiny_model().config.hidden_size)
     (other,) = saved.keys() - {"one"}
-    # Its beginning: the token behind it has to have a place.
+    # Its beginning: the token after it has to have a place.
     assert len(saved[other].input_ids) == 63
-    for wrong, told in (
+    for wrong, message in (
         (["--layers", "a"], "1,14,26"),
         (["--layers", "9"], "0 .. 1"),
         (["--max-new-tokens", "64"], "leaves none"),
     ):
         found = CliRunner().invoke(app, [*arguments, *wrong])
-        assert found.exit_code == 2 and told in found.output
+        assert found.exit_code == 2 and message in found.output

@@ -1,4 +1,4 @@
-"""What goes with what: the docs say what the code says, and ``wrap`` refuses the rest."""
+"""What is compatible with what: the docs say what the code says, and ``wrap`` refuses the rest."""
 
 from __future__ import annotations
 

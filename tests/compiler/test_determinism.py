@@ -1,4 +1,4 @@
-"""The proof behind ``deterministic=True``: it holds where it should, and finds an op that breaks it."""
+"""The proof of ``deterministic=True``: it holds where it should, and finds an op that breaks it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_keys_from_an_earlier_step_count(spec: Speculator, graph: StepGraph, ste
 
 @pytest.mark.parametrize("dim", [0, 1], ids=["row", "place"])
 def test_the_op_is_named(spec: Speculator, dim: int) -> None:
-    """An op in the second layer that treats rows, or places, differently is named, and nothing before or behind it."""
+    """An op in the second layer that treats rows, or places, differently is named, and nothing before or after it."""
     flat = spec.stages["choose_linear"].graph.copy()
     activation = flat.graph.find_nodes(op="call_function", target=torch.ops.aten.silu.default)[1]
 

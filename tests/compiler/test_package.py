@@ -217,7 +217,7 @@ def test_a_package_is_written_whole_or_not_at_all(
 
 
 def rewritten(source: Path, target: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
-    """A proper zip file of the files of ``source`` behind ``change``."""
+    """A proper zip file of the files of ``source`` after ``change``."""
     with zipfile.ZipFile(source) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     change(files)
@@ -268,7 +268,7 @@ def test_every_cut_and_most_flipped_bytes_are_seen(model: LlamaForCausalLM, save
         path.write_bytes(whole[:length])
         with pytest.raises(CorruptPackage):
             speccompile.load(path, model)
-    for place in range(60, len(whole) // 2, len(whole) // 9):  # in contents; behind them comes the directory
+    for place in range(60, len(whole) // 2, len(whole) // 9):  # in contents; after them comes the directory
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(CorruptPackage):
             speccompile.load(path, model)

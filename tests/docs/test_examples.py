@@ -101,6 +101,6 @@ def test_serving(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert all(re.search(r"(eos|stop|max_new_tokens), first token after [\d.]+ s: ['\"]", line) for line in answers)
     assert "free_slots=4" in lines[-1]
-    # Streamed, and not one behind the other.
+    # Streamed, and not one after the other.
     first = [line[:32] for line in lines[:20]]
     assert len(set(first)) > 1

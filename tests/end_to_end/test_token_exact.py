@@ -26,7 +26,7 @@ VOCAB = 128
 TIERS = (0, 1, 3, 7)
 COMPILED = (0, 3, 7)
 MAX_BATCH = 4
-# Two places behind a border of prefill chunks, and close enough that many examples reach it.
+# Two places after a border of prefill chunks, and close enough that many examples reach it.
 MAX_LEN = 162
 LAYERS = 2
 PAD = 0
@@ -224,7 +224,7 @@ def test_set_tier_from_outside_between_steps(
 def test_every_length_near_max_len(
     model: LlamaForCausalLM, eager: Callable[[str], Speculator], mode: str, draft_len: int
 ) -> None:
-    """A step near the end writes behind max_len: exact for each number of places that are left."""
+    """A step near the end writes after max_len: exact for each number of places that are left."""
     rng = random.Random(draft_len)
     for first in range(MAX_LEN - 12, MAX_LEN, MAX_BATCH):
         case = Case(tuple(tuple(rng.choices(range(VOCAB), k=first + i)) for i in range(MAX_BATCH)), max_new_tokens=40)

@@ -40,7 +40,7 @@ def test_shapes_are_resolved_from_expressions() -> None:
         StateSpec("odd", (2 * K + 1, 7), torch.bool),
     ]
     arena = Arena(layout_of(*specs), CPU)
-    # One slot more than rows (the dummy), and room behind max_len for the widest step.
+    # One slot more than rows (the dummy), and room after max_len for the widest step.
     assert {name: tuple(tensor.shape) for name, tensor in arena.items()} == {
         "per_slot": (4, 25, 2),
         "drafts": (4, 4),

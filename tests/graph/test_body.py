@@ -109,7 +109,7 @@ def test_a_size_that_the_capture_left_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (
             [fake((2, 4, 5), torch.float32, CPU), fake((3, 3), torch.float32, CPU)],
@@ -120,8 +120,8 @@ def test_a_size_that_the_capture_left_is_found() -> None:
         ([*inputs(2, 4)[:1], fake((3, 4), torch.float32, CPU)], r"input 1 .*\[3, 4\].*\[3, 3\]"),
     ],
 )
-def test_inputs_that_it_does_not_take(wrong: list[torch.Tensor], told: str) -> None:
-    with pytest.raises(RuntimeError, match=told):
+def test_inputs_that_it_does_not_take(wrong: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
         body_of(product).fake(wrong)
 
 

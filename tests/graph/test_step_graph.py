@@ -202,7 +202,7 @@ def test_splice_copies_a_part_on_other_inputs() -> None:
     other = step.insert(lambda x: x.flip(0)[:1] + 1, node(step, "x"), before=step.anchors.start)
     nodes_before = set(step.graph.nodes)
     copied = step.splice(step.anchors.layers[0], {step.anchors.tokens: other}, before=step.anchors.start)
-    # mm and add, and nothing else: neither relu behind it nor the write it does not need.
+    # mm and add, and nothing else: neither relu after it nor the write it does not need.
     made = [item for item in step.graph.nodes if item not in nodes_before]
     assert [item.target for item in made] == [aten.mm.default, aten.add.Tensor]
     # Shapes follow the spliced input, and the weights are the same placeholders.
@@ -287,7 +287,7 @@ def test_propagate_computes_what_a_change_reaches(monkeypatch: pytest.MonkeyPatc
     step.propagate()
     assert computed == ["mm", "add", "logits"] and step.values["logits"].meta["val"].shape == (3, 3)
     computed.clear()
-    node(step, "mm").target = aten.add.Tensor  # of the same kind, so that nothing behind it changes
+    node(step, "mm").target = aten.add.Tensor  # of the same kind, so that nothing after it changes
     step.propagate()
     assert computed == ["mm"]
     # The stride counts too: what follows may be a view.
@@ -297,7 +297,7 @@ def test_propagate_computes_what_a_change_reaches(monkeypatch: pytest.MonkeyPatc
 
 
 def test_start_moves_on_when_what_it_named_is_dead() -> None:
-    """Passes put what feeds the inputs in front of ``start``, which has to be a node of the graph."""
+    """Passes put what feeds the inputs before ``start``, which has to be a node of the graph."""
     step = small_graph()
     unused = step.insert(torch.exp, node(step, "x"), before=step.anchors.start)
     step.anchors.start = unused

@@ -1,4 +1,4 @@
-"""What is traced once for a process, and what is told apart."""
+"""What is traced once for a process, and what is distinguished."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def test_attention_gets_all_that_the_model_asks_for(
 
 
 def test_a_recording_attends_to_no_key_and_shows_what_went_in() -> None:
-    """So that a change of anything in front of a layer is a change of the logits."""
+    """So that a change of anything before a layer is a change of the logits."""
     outs = []
     for changed in (None, 0, 1, 2):
         _, out = attend(RecordingCache(), Mask(), changed=changed)

@@ -66,7 +66,7 @@ def test_the_attention_op_reads_the_arena_itself_and_eager_attention_a_copy() ->
     whole = SlotCache(keys, values, slots, positions, gather=False)
     key, value = whole.update(*new_states(2, 2), 0)
     assert key is keys[0] and value is values[0]
-    # Attention over anything else than this very tensor is told from it.
+    # Attention over anything else than this very tensor is distinguished from it.
     assert [(k is keys[0], v is values[0]) for k, v in whole.returned] == [(True, True)]
     gathered = SlotCache(keys, values, slots, positions, gather=True)
     key, value = gathered.update(*new_states(2, 2), 0)
@@ -75,7 +75,7 @@ def test_the_attention_op_reads_the_arena_itself_and_eager_attention_a_copy() ->
 
 
 def test_a_layer_may_be_written_twice_at_the_same_place() -> None:
-    """Rewinding: what lies behind the accepted tokens is simply written again."""
+    """Rewinding: what lies after the accepted tokens is simply written again."""
     keys, values = arena()
     cache = SlotCache(keys, values, torch.tensor([2]), torch.tensor([[4]]), gather=False)
     cache.update(*new_states(1, 1), 0)

@@ -140,7 +140,7 @@ def test_one_attention_op_a_layer(tiny: Runnable) -> None:
         _, keys, values, slots, positions, scale, *_ = (*node.args,)
         assert node.meta["layer"] == layer
         assert (keys.name, values.name) == (f"k_{layer}", f"v_{layer}")
-        # It reads the arena, behind what this layer wrote there.
+        # It reads the arena, after what this layer wrote there.
         writes = [order.index(user) for cache in (keys, values) for user in cache.users if user is not node]
         assert len(writes) == 2 and max(writes) < order.index(node)
         assert slots.name == "row_slots" and positions is tiny.graph.anchors.positions
@@ -200,7 +200,7 @@ def test_anchors_are_the_models_own_hidden_states(tiny: Runnable) -> None:
     graph, anchors = tiny.graph, tiny.graph.anchors
     assert (anchors.tokens.name, anchors.positions.name) == ("input_ids", "position_ids")
     assert graph.values["logits"] is anchors.lm_head and graph.output.args == ((anchors.lm_head,),)
-    # Whatever is put in front of start is in front of all that depends on the inputs.
+    # Whatever is put before start is before all that depends on the inputs.
     order = calls(graph)
     for reader in (*anchors.tokens.users, *anchors.positions.users):
         if isinstance(reader.meta["val"], torch.Tensor):

@@ -1,4 +1,4 @@
-"""The capture check: a graph that does not compute what the model computes is refused, whoever made it wrong."""
+"""The capture check: a graph that does not compute what the model computes is refused, whatever made it wrong."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def sees_one_key_ahead(graph: StepGraph) -> None:
 
 def one_layer_forgets_its_newest_key(graph: StepGraph) -> None:
     node = attention_nodes(graph)[1]
-    behind = graph.insert(lambda positions: (positions - 1).clamp(min=0), graph.anchors.positions, before=node)
-    changed_argument(node, 4, behind)
+    earlier = graph.insert(lambda positions: (positions - 1).clamp(min=0), graph.anchors.positions, before=node)
+    changed_argument(node, 4, earlier)
 
 
 def other_scale(graph: StepGraph) -> None:
@@ -117,7 +117,7 @@ def one_slot_for_all_rows(graph: StepGraph) -> None:
 
 
 def keys_are_not_kept(graph: StepGraph) -> None:
-    """Reads right within a step and forgets it: only pieces behind the first show that."""
+    """Reads right within a step and forgets it: only pieces after the first show that."""
     node = attention_nodes(graph)[0]
     keys = graph.insert(torch.clone, node.args[1], before=node)
     wiped = graph.insert(lambda cache: cache.zero_(), next(n for n in graph.placeholders if n.name == "k_0"))

@@ -20,7 +20,7 @@ from support.errors import raises
 from support.families import greedy, model_of, periodic, speculative
 from support.tiny import captured
 
-# Learned positions behind an offset, sines in a table, and a look-up by indexing.
+# Learned positions after an offset, sines in a table, and a look-up by indexing.
 FAMILIES = ("bart", "marian", "whisper")
 
 

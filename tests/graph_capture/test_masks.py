@@ -80,13 +80,13 @@ FOREIGN: dict[str, tuple[Any, int | None]] = {
     "causal or a table of this text": (hf.or_masks(CAUSAL, hf.blockwise_overlay(torch.zeros(1, 5).long())), None),
     "padding": (hf.and_masks(CAUSAL, hf.padding_mask_function(torch.ones(1, 5).bool())), None),
     "packed": (hf.and_masks(CAUSAL, hf.packed_sequence_mask_function(torch.ones(1, 5).long())), None),
-    "chunks that start behind padding": (chunked(8, padding=1), 8),
+    "chunks that start after padding": (chunked(8, padding=1), 8),
     "causal or a prefix": (hf.or_masks(CAUSAL, lambda batch, head, query, key: key < 4), None),
     "window or a sink": (hf.or_masks(sliding(8), lambda batch, head, query, key: (key == 0) & (query >= 0)), 8),
     "window and chunk": (hf.and_masks(sliding(5), chunked(8)), 8),
     "causal up to a far distance": (lambda batch, head, query, key: (key <= query) & (query - key < 100_000), None),
-    "a window that no size tells of": (sliding(8), None),
-    "a chunk that no size tells of": (chunked(8), None),
+    "a window that no size names": (sliding(8), None),
+    "a chunk that no size names": (chunked(8), None),
 }
 
 
@@ -113,7 +113,7 @@ def test_windows_that_are_off_by_one_are_refused(size: int) -> None:
         return (key <= query) & (key > query - size + 1)
 
     assert ask(off_by_one, size) is None and ask(one_short, size) is None
-    # Told what they really are, they are what they are.
+    # With their real sizes they are what they are.
     assert ask(off_by_one, size + 1) == Mask(window=size + 1)
 
 

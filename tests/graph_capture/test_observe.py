@@ -1,4 +1,4 @@
-"""One forward tells how a model attends and what it keeps; what cannot be captured is refused by place and reason."""
+"""One forward shows how a model attends and what it keeps; what cannot be captured is refused by place and reason."""
 
 from __future__ import annotations
 

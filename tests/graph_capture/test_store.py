@@ -48,7 +48,7 @@ def family(name: str, **overrides: Any) -> PreTrainedModel:
 
 
 def text_of(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """A prompt, and the 10 tokens that transformers puts behind it."""
+    """A prompt, and the 10 tokens that transformers puts after it."""
     prompt = torch.randint(1, 120, (1, 5), generator=torch.Generator().manual_seed(0))
     ones = torch.ones_like(prompt)
     return prompt, model.generate(prompt, attention_mask=ones, max_new_tokens=10, do_sample=False)

@@ -98,7 +98,7 @@ def test_a_text_that_the_tokenizer_cannot_write() -> None:
 def test_bytes_of_tokens_are_what_decode_makes_of_them(text: str) -> None:
     for tokenizer in TOKENIZERS.values():
         ids = spell(random.Random(len(text)), text, token_bytes(tokenizer))
-        # Behind another token, since a text's first space is taken off by some.
+        # After another token, since a text's first space is taken off by some.
         (start,) = token_bytes(tokenizer)[b"a"][:1]
         assert tokenizer.decode([start, *ids], clean_up_tokenization_spaces=False) == "a" + text
 

@@ -69,7 +69,7 @@ def wrapped(mode: str, **options: Any) -> Speculator:
 @pytest.fixture(scope="module", autouse=True)
 def drafters() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_modes", dict(registry._modes) | {"random_drafts": Random, "told": Told})
+        patch.setattr(registry, "_modes", dict(registry._modes) | {"random_drafts": Random, "guided": Guided})
         yield
 
 
@@ -260,10 +260,10 @@ def test_forced_texts_have_no_guide() -> None:
 
 
 @dataclass(frozen=True)
-class Told(ReadyMode):
+class Guided(ReadyMode):
     """Always drafts token ``PLAN[0]``, ``PLAN[1]``, ..."""
 
-    name: ClassVar[str] = "told"
+    name: ClassVar[str] = "guided"
     plan: tuple[int, ...] = ()
 
     def propose(
@@ -276,14 +276,14 @@ class Told(ReadyMode):
         return drafts.expand(length.shape[0], -1).contiguous(), torch.full_like(length, len(self.plan))
 
     def explain(self) -> str:
-        return "what it was told"
+        return "the guided tokens"
 
 
 def test_drafts_end_in_front_of_what_is_not_allowed() -> None:
     """And the step is as wide as what is left of them."""
     a, b = common().convert_tokens_to_ids(["a", "b"])
     asked: Request = {"ids": [9, 9], "max_new_tokens": 12, "eos_token_id": [EOS]}
-    with wrapped("told", tiers=(0, 3, 7), plan=(a, a, b, a, a, a, a)) as spec:
+    with wrapped("guided", tiers=(0, 3, 7), plan=(a, a, b, a, a, a, a)) as spec:
         spec.set_tier(7)
         guided = spec.engine.submit(**asked, guide=regex_guide("[a]{20}", common_letters()))
         spec.engine.step()

@@ -1,4 +1,4 @@
-"""Files of records: nothing that was told to be written is lost, whenever the process is killed."""
+"""Files of records: nothing that was reported as written is lost, whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -106,34 +106,34 @@ def test_what_waits_is_not_told(tmp_path: Path) -> None:
 
 
 def child(folder: Path, pipe: int) -> None:
-    """Write records of some size until killed, and tell of those that are written."""
+    """Write records of some size until killed, and report those that are written."""
     to = writer(folder, interval=2)
-    told = set(to.written)
+    reported = set(to.written)
     os.write(pipe, b"\n")
     for number in range(10_000):
         if str(number) in to.written:
             continue
         to.reserve(str(number))
         to.add(record(number, length=2000))
-        new = to.written - told
-        told |= new
+        new = to.written - reported
+        reported |= new
         os.write(pipe, "".join(f"{id}\n" for id in new).encode())
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    chance, told, partial = random.Random(0), set(), 0
+    chance, reported, partial = random.Random(0), set(), 0
     whole: set[str] = set()
     for _ in range(KILLS):
-        told |= killed(child, tmp_path, chance.uniform(0, 0.08))
+        reported |= killed(child, tmp_path, chance.uniform(0, 0.08))
         whole = assert_whole(tmp_path, whole)
-        assert told <= whole
+        assert reported <= whole
         partial += bool(list(tmp_path.glob(".*.partial")))
     # It was hit while it wrote, and it went on where it had stopped.
-    assert partial and len(told) > 10
+    assert partial and len(reported) > 10
     # Nor was what had been written before harmed later.
     assert whole == assert_whole(tmp_path)
     to = writer(tmp_path)
-    assert told <= to.written
+    assert reported <= to.written
     assert not list(tmp_path.glob(".*.partial"))
     to.close()
 
@@ -177,11 +177,11 @@ def test_a_writer_that_is_refused_leaves_the_folder_free(tmp_path: Path) -> None
     to.close()
     (path,) = tmp_path.glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptRecords) as told:
+    with pytest.raises(CorruptRecords) as reported:
         writer(tmp_path)
     path.unlink()
     # The traceback, which an interactive session keeps, knows the writer.
-    assert told.tb is not None
+    assert reported.tb is not None
     writer(tmp_path).close()
 
 
@@ -211,7 +211,7 @@ def test_two_that_begin_with_something_else(tmp_path: Path) -> None:
     first.close()
     # Who has written nothing claims nothing any more.
     other = writer(tmp_path, prefix="a", about=replace(ABOUT, layers=(1,)))
-    # What a killed process leaves keeps nobody away.
+    # What a killed process leaves excludes no other process.
     (tmp_path / ".killed.about").write_text(repr(ABOUT))
     (tmp_path / ".killed.lock").touch()
     third = writer(tmp_path, prefix="c", about=replace(ABOUT, layers=(1,)))
@@ -241,7 +241,7 @@ def test_an_id_is_taken_once(tmp_path: Path) -> None:
     again = writer(tmp_path)
     with pytest.raises(InvalidOption):
         again.reserve("data-1")
-    # The one that was given up with the process is free, and numbers go on, past what somebody else took.
+    # The one that was given up with the process is free, and numbers go on, past what another process took.
     assert [again.reserve("mine"), again.reserve("data-2"), again.reserve()] == ["mine", "data-2", "data-3"]
     again.close()
 
@@ -279,7 +279,7 @@ def test_a_full_disk_is_an_error_that_loses_no_written_record(tmp_path: Path, mo
     fill(to, range(2, 4))
     with raises(RecordsNotWritten, reason=re.compile("No space left")):
         to.flush()
-    # Nobody makes more of what cannot be kept.
+    # No more is computed of what cannot be kept.
     with pytest.raises(RecordsNotWritten):
         to.reserve()
     assert to.written == {"0", "1"} == assert_whole(tmp_path)

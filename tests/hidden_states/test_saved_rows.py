@@ -68,7 +68,7 @@ def scripted(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def assert_right(model: LlamaForCausalLM, record: Record, text: list[int], layers: tuple[int, ...] = LAYERS) -> None:
-    """All of ``text`` but its last token, which nobody read."""
+    """All of ``text`` but its last token, which was not read."""
     assert record.input_ids.tolist() == text[:-1]
     with torch.no_grad():
         states = model(record.input_ids[None], output_hidden_states=True).hidden_states
@@ -310,7 +310,7 @@ def test_a_text_that_is_refused_may_come_again(plain: Speculator, monkeypatch: p
 def test_a_record_that_cannot_be_made(
     model: LlamaForCausalLM, plain: Speculator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its text is there, its slot goes to others, and that no record comes is told."""
+    """Its text is there, its slot goes to others, and that no record comes is reported."""
     own = plain.engine.saver.writer  # type: ignore[union-attr]
     text = random_prompt(7, 78)
     try:
@@ -339,25 +339,25 @@ def test_wrong_collections(plain: Speculator) -> None:
 
 
 def test_killed_and_started_again(model: LlamaForCausalLM, plain: Speculator, tmp_path: Path) -> None:
-    """The whole of it: texts are read, saved and told, killed at some moment, and gone on with."""
+    """The whole of it: texts are read, saved and reported, killed at some moment, and gone on with."""
     texts = [random_prompt(40, seed) for seed in range(120)]
 
     def child(folder: Path, pipe: int) -> None:
         # One of its own: two processes may not write for one speculator.
-        spec, told = saving(model, folder), frozenset[str]()
+        spec, reported = saving(model, folder), frozenset[str]()
         writer = spec.engine.saver.writer  # type: ignore[union-attr]
         # Until it is killed, however fast the machine is; its first word is that five are there, however slow.
         for text in itertools.cycle(range(0, len(texts), 5)):
             spec.save_hidden_states(texts[text : text + 5], progress=False)
-            if new := writer.written - told:
+            if new := writer.written - reported:
                 os.write(pipe, "".join(f"\n{id}\n" for id in new).encode())
-            told = writer.written
+            reported = writer.written
 
-    chance, told = random.Random(0), set()
+    chance, reported = random.Random(0), set()
     for _ in range(KILLS):
-        told |= killed(child, tmp_path, chance.uniform(0, 0.5))
-        assert told <= set(SavedHiddenStates(tmp_path))
-    assert told
+        reported |= killed(child, tmp_path, chance.uniform(0, 0.5))
+        assert reported <= set(SavedHiddenStates(tmp_path))
+    assert reported
     own = plain.engine.saver.writer  # type: ignore[union-attr]
     try:
         writer = writes_to(plain, model, tmp_path)

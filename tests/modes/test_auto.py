@@ -136,7 +136,7 @@ def test_modules_are_taken_where_a_mode_reads_them(model: LlamaForCausalLM, tmp_
 
 
 @pytest.mark.parametrize(
-    ("slots", "native", "name", "told"),
+    ("slots", "native", "name", "reason"),
     [
         (1, True, "suffix", "up to 4 slots"),
         (4, True, "suffix", "up to 4 slots"),
@@ -144,9 +144,9 @@ def test_modules_are_taken_where_a_mode_reads_them(model: LlamaForCausalLM, tmp_
         (1, False, "ngram", "C++ ops"),
     ],
 )
-def test_by_slots(model: LlamaForCausalLM, slots: int, native: bool, name: str, told: str) -> None:
+def test_by_slots(model: LlamaForCausalLM, slots: int, native: bool, name: str, reason: str) -> None:
     choice = choose(model, slots=slots, native=native)
-    assert choice.name == name and told in choice.reason
+    assert choice.name == name and reason in choice.reason
 
 
 def test_rules_are_asked_of_what_was_chosen(model: LlamaForCausalLM) -> None:

@@ -83,7 +83,7 @@ def test_modules_that_cannot_be_built_are_passed_over(
 
 #: By case: the family, where its checkpoint has the module, and why that is passed over; None if the module drafts.
 FAMILIES: dict[str, tuple[str, str, str | None]] = {
-    "behind the target's layers": ("hy_v3", "model.layers.2.", None),
+    "after the target's layers": ("hy_v3", "model.layers.2.", None),
     "with a norm of the last layer's own": (
         "mimo_v2_flash",
         "model.mtp.layers.0.",

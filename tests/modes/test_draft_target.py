@@ -153,7 +153,7 @@ def test_twenty_steps_without_drafts_change_no_draft(spec: Speculator) -> None:
 
 
 def test_a_short_drafter_under_a_long_target(model: LlamaForCausalLM) -> None:
-    """Rows behind its last place go on without drafts, one by one, beside others that have some."""
+    """Rows after its last place go on without drafts, one by one, beside others that have some."""
     drafter, new_tokens = tiny_llama(max_positions=32), (50, 29, 20)
     with wrap(model, "draft_target", draft=drafter, **SIZES | {"tiers": (0, 3)}) as spec:
         spec.set_tier(3)

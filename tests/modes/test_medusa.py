@@ -1,4 +1,4 @@
-"""Medusa heads: over the hidden state behind the final norm, in steps and in every chunk of a prompt; their files."""
+"""Medusa heads: over the hidden state after the final norm, in steps and in every chunk of a prompt; their files."""
 
 from __future__ import annotations
 

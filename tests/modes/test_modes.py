@@ -243,19 +243,19 @@ def search(text: list[int], max_ngram: int, min_ngram: int, draft_len: int) -> l
 
 
 @given(
-    # 0 is also what the arena is filled with: a match with what lies behind the text would show.
+    # 0 is also what the arena is filled with: a match with what lies after the text would show.
     texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=24), min_size=1, max_size=4),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted),
     draft_len=st.integers(1, 7),
     room=st.integers(0, 9),
-    behind=st.integers(0, 2),
+    filler=st.integers(0, 2),
 )
 def test_propose_is_the_search(
-    texts: list[list[int]], sizes: list[int], draft_len: int, room: int, behind: int
+    texts: list[list[int]], sizes: list[int], draft_len: int, room: int, filler: int
 ) -> None:
     min_ngram, max_ngram = sizes
     capacity = max(len(text) for text in texts) + room
-    tokens = torch.full((len(texts), capacity), behind)
+    tokens = torch.full((len(texts), capacity), filler)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = torch.tensor(text)
     length = torch.tensor([len(text) for text in texts])

@@ -24,7 +24,7 @@ def test_it_is_what_sorting_finds(scores: list[float], draft: int, allowed: floa
     probs = row.softmax(-1).tolist()
     best = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
     within = draft in best[:top_k] and probs[draft] > 0 and probs[draft] >= max(probs) - allowed - 1e-9
-    # Another row, and places behind the drafts, are nobody's.
+    # Another row, and places after the drafts, belong to no row.
     places = torch.stack([torch.stack([row, row.flip(0)]), torch.full((2, len(scores)), 9.0).double()]).float()
     found = is_within_top(places, torch.tensor([[draft], [0]]), torch.tensor([allowed, -1.0]), top_k)
     assert found.tolist() == [[within], [False]]

@@ -1,4 +1,4 @@
-"""Which policy is taken where nobody names one, and how quickly tiers are timed for it."""
+"""Which policy is the default, and how quickly tiers are timed for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that learn: their options, their text, and what they choose after what they were told."""
+"""Policies that learn: their options, their text, and what they choose after what they received."""
 
 from __future__ import annotations
 

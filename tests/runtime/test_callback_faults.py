@@ -34,7 +34,7 @@ from support.recorder import Recorder
 # --- callbacks that raise ------------------------------------------------------------------------
 
 
-# The prompt is put at admission, the first token behind prefill, the others behind steps of four tokens.
+# The prompt is put at admission, the first token after prefill, the others after steps of four tokens.
 @pytest.mark.parametrize("at", [1, 2, 3, 5, 6, 9, 21])
 def test_a_streamer_that_raises(engine: Engine, model: LlamaForCausalLM, at: int) -> None:
     others = neighbours(engine)
@@ -93,7 +93,7 @@ def test_a_criterion_that_raises(engine: Engine, model: LlamaForCausalLM, at: in
     engine.run()
     assert_failed(request, TypeError, "scores is None")
     assert request.new_tokens == greedy(model, prompt(5), at)
-    # The streamer did nothing wrong: it is told of the end, or whoever reads from it would wait for ever.
+    # The streamer did nothing wrong: it receives the end, or its reader would wait for ever.
     assert len(streamer.received) == 1 + at + 1 and streamer.received[-1] == "end"
     assert_exact(model, others)
     assert_usable(engine, model)
@@ -147,7 +147,7 @@ def test_async_readers_are_told_of_the_error(engine: Engine, model: LlamaForCaus
 # --- interrupts ----------------------------------------------------------------------------------
 
 
-# Not behind its last token: the end is what comes then.
+# Not after its last token: the end is what comes then.
 @pytest.mark.parametrize("at", [1, 2, 3, 6, None])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_in_a_callback_goes_on_to_whoever_steps(
@@ -175,7 +175,7 @@ def test_an_interrupt_in_generate(make: Make, model: LlamaForCausalLM) -> None:
     others = neighbours(spec.engine)
     with pytest.raises(KeyboardInterrupt):
         spec.generate(torch.tensor([prompt(5)]), max_new_tokens=20, streamer=Breaks(6, KeyboardInterrupt()))
-    # Nobody wants its rows any more; others go on.
+    # Its rows are not wanted any more; other requests go on.
     assert set(spec.engine.running) | {other for other in others if other.finished} == set(others)
     spec.engine.run()
     assert_exact(model, others)
@@ -215,7 +215,7 @@ def test_an_interrupt_in_the_thread_that_drives_leaves_no_async_reader_waiting(
 
 
 def test_an_interrupt_in_the_thread_that_serves_leaves_nobody_waiting(engine: Engine, model: LlamaForCausalLM) -> None:
-    """It serves no more; whoever waits steps then."""
+    """It serves no more; the waiting callers step then."""
 
     def serve() -> None:
         with pytest.raises(SystemExit):

@@ -45,7 +45,7 @@ async def read_all(request: Request) -> list[int]:
 def test_waiting_in_a_callback_fails_that_request_alone(
     make: Make, model: LlamaForCausalLM, wait: str, at: int
 ) -> None:
-    """It would wait for the step that it is part of. ``at`` 1 is at admission, 2 behind prefill, 4 behind a tier."""
+    """It would wait for the step that it is part of. ``at`` 1 is at admission, 2 after prefill, 4 after a tier."""
     spec = make()
     # Far back, so that it is not over when the callback waits for it.
     other = spec.engine.submit(prompt(4, 1), max_new_tokens=30, priority=-1)
@@ -97,7 +97,7 @@ def test_a_callback_may_look_at_what_has_ended(engine: Engine) -> None:
 
 
 def test_a_callback_may_read_what_has_come(engine: Engine, model: LlamaForCausalLM) -> None:
-    """Its own request's tokens so far are there; only behind them it would have to wait."""
+    """Its own request's tokens so far are there; only after them it would have to wait."""
     got: list[int] = []
 
     def read() -> None:
@@ -168,7 +168,7 @@ def test_a_callback_may_close(engine: Engine, at: int) -> None:
 
 @pytest.mark.parametrize("of", ["a request that is cancelled", "a request that comes to its end"])
 def test_the_end_of_a_streamer_may_close(engine: Engine, of: str) -> None:
-    """``cancel`` outside of a step tells the streamer, too: nobody may be left over."""
+    """``cancel`` outside of a step ends the streamer, too: no reader may be left waiting."""
 
     class Closes(Recorder):
         def end(self) -> None:

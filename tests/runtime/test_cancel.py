@@ -87,7 +87,7 @@ def test_one_that_is_cancelled_in_a_step_is_counted_once(make: Make) -> None:
 
 
 def test_cancelling_from_another_thread_ends_it_there(engine: Engine, model: LlamaForCausalLM) -> None:
-    """In the middle of a step, while the owner waits for the result: no token comes behind it."""
+    """In the middle of a step, while the owner waits for the result: no token comes after it."""
     reached, cancelled = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -68,13 +68,13 @@ def careless(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def tampered(sound: Speculator) -> Iterator[Callable[[Callable[[Tier], Callable[[], None]]], Speculator]]:
-    """Lets a function run behind every executable of the sound speculator; they are put back afterwards."""
+    """Lets a function run after every executable of the sound speculator; they are put back afterwards."""
     engine = sound.engine
     before = engine.tiers, engine.prefill_tiers
 
-    def tamper(behind: Callable[[Tier], Callable[[], None]]) -> Speculator:
+    def tamper(after: Callable[[Tier], Callable[[], None]]) -> Speculator:
         def changed(tier: Tier) -> Tier:
-            then = behind(tier)
+            then = after(tier)
 
             def executable(*arguments: torch.Tensor) -> Any:
                 tier.executable(*arguments)
@@ -167,7 +167,7 @@ def test_one_wrong_token(
     best, second = logits.topk(2).indices.tolist()
     assert best == expected[wrong_at]
 
-    def behind(tier: Tier) -> Callable[[], None]:
+    def after(tier: Tier) -> Callable[[], None]:
         def change() -> None:
             of_prompt = arena["tokens"][0, : len(PROMPTS[1])].tolist() == PROMPTS[1]
             if of_prompt and arena["length"][0] > place:
@@ -176,7 +176,7 @@ def test_one_wrong_token(
         return change
 
     sound.set_tier(0)
-    report = tampered(behind).check(PROMPTS, max_new_tokens=20)
+    report = tampered(after).check(PROMPTS, max_new_tokens=20)
     (difference,) = report.differences
     assert (difference.prompt, difference.position) == (1, wrong_at)
     assert (difference.expected, difference.got) == (best, second)
@@ -190,7 +190,7 @@ def test_what_is_wrong_in_every_tier_shows_against_transformers_alone(
     """``plain`` compares with this speculator's own K=0 tier: that is what the two references are for."""
     arena = sound.arena
 
-    def behind(tier: Tier) -> Callable[[], None]:
+    def after(tier: Tier) -> Callable[[], None]:
         def change() -> None:
             if tier.name.startswith("prefill"):
                 newest = arena["length"][0] - 1
@@ -199,7 +199,7 @@ def test_what_is_wrong_in_every_tier_shows_against_transformers_alone(
         return change
 
     sound.set_tier(3)
-    spec = tampered(behind)
+    spec = tampered(after)
     assert spec.check(PROMPTS, max_new_tokens=12, reference="plain")
     report = spec.check(PROMPTS, max_new_tokens=12)
     assert [difference.position for difference in report.differences] == [0, 0, 0]
@@ -208,7 +208,7 @@ def test_what_is_wrong_in_every_tier_shows_against_transformers_alone(
 
 @pytest.mark.parametrize(("expected", "got"), [([5, 6], [5, 6, 7]), ([5, 6, 7], [5, 6]), ([5], [])])
 def test_a_text_that_ends_too_early_or_too_late(model: LlamaForCausalLM, expected: list[int], got: list[int]) -> None:
-    """No change of a logit explains it, so nobody takes it for a near-tie."""
+    """No change of a logit explains it, so it is not taken for a near-tie."""
     place = min(len(expected), len(got))
     tokens = [[*text, END][place] for text in (expected, got)]
     assert first_difference(model, 4, [1, 2], expected, got) == Difference(4, place, *tokens, float("inf"))

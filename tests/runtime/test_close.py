@@ -1,4 +1,4 @@
-"""The end of an engine, whoever waits, runs or calls back."""
+"""The end of an engine while threads wait, run or call back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.recorder import Recorder
 
 
 def test_close_while_another_thread_serves_and_others_wait(engine: Engine) -> None:
-    """Everybody wakes, whatever they wait for, and is told."""
+    """All threads wake, whatever they wait for, and receive the error."""
     held = UntilClosed(engine)
     # The first of them holds the step on until close() was called, so none of them can come to its end before.
     first = engine.submit(prompt(3), max_new_tokens=100, streamer=held)
@@ -77,7 +77,7 @@ def test_close_cancels_those_who_wait_and_those_who_run(engine: Engine) -> None:
     admit_all(engine)
     engine.close()
     assert [request.finish_reason for request in requests] == ["cancelled"] * 6
-    # Whoever reads from a streamer learns that nothing more comes, also where nothing came.
+    # The reader of a streamer learns that nothing more comes, also where nothing came.
     assert [streamer.received.count("end") for streamer in streamers] == [1] * 6
     assert streamers[5].received == ["end"]
     assert requests[0].result().finish_reason == "cancelled"

@@ -73,7 +73,7 @@ def test_each_row_has_its_own_text_and_lengths(spec: Speculator, model: LlamaFor
         engine.step()
         together = max(together, len(rows))
         for request, (proposed, length) in lens.items():
-            # What the drafter has for a text of so many tokens, whoever else is in the batch.
+            # What the drafter has for a text of so many tokens, whatever else is in the batch.
             assert proposed <= max(0, LONGEST - 1 - length)
             judged = int(spec.arena["proposed"][request.slot])
             if not request.finished:
@@ -81,13 +81,13 @@ def test_each_row_has_its_own_text_and_lengths(spec: Speculator, model: LlamaFor
     assert together == ROWS
     for prompt, request in zip(prompts, requests, strict=True):
         assert request.new_tokens == greedy(model, prompt, NEW)
-    told = [request.stats for request in requests]
+    stats_of = [request.stats for request in requests]
     # Drafts by position, of each request its own.
-    assert told[1].proposed_at[2] == 0 and all(stats.draft_tokens == 0 for stats in told[2:6])
-    assert sum(stats.draft_tokens for stats in told) == spec.stats.draft_tokens
+    assert stats_of[1].proposed_at[2] == 0 and all(stats.draft_tokens == 0 for stats in stats_of[2:6])
+    assert sum(stats.draft_tokens for stats in stats_of) == spec.stats.draft_tokens
     if spec.policy != speccompile.policies.Cost():
-        assert told[0].draft_tokens > 0 and told[1].proposed_at[1] > 0
-    assert all(stats.row_steps == NEW - 1 - stats.accepted_tokens for stats in told)
+        assert stats_of[0].draft_tokens > 0 and stats_of[1].proposed_at[1] > 0
+    assert all(stats.row_steps == NEW - 1 - stats.accepted_tokens for stats in stats_of)
     assert spec.arena.fingerprint() == before
 
 

@@ -38,7 +38,7 @@ def test_generate_while_another_thread_serves_others(make: Make, model: LlamaFor
 
 
 def test_several_threads_generate_at_once(make: Make, model: LlamaForCausalLM) -> None:
-    """None of them serves: whoever waits steps for all."""
+    """None of them serves: each waiting caller steps for all."""
     spec = make()
     outputs: dict[int, list[list[int]]] = {}
 
@@ -259,7 +259,7 @@ def test_criteria_and_stop_strings_and_eos_ids_together(
 
 
 def test_a_streamer_hears_the_token_that_ends_the_text_and_the_end(make: Make, model: LlamaForCausalLM) -> None:
-    """Also where the step emitted more behind it."""
+    """Also where the step emitted more after it."""
     text = greedy(model, prompt(6), 20)
     for at in range(1, 9):
         ours, theirs = Recorder(), Recorder()

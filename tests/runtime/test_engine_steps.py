@@ -49,7 +49,7 @@ def test_slots_are_owned_freed_and_owned_again(spec: Speculator) -> None:
     engine = spec.engine
     for new in (20, 9):
         requests = [engine.submit(random_prompt(4, seed), max_new_tokens=new) for seed in range(MAX_BATCH + 2)]
-        # One prompt while nobody runs, all others in front of the first tier.
+        # One prompt while no row runs, all others before the first tier.
         engine.step()
         engine.step()
         assert sorted(request.slot for request in engine.running) == list(range(MAX_BATCH))
@@ -114,7 +114,7 @@ def test_finished_rows_leave_while_others_go_on(spec: Speculator, model: LlamaFo
     spec.set_tier(0)
     lengths = [3, 9, 6]
     requests = [engine.submit(random_prompt(4, seed), max_new_tokens=new) for seed, new in enumerate(lengths)]
-    # Nobody runs yet: a chunk of the first prompt, and no tier.
+    # No row runs yet: a chunk of the first prompt, and no tier.
     assert engine.step() == []
     assert runs == ["prefill T=4"]
     runs.clear()

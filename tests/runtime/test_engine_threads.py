@@ -22,7 +22,7 @@ from support.recorder import Recorder
 def test_a_step_returns_those_who_had_a_row(engine: Engine) -> None:
     assert engine.step() == []
     request = engine.submit(prompt(4), max_new_tokens=3)
-    # With nobody to keep waiting, the prompt alone is read.
+    # With no row to keep waiting, the prompt alone is read.
     assert engine.step() == [] and len(request.new_tokens) == 1
     assert engine.step() == [request] and request.finished
     assert engine.step() == []
@@ -251,7 +251,7 @@ def test_who_waits_goes_on_alone_when_the_thread_that_serves_dies(engine: Engine
 
 @pytest.mark.parametrize("wait", ["result", "stream", "run"])
 def test_what_ends_between_two_looks_of_a_waiter_does_not_keep_it_waiting(engine: Engine, wait: str) -> None:
-    """The thread that serves goes to sleep behind the last turn, so nobody else would wake it."""
+    """The thread that serves goes to sleep after the last turn, so nothing else would wake it."""
     held = threading.Event()
     refuse = engine.turns.refuse_callback
 

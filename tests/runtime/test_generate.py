@@ -109,7 +109,7 @@ def test_without_a_mask_or_a_pad_id_all_is_text(model: LlamaForCausalLM, spec: S
 
 
 def test_a_pad_id_that_is_an_eos_id_marks_nothing(model: LlamaForCausalLM, spec: Speculator) -> None:
-    """As in transformers: padding and the end of a text could not be told apart."""
+    """As in transformers: padding and the end of a text could not be distinguished."""
     ids, mask = left_padded(rows(3, 9, 6))
     got = both(model, spec, ids, max_new_tokens=12, pad_token_id=PAD, eos_token_id=PAD)
     assert not torch.equal(got, spec.generate(ids, mask, max_new_tokens=12, eos_token_id=PAD, pad_token_id=PAD))

@@ -24,7 +24,7 @@ def parts_with(**options: Any) -> Parts:
 
 
 def admitted(parts: Parts, sampling: Sampling | None = None) -> Request:
-    """A row, whose prompt ``[1, 2]`` was read by nobody."""
+    """A row, whose prompt ``[1, 2]`` was not read."""
     request = parts.submit(sampling=sampling)
     parts.waiting.pop()
     parts.slots.take(request)

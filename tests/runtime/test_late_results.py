@@ -79,7 +79,7 @@ def comings_and_goings(spec: Speculator, seed: int) -> list[Request]:
 
 
 class Overtaken(HostBuffer):
-    """What a run told is gone from the arena when the host reads it: the next run has been there."""
+    """What a run returned is gone from the arena when the host reads it: the next run has been there."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

@@ -81,7 +81,7 @@ def test_a_request_goes_on_while_another_stream_is_read(engine: Engine, model: L
 
 
 def test_leaving_an_async_for_cancels(engine: Engine) -> None:
-    """Nobody reads on."""
+    """The reader does not read on."""
 
     async def main() -> Request:
         request = engine.submit(prompt(5), max_new_tokens=60)

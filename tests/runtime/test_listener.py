@@ -262,7 +262,7 @@ def test_a_stop_string_in_the_prompt_alone_stops_nothing(letters: PreTrainedToke
 
 @pytest.mark.real
 def test_stop_strings_of_a_real_tokenizer(smollm2: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> None:
-    """Bytes, spaces in front of words, a character of three tokens."""
+    """Bytes, spaces before words, a character of three tokens."""
     _, words = smollm2
     ids = words("The sky is blue.\n\nAnd 你好 is Chinese.", add_special_tokens=False).input_ids
     for stop in (".\n", " is b", "好", "Chinese"):

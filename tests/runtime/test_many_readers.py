@@ -85,7 +85,7 @@ def test_async_readers_and_waiting_threads_together(engine: Engine, model: Llama
 
 
 def test_a_loop_closed_under_its_reader(engine: Engine, model: LlamaForCausalLM) -> None:
-    """Nobody can wake the reader any more, so its request is cancelled, and nobody else notices."""
+    """Nothing can wake the reader any more, so its request is cancelled, and no other request notices."""
     reached, closed = threading.Event(), threading.Event()
 
     def hold() -> None:

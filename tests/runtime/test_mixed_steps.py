@@ -299,6 +299,6 @@ def test_prompt_rows_read_the_prompt_and_stay_within_the_cache() -> None:
         torch.tensor([0, 1, 1]),
         torch.tensor([4, 8]),
     )
-    # Behind the prompt its last token is read.
+    # After the prompt its last token is read.
     assert read.tolist() == [[2, 2, 2], [14, 15, 16], [18, 18, 18]]
     assert positions.tolist() == [[2, 3, 4], [4, 5, 6], [8, 9, 9]]

@@ -1,4 +1,4 @@
-"""Logits that are NaN end one request, and leave nothing behind."""
+"""Logits that are NaN end one request, and leave nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Poisoned(Bench):
         new = greedy(model, self.text, 12)
         self.place = next(place for place in range(3, 12) if new[place] not in [*self.text, *new[:place]])
         self.bad = new[self.place]
-        # Behind the build: the capture check would meet the token. Changes in place are used at once.
+        # After the build: the capture check would meet the token. Changes in place are used at once.
         with torch.no_grad():
             model.model.embed_tokens.weight[self.bad] = float("nan")
 
@@ -85,8 +85,8 @@ def beside(engine: Engine, poisoned: Poisoned) -> list[Request]:
     return requests
 
 
-def assert_undecided(request: Request, behind: int) -> None:
-    assert_failed(request, UndecidedLogits, position=behind)
+def assert_undecided(request: Request, position: int) -> None:
+    assert_failed(request, UndecidedLogits, position=position)
 
 
 def assert_next_ones_exact(engine: Engine, poisoned: Poisoned) -> None:
@@ -140,7 +140,7 @@ def test_generate_raises_undecided_logits(bad: Make, poisoned: Poisoned) -> None
 
 
 def test_a_text_may_end_with_the_bad_token(bad: Make, poisoned: Poisoned) -> None:
-    """Nothing is to be chosen behind it, so nothing is undecided; nor does it leave anything behind."""
+    """Nothing is to be chosen after it, so nothing is undecided; nor does it leave anything."""
     engine = bad().engine
     request = engine.submit(poisoned.text, max_new_tokens=poisoned.place + 1)
     eos = engine.submit(poisoned.text, max_new_tokens=30, eos_token_id=poisoned.bad)

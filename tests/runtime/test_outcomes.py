@@ -1,4 +1,4 @@
-"""What runs tell the host: the right columns, of the right run, in a buffer that nobody else writes to."""
+"""What runs return to the host: the right columns, of the right run, in a buffer that no other run writes to."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Late(HostBuffer):
 
     def read(self) -> list[list[int]]:
         assert self.on_the_way is not None
-        told, self.on_the_way = self.on_the_way, None
-        return told
+        results, self.on_the_way = self.on_the_way, None
+        return results
 
 
 def test_a_buffer_is_used_again_when_it_has_been_read() -> None:
@@ -77,7 +77,7 @@ def test_a_buffer_is_used_again_when_it_has_been_read() -> None:
         if len(flying) > 1:
             read.append(flying.pop(0).read()[0][0])
     assert read == list(range(9)) and Late.made == 2
-    # One that nobody will read: its copy may still be on the way.
+    # One that is never read: its copy may still be on the way.
     flying.clear()
     for _ in range(3):
         read.append(outcomes.take().read()[0][0])

@@ -83,13 +83,13 @@ def test_a_policy_of_other_tiers_is_refused_at_once(make: Make) -> None:
 
 
 class Spy:
-    """A policy that writes down what it is told."""
+    """A policy that writes down what it receives."""
 
     uses_costs = False
 
     def __init__(self) -> None:
         self.asked: list[Upcoming] = []
-        self.told: list[Done] = []
+        self.seen: list[Done] = []
 
     def check(self, draft_lens: Any) -> None: ...
 
@@ -101,20 +101,20 @@ class Spy:
         return 3
 
     def note(self, done: Done) -> None:
-        self.told.append(done)
+        self.seen.append(done)
 
 
 def test_what_a_policy_is_told(make: Make) -> None:
     spy = Spy()
-    # In chunks: of a step that reads a prompt along nobody is told how long it took.
+    # In chunks: of a step that reads a prompt along the time is not reported.
     spec = make(spy, prefill_budget=64)
     requests = [spec.engine.submit(prompt(5 + seed, seed), max_new_tokens=12) for seed in range(2)]
     spec.engine.run()
-    assert len(spy.asked) == len(spy.told) == spec.stats.steps
+    assert len(spy.asked) == len(spy.seen) == spec.stats.steps
     for request in requests:
         steps = [
             (done.contexts[row], done.proposed[row], done.accepted[row], done.emitted[row])
-            for done in spy.told
+            for done in spy.seen
             for row, number in enumerate(done.requests)
             if number == request.number
         ]
@@ -124,7 +124,7 @@ def test_what_a_policy_is_told(make: Make) -> None:
             at += emitted
         assert at == len(request.prompt) + 12
         assert sum(step[1] for step in steps) == request.stats.draft_tokens
-    for upcoming, done in zip(spy.asked, spy.told, strict=True):
+    for upcoming, done in zip(spy.asked, spy.seen, strict=True):
         for row, proposed in zip(upcoming.rows, done.proposed, strict=True):
             assert proposed == min(row.draft_len, done.draft_len)
         assert done.milliseconds is not None and done.milliseconds > 0

@@ -79,7 +79,7 @@ def test_the_budget_is_shared_by_all_prompts_of_a_step(spec: Speculator, runs: l
 
 
 def test_prompts_of_generate_are_read_before_any_of_them_goes_on(spec: Speculator, runs: list[str]) -> None:
-    """Nobody watches their tokens come, and together they are done sooner."""
+    """Their tokens are not streamed, and together they are done sooner."""
     rows = torch.tensor([random_prompt(40, seed) for seed in (4, 5, 6)])
     spec.generate(rows, max_new_tokens=3)
     assert runs == ["prefill T=32, inner", "prefill T=8"] * 3 + ["tier K=0, 3 rows"] * 2

@@ -134,7 +134,7 @@ def test_a_budget_in_tokens_by_example(tokens: int, chunks: list[list[int]]) -> 
 
 
 def test_a_measured_budget_by_example() -> None:
-    """Steps of 0.13 s: chunks may take 0.13 s in front of one."""
+    """Steps of 0.13 s: chunks may take 0.13 s before one."""
     assert LONGEST_WAIT == 2.0
     budget = measured(0.13, {8: 0.03, 32: 0.09, 128: 0.2})
     assert between_two_steps(budget, 400) == [32, 8]
@@ -190,7 +190,7 @@ def test_before_anything_was_measured_the_smallest_chunk_goes_first() -> None:
     assert budget.usual_step == 0.0
     assert budget.seconds(8) == 0.0 and budget.seconds(32) == float("inf")
     assert budget.next_chunk(1000, []) == 8
-    # A decode step alone does not tell what a wider chunk takes.
+    # A decode step alone does not show what a wider chunk takes.
     budget.note_step(0, 1.0)
     assert budget.next_chunk(1000, []) == 8
 

@@ -42,7 +42,7 @@ def test_tokens_come_before_the_request_has_ended(engine: Engine) -> None:
 
 
 def test_async_tokens_come_before_the_request_has_ended(make: Make) -> None:
-    """The first token is read while the step behind it cannot even begin."""
+    """The first token is read while the step after it cannot even begin."""
     gate = Gate()
     engine = make(policy=gate).engine
 
@@ -114,7 +114,7 @@ def test_readers_of_a_failed_request_get_its_tokens_and_then_the_error(engine: E
             got.append(token)
     assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__ is request.error
     assert got == request.new_tokens == greedy(model, prompt(5), 3)
-    # Whoever comes late is told the same.
+    # A late caller receives the same.
     for late in (request.result, lambda: list(request), lambda: run_async(read(request))):
         with raises(RequestFailed, reason=re.compile("OSError: the pipe is closed")):
             late()

@@ -1,4 +1,4 @@
-"""Requests are made of checked arguments, when what they run is built; what goes wrong leaves no record behind."""
+"""Requests are made of checked arguments, when what they run is built; what goes wrong leaves no record."""
 
 from __future__ import annotations
 

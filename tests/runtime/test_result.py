@@ -1,4 +1,4 @@
-"""What a request tells of itself: its result, its text, how long it took."""
+"""What a request reports: its result, its text, how long it took."""
 
 from __future__ import annotations
 

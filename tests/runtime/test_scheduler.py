@@ -21,7 +21,7 @@ KV = StateSpec("kv", (N, S, 2), torch.int64, reset=False)
 
 @dataclass(frozen=True)
 class Notes:
-    """A policy that learns: it wants 3 drafts, and keeps what it is told."""
+    """A policy that learns: it wants 3 drafts, and keeps what it receives."""
 
     done: list[Done] = field(default_factory=list)
     upcoming: list[Upcoming] = field(default_factory=list)
@@ -187,7 +187,7 @@ def test_an_interrupt_is_kept_until_the_step_is_in_order() -> None:
     assert parts.departures.take_interrupt() is interrupt
 
 
-# --- what a policy is told -----------------------------------------------------------------------
+# --- what a policy receives -----------------------------------------------------------------------
 
 
 def test_a_policy_that_learns_hears_of_each_step() -> None:

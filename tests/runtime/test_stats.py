@@ -193,7 +193,7 @@ def test_counts_go_on_over_calls_and_requests_are_the_newest(spec: Speculator) -
     [
         # Prefill emits new token 0; then the whole model drafts three tokens a step and all are accepted.
         (4, 4, 3, 3),  # the bonus token of step 1 is the end
-        (5, 5, 4, 6),  # the first draft of step 2: accepted, and there is no bonus token behind it
+        (5, 5, 4, 6),  # the first draft of step 2: accepted, and there is no bonus token after it
         (7, 7, 6, 6),  # the last draft of step 2
         (8, 8, 6, 6),  # its bonus token
     ],

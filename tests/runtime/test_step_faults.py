@@ -143,17 +143,17 @@ def test_everybody_who_waits_for_a_failed_step_is_told(engine: Engine) -> None:
     while any(not request.new_tokens for request in requests):
         engine.step()
     breaking(engine, engine.tiers, RuntimeError("a kernel failed"), first_time())
-    told: list[BaseException] = []
+    raised: list[BaseException] = []
 
     def wait(request: Request) -> None:
         with raises(RequestFailed, reason=re.compile("a kernel failed")) as caught:
             request.result()
-        told.append(caught.value)
+        raised.append(caught.value)
 
     with threads(*[lambda request=request: wait(request) for request in requests]):
         pass
     # Each in an error of its own, of which one cause is that of all.
-    assert len({id(error) for error in told}) == 3 and len({id(error.__cause__) for error in told}) == 1
+    assert len({id(error) for error in raised}) == 3 and len({id(error.__cause__) for error in raised}) == 1
 
 
 class Policies:
@@ -225,7 +225,7 @@ def test_an_interrupt_in_a_step_goes_on_to_the_caller_and_leaves_a_usable_engine
     engine.run()
     assert_exact(model, [request for request in [*running, *waiting] if request not in failed])
     if where == "a prompt":
-        assert failed == running[:1], "nobody else was concerned"
+        assert failed == running[:1], "no other request was concerned"
     assert_usable(engine, model)
 
 

@@ -223,7 +223,7 @@ def test_capacity_counts_slots_and_room(make: Make) -> None:
     engine = make(max_waiting=3).engine
     assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, room=7)
     requests = [engine.submit(prompt(3, seed), max_new_tokens=100) for seed in range(6)]
-    # Nobody has a slot before somebody steps, and the four free ones are promised to those who wait.
+    # No request has a slot before the first step, and the four free ones are promised to waiting requests.
     assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=6, room=1)
     admit_all(engine)
     assert engine.capacity() == Capacity(slots=4, free_slots=0, waiting=2, room=1)

@@ -1,4 +1,4 @@
-"""Seconds of runs on a device that runs beside the host: told when they have ended, and none too early."""
+"""Seconds of runs on a device that runs beside the host: reported when they have ended, and none too early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speccompile.runtime.timing import EventClock, HostClock, clock_of
 
 
 class Device:
-    """Runs what was launched when it is told to go on."""
+    """Runs what was launched when it may go on."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,46 +49,46 @@ class FakeEvent:
 
 
 def test_a_device_that_runs_beside_the_host() -> None:
-    device, told = Device(), []
+    device, seconds = Device(), []
     clock = EventClock(device.event)
 
     def run(seconds: float) -> None:
-        with clock.time(told.append):
+        with clock.time(seconds.append):
             device.launch(seconds)
 
     run(0.5)
     run(0.25)
     device.launch(7.0)
-    assert told == []
+    assert seconds == []
     # The first has ended, and the second is on.
     device.go_on(5)
     run(0.125)
-    assert told == [0.5]
+    assert seconds == [0.5]
     device.go_on(5)
     run(2.0)
     # What was launched between two timed runs belongs to neither.
-    assert told == pytest.approx([0.5, 0.25, 0.125])
+    assert seconds == pytest.approx([0.5, 0.25, 0.125])
     made = device.events
     for _ in range(20):
         device.go_on(len(device.queue))
         run(1.0)
-    assert device.events == made and len(told) == 23
+    assert device.events == made and len(seconds) == 23
 
 
 def test_a_host_tells_at_once() -> None:
-    clock, told = clock_of(torch.device("cpu")), []
+    clock, seconds = clock_of(torch.device("cpu")), []
     assert isinstance(clock, HostClock)
-    with clock.time(told.append):
-        assert told == []
-    assert len(told) == 1 and told[0] >= 0
+    with clock.time(seconds.append):
+        assert seconds == []
+    assert len(seconds) == 1 and seconds[0] >= 0
 
 
 def test_a_run_that_fails_is_not_counted() -> None:
-    device, told = Device(), []
+    device, seconds = Device(), []
     for clock in (HostClock(), EventClock(device.event)):
-        with pytest.raises(OSError), clock.time(told.append):
+        with pytest.raises(OSError), clock.time(seconds.append):
             raise OSError
     device.go_on(len(device.queue))
-    with clock.time(told.append):
+    with clock.time(seconds.append):
         pass
-    assert told == []
+    assert seconds == []

@@ -21,7 +21,7 @@ from speccompile.runtime.waiting import WaitingQueue
 from support.errors import raises
 
 
-class Nobody:
+class NoScheduler:
     """A driver: the queue asks nothing of it."""
 
     def ended(self, request: Request) -> None:
@@ -37,7 +37,7 @@ class Nobody:
 def request(priority: int = 0) -> Request:
     listener = Listener(torch.tensor([[1]]), 1, None, StoppingCriteriaList())
     return Request(
-        Nobody(), [1], Params(1, (), priority=priority), listener, RequestStats(0), Records(ExtraOutputs(), {})
+        NoScheduler(), [1], Params(1, (), priority=priority), listener, RequestStats(0), Records(ExtraOutputs(), {})
     )
 
 
@@ -138,7 +138,7 @@ def test_draining_takes_all_in_order() -> None:
 
 
 def test_threads_that_push_pop_and_remove_lose_and_double_nothing() -> None:
-    """Each thread's requests come out once: popped by somebody, or removed by their owner."""
+    """Each thread's requests come out once: popped by another thread, or removed by their owner."""
     queue, each = WaitingQueue(10**6), 300
     popped: list[Request] = []
     left: list[Request] = []

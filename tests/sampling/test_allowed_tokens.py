@@ -1,4 +1,4 @@
-"""``prefix_allowed_tokens_fn``: transformers' own text, and errors that are told to the request they belong to."""
+"""``prefix_allowed_tokens_fn``: transformers' own text, and errors that reach the request they belong to."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_every_option_is_tried() -> None:
     assert CHOICES.keys() == OPTIONS.keys() - GUIDED
 
 
-#: More tokens lie behind 1 - 2**-24 of the mass than one.
+#: More tokens lie after 1 - 2**-24 of the mass than one.
 ALMOST_ALL: dict[str, Any] = {
     "prompt": [0],
     "new": [],

@@ -44,7 +44,7 @@ def specs(model: LlamaForCausalLM) -> Iterator[dict[str, Speculator]]:
 
 def decided(options: dict[str, Any]) -> dict[str, Any]:
     """Without what may leave two tokens of nearly half the mass each: which of them is the more typical one rounding
-    decides, and that goes with the number of rows and of drafts under the eager backend."""
+    decides, and that depends on the number of rows and of drafts under the eager backend."""
     cuts = {"top_k", "top_p", "min_p"} if "typical_p" in options else set()
     return {name: value for name, value in options.items() if name not in cuts}
 
@@ -64,7 +64,7 @@ def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
     plain = specs["ngram"]
     plain.set_tier(0)
     expected = [outcome(plain.engine.submit(**request)) for request in asked]
-    # Each example has every mode and every tier; which goes with which is drawn.
+    # Each example has every mode and every tier; their pairs are drawn.
     tiers = data.draw(st.permutations([0, 1, 3]))
     for tier, spec in zip(tiers, specs.values(), strict=True):
         for policy in (tier, Dice([0, 1, 3], data.draw(st.integers(0, 99)))):

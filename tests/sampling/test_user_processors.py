@@ -103,7 +103,7 @@ def test_a_padded_batch_has_transformers_text_for_each_row() -> None:
 
 
 def test_drafts_that_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place sees the drafts in front of it, right or wrong."""
+    """A place sees the drafts before it, right or wrong."""
     monkeypatch.setattr(registry, "_modes", dict(registry._modes) | {"random_drafts": Random})
     processors = [AfterLast(), Once(), hf.SuppressTokensLogitsProcessor(list(range(12, VOCAB)))]
     with wrapped(processors, "random_drafts", max_batch=1) as spec:

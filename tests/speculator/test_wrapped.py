@@ -1,4 +1,4 @@
-"""What a wrapped model refuses, each with an error of its own class, and what it tells of itself."""
+"""What a wrapped model refuses, each with an error of its own class, and what it reports of itself."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Replays:
 
 class StandIn:
     """A GraphDevice that notes what it is asked for. ``run`` is run where CUDA only notes it, too: nothing else can
-    tell what it would do."""
+    report what it would do."""
 
     #: The one that captures now.
     now: StandIn | None = None
@@ -84,7 +84,7 @@ def _waits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _spoils(tensor: torch.Tensor) -> torch.Tensor:
-    """As an op does that looks at no error of CUDA's: only the capture's end tells."""
+    """As an op does that looks at no error of CUDA's: only the capture's end reports it."""
     if StandIn.now is not None:
         StandIn.now.spoiled = True
     return tensor.clone()
@@ -94,9 +94,9 @@ _library.impl("waits", _waits, "CompositeExplicitAutograd")
 _library.impl("spoils", _spoils, "CompositeExplicitAutograd")
 
 
-def with_line(tier: Tier, line: str, behind: str) -> Tier:
-    """The tier with one more line in its printed step, in front of what pass ``behind`` put there."""
-    mark = f"    # {behind}\n"
+def with_line(tier: Tier, line: str, after: str) -> Tier:
+    """The tier with one more line in its printed step, before what pass ``after`` put there."""
+    mark = f"    # {after}\n"
     assert tier.step.source.count(mark) == 1
     source = tier.step.source.replace(mark, f"{mark}    {line}\n")
     namespace = load_python(source, f"<{tier.name}>")

@@ -40,7 +40,7 @@ class Oracle:
         )
 
     def drafts(self, text: list[int]) -> list[int]:
-        """All of a block, behind ``text``. Since the last call ``len(text) - read`` tokens have been added."""
+        """All of a block, after ``text``. Since the last call ``len(text) - read`` tokens have been added."""
         ids, new = torch.tensor([text]), len(text) - 1 - self.read
         with torch.no_grad():
             states = self.target(ids[:, :-1], output_hidden_states=True).hidden_states
@@ -68,7 +68,7 @@ def recorded(found: dict[int, list[int]]) -> Iterator[None]:
 
 
 def plain_drafts(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> tuple[list[int], torch.Tensor]:
-    """All drafts of a block behind ``text``, and their logits ``[K, V]``: the head written down once more, over the
+    """All drafts of a block after ``text``, and their logits ``[K, V]``: the head written down once more, over the
     whole context at once and without a cache, after ``DFlashDraftModel`` of z-lab's ``dflash/model.py``."""
     config, weights = head.config, {name: value.double() for name, value in head.own_state().items()}
     with torch.no_grad():

@@ -83,7 +83,7 @@ class PlainEagle3:
         return self.linear("fc", together)
 
     def rows(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits ``[T, Vd]`` and what is carried on ``[T, H]``, of rows that have the token behind theirs ``[T]``."""
+        """Logits ``[T, Vd]`` and what is carried on ``[T, H]``, of rows that have the token after theirs ``[T]``."""
         embedded = self.weight("embed_tokens.weight")[tokens]
         for index in range(self.layers):
             hidden = self.layer(index, embedded, hidden)
@@ -98,7 +98,7 @@ class PlainEagle3:
     def draft(
         self, text: Sequence[int], states: Sequence[torch.Tensor], draft_len: int
     ) -> tuple[list[int], torch.Tensor]:
-        """Draft tokens behind ``text``, and the logits of each, ``[K, Vd]``.
+        """Draft tokens after ``text``, and the logits of each, ``[K, Vd]``.
 
         Args:
             text: n + 1 committed tokens; states: the three hidden states of its first n, ``[n, Ht]`` each.

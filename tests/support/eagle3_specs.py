@@ -51,7 +51,7 @@ def drafted(spec: Speculator, slot: int, draft_len: int) -> tuple[list[int], tor
     """What a greedy step of that tier would draft for a slot now: tokens, and logits ``[K, V]``, or
     ``[K, Vd]`` where the head has a vocabulary of its own.
 
-    Runs the step's ops in front of the target, which change nothing but KV behind the text.
+    Runs the step's ops before the target, which change nothing but KV after the text.
     """
     drafts, logits = run_until(spec, slot, spec.engine.tiers[draft_len, 1, "greedy"].graph, "drafts")
     return drafts[0].tolist(), torch.stack(logits)

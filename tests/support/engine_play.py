@@ -64,7 +64,7 @@ def reference(prompt: tuple[int, ...]) -> list[int]:
 
 @functools.cache
 def prompts() -> list[tuple[int, ...]]:
-    """Beginnings of a few stems, some with an end of their own; texts that others leave behind; and long ones."""
+    """Beginnings of a few stems, some with an end of their own; texts that others leave; and long ones."""
     rng = random.Random(0)
 
     def text(length: int, last: int = VOCAB - 1) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def expected(prompt: Sequence[int], max_new_tokens: int, eos: Sequence[int]) -> tuple[list[int], str]:
-    """Text and finish reason of a request that nobody cancels."""
+    """Text and finish reason of a request that is not cancelled."""
     text = reference(tuple(prompt))[:max_new_tokens]
     ends = [place for place, token in enumerate(text) if token in eos]
     if ends:
@@ -203,7 +203,7 @@ class Play:
         left = [known for known in waiting if known.request.slot < 0]
         admitted = [known for known in waiting if known.request.slot >= 0]
         order = [(-known.request.params.priority, known.number) for known in [*admitted, *left]]
-        # Whoever was admitted came before whoever waits on.
+        # A request that was admitted came before those that still wait.
         assert not (left and admitted) or max(order[: len(admitted)]) < min(order[len(admitted) :])
 
     def cancel(self, known: Known) -> None:
@@ -300,7 +300,7 @@ class Play:
                 assert not tensor.reset or bool((self.arena[name][slot] == tensor.fill).all()), (name, slot)
 
     def _check_owned(self, request: Request, text: list[int]) -> None:
-        """Its slot holds prompt and new tokens, and 0 behind them. With late results it may be a step ahead."""
+        """Its slot holds prompt and new tokens, and 0 after them. With late results it may be a step ahead."""
         arena, slot = self.arena, request.slot
         row, length = arena["tokens"][slot].tolist(), int(arena["length"][slot])
         known = len(request.prompt) + len(request.new_tokens)

@@ -114,7 +114,7 @@ class Bench:
         return spec
 
     def maker(self) -> Iterator[Make]:
-        """For a fixture. What was made may leave nothing behind, nor move a buffer."""
+        """For a fixture. What was made may leave nothing, nor move a buffer."""
         before = self.build.arena.fingerprint()
         yield self.make
         made, self.made = self.made, []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def killed(run: object, folder: Path, seconds: float) -> set[str]:
-    """What a child told before it was killed, so many seconds behind its first word."""
+    """What a child reported before it was killed, so many seconds after its first word."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:

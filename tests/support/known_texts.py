@@ -1,4 +1,4 @@
-"""Texts that slots hold: made, told apart, and looked for."""
+"""Texts that slots hold: made, distinguished, and looked for."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def saved(head: Eagle3DraftModel) -> tuple[dict[str, Any], dict[str, list[Any]]]
 
 
 def states_of(model: LlamaForCausalLM, text: Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """What each layer reads, ``[n, M]``, behind these the last layer's output; and the last logits."""
+    """What each layer reads, ``[n, M]``, after these the last layer's output; and the last logits."""
     last: list[torch.Tensor] = []
     hook = model.model.layers[-1].register_forward_hook(
         lambda _module, _inputs, output: last.append(output[0] if isinstance(output, tuple) else output)
@@ -76,7 +76,7 @@ def states_of(model: LlamaForCausalLM, text: Sequence[int]) -> tuple[list[torch.
     with torch.no_grad():
         result = model(torch.tensor([text]), output_hidden_states=True)
     hook.remove()
-    # transformers' own last state is behind the final norm.
+    # transformers' own last state is after the final norm.
     return [state[0] for state in result.hidden_states[:LAYERS]] + [last[0].view(len(text), -1)], result.logits[0, -1]
 
 
@@ -84,12 +84,12 @@ def chain(head: Eagle3DraftModel, text: Sequence[int], states: torch.Tensor) -> 
     """The target's ids of a chain of draft tokens, and the smallest gap between the best two logits.
 
     ``states`` ``[n, taps * M]`` belong to all tokens of ``text`` but the last. The model is made to train: step t of a
-    row reads the token t places further on, so the drafts so far are put behind the text.
+    row reads the token t places further on, so the drafts so far are put after the text.
     """
     rows = len(text) - 1
     drafts: list[int] = []
     gaps = []
-    # Rows behind the text's own hold nothing; no other row attends to them.
+    # Rows after the text's own hold nothing; no other row attends to them.
     hidden = torch.cat([states, torch.zeros(DRAFT_LEN, states.shape[1])])[None]
     documents = torch.zeros(1, rows + DRAFT_LEN, dtype=torch.long)
     for place in range(DRAFT_LEN):

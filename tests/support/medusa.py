@@ -15,7 +15,7 @@ def fitted_heads(model: LlamaForCausalLM, texts: Sequence[Sequence[int]], count:
     """Heads of one random block each, with linears that are right at most places of these texts (by least squares)."""
     heads = MedusaHeads(count, 1, model.config.hidden_size, model.config.vocab_size)
     with torch.no_grad():
-        # transformers' last hidden state is that behind the final norm.
+        # transformers' last hidden state is that after the final norm.
         states = [model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0] for text in texts]
         for ahead, head in enumerate(heads, 2):
             block, linear = head

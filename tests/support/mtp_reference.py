@@ -68,10 +68,10 @@ def draft_by_chain(
 class SeedWorker:
     """TensorRT-LLM's ``MTPWorker`` (``_torch/speculative/mtp.py``), one request, by its docstring's worked example.
 
-    A module is one layer, so its KV at a place is told by the token and the hidden state that it read there: ``cache``.
+    A module is one layer, so its KV at a place depends on the token and the hidden state that it read there: ``cache``.
     Two places where the seed's own KV is undefined are filled in: when all M drafts are accepted, M + 1 tokens are new
-    and it reads M of them again, so one place of each module was never written; and behind a prompt shorter than M its
-    pools hold zeros for tokens that do not exist, at places in front of the first.
+    and it reads M of them again, so one place of each module was never written; and after a prompt shorter than M its
+    pools hold zeros for tokens that do not exist, at places before the first.
     """
 
     head: MtpHead
@@ -88,7 +88,7 @@ class SeedWorker:
         self.cache = [{} for _ in range(modules)]
 
     def context(self, prompt: Sequence[int], hidden: torch.Tensor, golden: int) -> None:
-        """``hidden`` ``[P, M]``: what the target left, behind its final norm."""
+        """``hidden`` ``[P, M]``: what the target left, after its final norm."""
         self._update_pools(prompt, hidden, len(prompt))
         self._run([*prompt[1:], golden], list(hidden), list(range(len(prompt))))
 

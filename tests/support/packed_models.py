@@ -23,7 +23,7 @@ def wrapped(model: PreTrainedModel, **options: Any) -> Speculator:
 
 
 def greedy(model: Any, ids: torch.Tensor = PROMPTS, new: int = NEW) -> torch.Tensor:
-    """transformers' own text behind ``ids``, both."""
+    """transformers' own text after ``ids``, both."""
     result: torch.Tensor = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0
     )

@@ -20,7 +20,7 @@ Law = dict[tuple[int, ...], float]
 
 
 def table(seed: int, vocab: int = VOCAB, zeros: bool = False) -> Table:
-    """A next-token distribution (float64) behind each text of up to K tokens."""
+    """A next-token distribution (float64) after each text of up to K tokens."""
     rng = torch.Generator().manual_seed(seed)
     texts = (text for length in range(K + 1) for text in itertools.product(range(vocab), repeat=length))
     made = {}
@@ -59,7 +59,7 @@ def law(
     p: Table, q: Table, *, certain: bool, rule: Judged = Rejection.judge, bars_of: Bars = ratios
 ) -> dict[tuple[int, ...], float]:
     """Of the first K+1 tokens when the drafts come from ``q``, by all drafts and all outcomes of the coins; what a step
-    did not emit is drawn by the target later. ``certain``: the rule is not told q."""
+    did not emit is drawn by the target later. ``certain``: the rule does not receive q."""
     result = dict.fromkeys(sequences(), 0.0)
     for drafts in itertools.product(range(VOCAB), repeat=K):
         drawn = math.prod(float(q[drafts[:i]][drafts[i]]) for i in range(K))

@@ -1,4 +1,4 @@
-"""A tiny model behind the server: in process over ASGI, and behind a real socket."""
+"""A server of a tiny model: in process over ASGI, and with a real socket."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _outcome(
     state = {
         "tokens": whole(kinds, count, capacity + 1),
         "length": length,
-        # At most max_len, in front of which a step's own places end.
+        # At most max_len, before which a step's own places end.
         "limit": length + whole(drafted + 3, count),
         "alive": whole(4, count) > 0,
         # -1 where a request has fewer.

@@ -111,7 +111,8 @@ def cancel_all(engine: Engine) -> None:
 def admitted(engine: Engine, prompt: list[int], *, max_new_tokens: int, eos: Sequence[int] = ()) -> Request:
     """Submit a prompt and step until its first token is there.
 
-    With nobody else running it has that token alone, unless its prompt was known: then its first step emits the first.
+    If no other request runs it has that token alone, unless its prompt was known: then its first step emits the
+    first.
     """
     request = engine.submit(prompt, max_new_tokens=max_new_tokens, eos_token_id=list(eos))
     while not (request.new_tokens or request.finished):

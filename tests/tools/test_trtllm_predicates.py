@@ -15,7 +15,7 @@ TWO_MODELS = {"mtp_eagle", "eagle3"}
 DRAFTER = TWO_MODELS | {"draft_target", "ngram", "user_provided", "save_hidden_states"}
 
 #: Of which modes each predicate holds in TensorRT-LLM (tensorrt_llm/_torch/speculative/interface.py of November 2025);
-#: the last two with the arguments that PREDICATES tells of.
+#: the last two with the arguments that PREDICATES names.
 TRTLLM: dict[str, set[str]] = {
     "is_mtp_one_model": {"mtp", "mtp_eagle_one_model"},
     "is_mtp_eagle_one_model": {"mtp_eagle_one_model"},

@@ -130,7 +130,7 @@ def test_every_second_drawn_turn_continues_a_beginning(tmp_path: Path) -> None:
 
 
 def test_a_template_whose_turns_end_with_text_stops_at_that(tmp_path: Path) -> None:
-    """The stand-in does not know stop strings: it ends by itself behind one."""
+    """The stand-in does not know stop strings: it ends by itself after one."""
     tokenizer = chat_tokenizer("{% for m in messages %}<|user|>{{ m['content'] }} ! {% endfor %}")
 
     def turns(prompt: Sequence[int], seed: int | None) -> list[int]:
@@ -247,7 +247,7 @@ def test_counts_of_dropped_texts_do_not_depend_on_the_order_of_ends(tmp_path: Pa
 def test_a_killed_process_continues_to_the_same_bytes(tmp_path: Path) -> None:
     options = TextOptions(tokens=5000, max_user_tokens=20, max_answer_tokens=20)
 
-    def told(folder: Path, pipe: int) -> None:
+    def reported(folder: Path, pipe: int) -> None:
         target = ScriptedTarget()
         step = target.step
 
@@ -261,7 +261,7 @@ def test_a_killed_process_continues_to_the_same_bytes(tmp_path: Path) -> None:
         write(folder, options, target)
 
     for seconds in (0.05, 0.2):
-        killed(told, tmp_path / "parts", seconds)
+        killed(reported, tmp_path / "parts", seconds)
     assert read_texts(tmp_path / "parts").tokens < options.tokens
     write(tmp_path / "parts", options)
     write(tmp_path / "whole", options)

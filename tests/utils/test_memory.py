@@ -1,4 +1,4 @@
-"""Pages of mapped files are given back to the system, where nobody wrote to them."""
+"""Pages of mapped files are given back to the system, where nothing wrote to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resident(tensor: torch.Tensor) -> int:
     return size
 
 
-linux = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux tells which pages are in memory")
+linux = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux reports which pages are in memory")
 
 
 @linux

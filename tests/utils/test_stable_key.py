@@ -1,4 +1,4 @@
-"""Equal text for what behaves alike, none for what cannot be told."""
+"""Equal text for what behaves alike, none for what cannot be described."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_what_is_not_read_for_long_is_dropped(folder: CacheFolder) -> None:
     assert folder.read("steps/read.json") == b"steps/read.json"
     folder.drop_unread()
     left = {str(path.relative_to(folder.path(""))) for path in folder.path("").glob("*/*")}
-    # What is not of this kind (a model that was fetched, say) is somebody else's.
+    # What is not of this kind (a model that was fetched, say) belongs to another library.
     assert left == {"steps/read.json", "steps/new.json", "other/unread.bin"}
 
 

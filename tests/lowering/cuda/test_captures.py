@@ -119,7 +119,7 @@ def test_a_graph_keeps_what_it_reads() -> None:
     storage = weakref.ref(bench.build.arena["length"].untyped_storage())
     del bench
     gc.collect()
-    # Nobody but the graph has them any more.
+    # Only the graph has them now.
     assert isinstance(made, Captured) and storage() is not None and read() is not None
     del made
     gc.collect()
@@ -202,7 +202,7 @@ def test_texts_are_the_same_and_kinds_are_captured_when_they_are_needed(
 @pytest.mark.parametrize(("op", "reason"), [("waits", REFUSED), ("spoils", SPOILED)])
 def test_a_tier_that_cannot_be_captured_names_the_node(tier: Tier, op: str, reason: str) -> None:
     line = f"looked_at = torch.ops.captures_test.{op}.default(length)"
-    bad = with_line(tier, line, behind="commit")
+    bad = with_line(tier, line, after="commit")
     with pytest.raises(CannotCapture) as error:
         captured(bad, StandIn())
     at = bad.step.source.splitlines().index(f"    {line}") + 1
@@ -212,7 +212,7 @@ def test_a_tier_that_cannot_be_captured_names_the_node(tier: Tier, op: str, reas
 
 
 def test_a_node_that_nobody_reads_is_named_by_its_op(tier: Tier) -> None:
-    bad = with_line(tier, "torch.ops.captures_test.waits.default(length)", behind="greedy_accept")
+    bad = with_line(tier, "torch.ops.captures_test.waits.default(length)", after="greedy_accept")
     with raises(
         CannotCapture,
         tier="tier K=3, 3 rows",
@@ -235,7 +235,7 @@ def test_graphs_of_single_lines_stay_until_the_node_is_found(tier: Tier) -> None
             self.made.append(weakref.ref(super().capture(run)))
             return self.graphs.pop()
 
-    bad = with_line(tier, "looked_at = torch.ops.captures_test.spoils.default(length)", behind="commit")
+    bad = with_line(tier, "looked_at = torch.ops.captures_test.spoils.default(length)", after="commit")
     with raises(CannotCapture, tier="tier K=3, 3 rows", where=re.compile("node 'looked_at' of pass 'commit'")):
         captured(bad, Drops())
 
@@ -312,7 +312,7 @@ def test_a_state_tensor_that_was_replaced_is_found() -> None:
 
 
 def test_an_address_outside_of_weights_arena_and_pool_is_found(tier: Tier) -> None:
-    bad = with_line(tier, "length.add_(foreign[0])", behind="commit")
+    bad = with_line(tier, "length.add_(foreign[0])", after="commit")
     foreign = bad.executable.__globals__["foreign"] = torch.zeros(1, dtype=torch.int64)  # type: ignore[attr-defined]
     device = StandIn()
     address = foreign.data_ptr()

@@ -176,7 +176,7 @@ def test_a_tier_that_cannot_be_captured_names_the_node_and_leaves_cuda_usable(pl
     device = CudaDevice(plain_tier.arena.device)
     captures = Captures(plain_tier.arena, device, dict)
     line = "looked_at = torch.ops.cuda_graphs_test.waits.default(length)"
-    bad = with_line(plain_tier, line, behind="commit")
+    bad = with_line(plain_tier, line, after="commit")
     stream = torch.cuda.current_stream()
     with raises(CannotCapture, where=re.compile("node 'looked_at' of pass 'commit'")):
         captures.of(Executables({(3, ROWS, "greedy"): bad}, {}))

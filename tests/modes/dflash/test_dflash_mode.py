@@ -179,7 +179,7 @@ def test_a_lookup_drafts_first(model: LlamaForCausalLM, head: DFlashHead) -> Non
 
 
 def test_own_longest_text(model: LlamaForCausalLM) -> None:
-    """Behind it rows are decoded plainly, one by one, beside others that draft."""
+    """After it rows are decoded plainly, one by one, beside others that draft."""
     own = head_of(model, max_position_embeddings=32)
     with dflash(model, own, tiers=(0, KMAX), max_batch=2, max_len=63) as spec:
         assert spec.arena["drafter_k_0"].shape[1] == 32 + BLOCK

@@ -231,18 +231,20 @@ def test_every_bad_key_is_listed_in_one_error(tmp_path: Path) -> None:
     tensors["fc.weight"] = tensors["fc.weight"].to(torch.int8)
     with pytest.raises(HeadKeys) as error:
         loaded(tmp_path, tensors)
-    told = str(error.value)
-    assert "renamed: layers.0.self_attn.query_proj.weight [96, 128] looks like layers.0.self_attn.q_proj.weight" in told
-    assert "missing: layers.0.hidden_norm.weight [64]" in told
-    assert "not known: eh_proj.weight [3, 5]" in told
-    assert "of another shape: layers.0.mlp.down_proj.weight is [64, 7] and has to be [64, 96]" in told
-    assert "of another kind: fc.weight is torch.int8" in told
-    assert len(told.splitlines()) == 6
+    message = str(error.value)
+    assert (
+        "renamed: layers.0.self_attn.query_proj.weight [96, 128] looks like layers.0.self_attn.q_proj.weight" in message
+    )
+    assert "missing: layers.0.hidden_norm.weight [64]" in message
+    assert "not known: eh_proj.weight [3, 5]" in message
+    assert "of another shape: layers.0.mlp.down_proj.weight is [64, 7] and has to be [64, 96]" in message
+    assert "of another kind: fc.weight is torch.int8" in message
+    assert len(message.splitlines()) == 6
 
 
 @pytest.mark.parametrize("key", [*published.weights(), "embed_tokens.weight"])
 def test_each_key_matters(tmp_path: Path, key: str) -> None:
-    """Another name of any tensor is told, and so is another shape."""
+    """Another name of any tensor is reported, and so is another shape."""
     tensors = published.weights() | {"embed_tokens.weight": published.embedding()}
     for folder, changed in (
         ("renamed", {**without(tensors, key), f"other.{key}": tensors[key]}),

@@ -134,7 +134,7 @@ def test_rounds_with_partial_acceptance(tmp_path: Path, fields: dict[str, Any]) 
         wanted, wanted_logits = plain.draft(text[: known + 1], states[:known].chunk(3, dim=-1), draft_len)
         assert drafts == wanted
         torch.testing.assert_close(logits, wanted_logits, rtol=1e-4, atol=1e-5)
-        # The step's rows: what it emitted, and behind that what was rejected.
+        # The step's rows: what it emitted, and after that what was rejected.
         emitted = text[known + 1 : known + accepted + 2]
         rows = emitted + [3] * (draft_len - accepted)
         features = torch.cat([states[known : known + len(emitted)], rubbish[: draft_len - accepted]])

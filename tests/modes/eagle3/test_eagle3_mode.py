@@ -54,7 +54,7 @@ def spec(model: LlamaForCausalLM, head: Eagle3Head) -> Speculator:
 def assert_drafts_are_the_paper_s(
     spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head, text: list[int], slot: int
 ) -> None:
-    """Behind ``text``, which is in that slot."""
+    """After ``text``, which is in that slot."""
     draft_len = max(spec.tiers)
     tokens, logits = drafted(spec, slot, draft_len)
     wanted, wanted_logits = plain_of(head).draft(text, states_of(model, text), draft_len)
@@ -106,7 +106,7 @@ def test_twenty_steps_without_drafts_change_nothing(
 
 
 def test_acceptance_does_not_depend_on_the_tiers_that_ran(model: LlamaForCausalLM, head: Eagle3Head) -> None:
-    """With noise that outweighs the logits some drafts are right: the same ones behind the same text."""
+    """With noise that outweighs the logits some drafts are right: the same ones after the same text."""
     drawn = {"do_sample": True, "temperature": 6.0, "seed": 5, "max_new_tokens": 70}
     accepted: dict[str, dict[int, int]] = {}
     with eagle3(model, head, prefix_reuse=False) as spec:
@@ -169,7 +169,7 @@ def test_a_prompt_beside_a_step(model: LlamaForCausalLM, head: Eagle3Head) -> No
 
 
 def test_own_longest_text(model: LlamaForCausalLM) -> None:
-    """Behind it rows are decoded plainly, one by one, beside others that draft."""
+    """After it rows are decoded plainly, one by one, beside others that draft."""
     own = head_of(model, "own vocabulary", max_position_embeddings=32)
     with eagle3(model, own, tiers=(0, 3), max_batch=2, max_len=63) as spec:
         assert spec.arena["drafter_k_0"].shape[1] < spec.arena["k_0"].shape[1]

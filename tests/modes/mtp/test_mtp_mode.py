@@ -78,7 +78,7 @@ def spec(specs: Callable[[str], Speculator], request: pytest.FixtureRequest) -> 
 def assert_drafts_are_the_chain_s(
     spec: Speculator, model: LlamaForCausalLM, head: MtpHead, text: list[int], slot: int, reuse: bool = False
 ) -> None:
-    """Behind ``text``, which is in that slot."""
+    """After ``text``, which is in that slot."""
     draft_len = max(spec.tiers)
     tokens, logits = drafted(spec, slot, draft_len)
     wanted, wanted_logits = draft_by_chain(head, text, left_by_target(model, text), draft_len, reuse=reuse)

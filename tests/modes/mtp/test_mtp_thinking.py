@@ -19,7 +19,7 @@ DRAFT_LEN, NEW = 3, 30
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    """Says t + 1 behind t: 0 1 2 3 BEGIN 5 6 7 8 END 10 11 0 ..."""
+    """Says t + 1 after t: 0 1 2 3 BEGIN 5 6 7 8 END 10 11 0 ..."""
     model = tiny_llama(vocab=VOCAB)
     with torch.no_grad():
         for layer in model.model.layers:

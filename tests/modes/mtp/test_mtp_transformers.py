@@ -52,7 +52,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     loaded = type(model).from_pretrained(folder).eval()
     loaded.generation_config = model.generation_config
     if layout == "deepseek":
-        # The patterns name the layers of the published models; these are behind fewer.
+        # The patterns name the layers of the published models; these are after fewer.
         loaded._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layers + index}\." for index in range(modules)]
     return loaded
 
@@ -60,7 +60,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def drafts_of_transformers(
     model: PreTrainedModel, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, list[int]]:
-    """Its draft tokens behind each text, by the text's length."""
+    """Its draft tokens after each text, by the text's length."""
     found: dict[int, list[int]] = {}
     own = MTPCandidateGenerator.get_candidates
 
@@ -83,7 +83,7 @@ def test_the_same_drafts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatc
     modules = target.config.num_mtp_layers
     with mtp(target, None, tiers=(0, modules), max_batch=1, max_len=44) as spec:
         shared = 0
-        # Behind prompts shorter than the number of modules its generator cannot set its caches back.
+        # After prompts shorter than the number of modules its generator cannot set its caches back.
         for length in (3, 4, 20):
             prompt = random_prompt(length, seed=length, vocab=100)
             wanted = drafts_of_transformers(target, prompt, monkeypatch)

@@ -43,7 +43,7 @@ def spec(model: LlamaForCausalLM, draft: LlamaForCausalLM) -> Speculator:
 
 
 def plain_drafts(draft: LlamaForCausalLM, text: list[int]) -> list[int]:
-    """Behind ``text``, in one forward over all of it."""
+    """After ``text``, in one forward over all of it."""
     with torch.no_grad():
         logits = draft(torch.tensor([text + [MASK] * (KMAX - 1)])).logits
     return logits[0, -KMAX:].argmax(-1).tolist()

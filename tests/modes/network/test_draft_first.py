@@ -104,7 +104,7 @@ def test_a_policy_of_rows_alone_is_not_given_any(pair: tuple[Speculator, Specula
 def test_the_first_chance_is_calibrated_and_later_ones_follow_by_position() -> None:
     acceptance = Acceptance(3)
     for _ in range(200):
-        # 0.9 comes true, 0.2 does not; behind an accepted first draft there is one more.
+        # 0.9 comes true, 0.2 does not; after an accepted first draft there is one more.
         acceptance.note(Done(3, (1,), (9,), (3,), (2,), (3,), ((0.9,),)))
         acceptance.note(Done(3, (2,), (9,), (3,), (0,), (1,), ((0.2,),)))
     sure, unsure = acceptance.survival([Row(3, 9, 3, (0.9,)), Row(3, 9, 3, (0.2,))])

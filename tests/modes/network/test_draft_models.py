@@ -47,7 +47,7 @@ def test_a_draft_model_needs_no_tokenizer(info: ModelInfo, tmp_path: Path) -> No
 
 
 def test_weights_that_are_not_there_are_told(info: ModelInfo, tmp_path: Path) -> None:
-    """transformers makes random ones, which draft badly, and nothing else would tell."""
+    """transformers makes random ones, which draft badly, and nothing else would show it."""
     random_drafter().save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.0.mlp.up_proj.weight"]

@@ -119,7 +119,7 @@ def test_mtp(target: LlamaForCausalLM, exports: list[str]) -> None:
 
 
 def test_over_weights_that_the_wrap_consumes(exports: list[str]) -> None:
-    """The head reads the target's embedding and lm_head, which are packs behind the first wrap."""
+    """The head reads the target's embedding and lm_head, which are packs after the first wrap."""
     for _ in range(2):
         target = tiny_llama()
         with wrap(

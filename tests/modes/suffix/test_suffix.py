@@ -40,7 +40,7 @@ def proposed(text: list[int], speculation: Speculation, longest: int = 7) -> tup
 
 
 def test_by_hand() -> None:
-    """Behind 1 2 came 3 twice and 4 once; the newest 1 2 has nothing behind it."""
+    """After 1 2 came 3 twice and 4 once; the newest 1 2 has nothing after it."""
     text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1, 2]
     assert proposed(text, Speculation(8, 1.0, 0.0, 0.1)) == ([3, 7], [0.5, 0.25])
     assert proposed(text, Speculation(8, 1.0, 0.0, 0.3)) == ([3], [0.5])
@@ -52,7 +52,7 @@ def test_by_hand() -> None:
 def test_a_search_by_hand() -> None:
     """Of texts that were learned, the one that is continued is none."""
     learned = [[1, 2, 3, 4], [7, 1, 2, 3, 5], [2, 6]]
-    # Behind 1 2 came 3 twice, and then 4 and 5: of equals the newest.
+    # After 1 2 came 3 twice, and then 4 and 5: of equals the newest.
     assert search(learned, [9, 1, 2], 7, USUAL) == ([3, 5], [1.0, 0.5])
     assert search(learned, [9, 2], 7, USUAL) == ([3], [2 / 3])
     assert search(learned, [9, 4], 7, USUAL) == ([], [])

@@ -34,7 +34,7 @@ def places(rows: int, width: int, vocab: int, kept: float, seed: int, coarse: bo
     scores = 3 * torch.randn(rows, width + 1, vocab, generator=rng)
     scores = scores.round() if coarse else scores
     scores[torch.rand(scores.shape, generator=rng) >= kept] = -INF
-    # Behind the places that are looked at stand others.
+    # After the places that are looked at stand others.
     return scores[:, :width]
 
 
@@ -93,7 +93,7 @@ def test_many_draws(vocab: int) -> None:
 
 
 def rival_scores(apart: float) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Two tokens whose noised scores are so far apart, behind many that cannot win."""
+    """Two tokens whose noised scores are so far apart, after many that cannot win."""
     key = torch.tensor([5]), torch.arange(64)[None], noise.TOKENS, None
     scores = torch.full((1, 64, 300), -40.0)
     drawn = noise.gumbel(key[0], noise.TOKENS, key[1], 300)

@@ -1,4 +1,4 @@
-"""The C++ ops on CPUs with less than this one: the same tests, in a process that is told to do without."""
+"""The C++ ops on CPUs with less than this one: the same tests, in a process that does without."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_native_ops_on(capability: str, name: str) -> None:
         pytest.skip("that is what this CPU is, and the tests beside this file have run on it")
     environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
     asked = "from speccompile.ops.cpu.library import vector_name; print(vector_name())"
-    told = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == name
+    answer = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == name
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS],
         env=environment,
@@ -84,8 +84,8 @@ def test_one_that_does_not_load_when_it_is_new_is_told(monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
     monkeypatch.setattr(library, "_load", load)
-    told = "the library of the C++ ops does not load: undefined symbol: x"
-    assert library.load_cpu_ops.__wrapped__() == told
+    answer = "the library of the C++ ops does not load: undefined symbol: x"
+    assert library.load_cpu_ops.__wrapped__() == answer
 
 
 @pytest.mark.usefixtures("anew")

@@ -24,7 +24,7 @@ from support.tiny import tiny_llama
 
 @pytest.mark.parametrize("name", ["untied", "tied", "gpt2"])
 def test_one_copy_is_left(name: str) -> None:
-    """Whoever still held a weight of the model (a stage, a port, a sample of it) would keep its storage."""
+    """An object that still held a weight of the model (a stage, a port, a sample of it) would keep its storage."""
     model = MODELS[name]()
     refs = watched(model)
     matrices = {path for path, parameter in model.named_parameters() if parameter.dim() == 2}

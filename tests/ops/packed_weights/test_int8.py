@@ -60,7 +60,7 @@ def test_a_difference_says_what_the_last_bits_make(monkeypatch: pytest.MonkeyPat
     stirred = first_difference(*parted, rounds=True)
     assert stirred is not None and stirred.rounding > 1e-3
     assert f"of which rounding alone makes {stirred.rounding:.3g}" in str(stirred)
-    # Nothing is left behind.
+    # Nothing is left.
     assert first_difference(*parted) == plain
 
 

@@ -157,7 +157,7 @@ def test_a_rounded_head_drafts_nearly_what_it_drafts_unrounded(model: LlamaForCa
     assert 0 < float((left[0] - left[1]).norm() / left[0].norm()) < 0.05
 
 
-#: Of a wrap that fails behind the steps.
+#: Of a wrap that fails after the steps.
 LEAST: dict[str, Any] = {"tiers": (0, 1), "max_batch": 1, "max_len": 16}
 
 

@@ -106,7 +106,7 @@ def test_what_is_not_asked_for_is_not_proved(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("asked", [None, True])
 def test_an_op_of_the_model_that_depends_on_its_neighbours(asked: bool | None) -> None:
-    """Ours do not; where one of the model's does, logits differ in the last bits, which is told."""
+    """Ours do not; where one of the model's does, logits differ in the last bits, which is reported."""
     model = with_neighbours()
     if asked:
         with pytest.raises(speccompile.errors.DeterministicUnavailable):

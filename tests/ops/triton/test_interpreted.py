@@ -22,7 +22,7 @@ FILES = sorted(Path(__file__).parent.glob("interpreted/check_*.py"))
 @pytest.mark.parametrize("attention", [True, False], ids=["attention", "others"])
 def test_under_the_interpreter(attention: bool) -> None:
     files = [file for file in FILES if (file.stem == "check_attention") == attention]
-    # What pytest tells its own workers does not concern this one.
+    # What pytest passes to its own workers does not concern this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "--noconftest", "-p", "no:cacheprovider", *map(str, files)],

@@ -1,4 +1,4 @@
-"""What only a GPU can tell: the kernels themselves, and texts made by them."""
+"""What only a GPU can show: the kernels themselves, and texts made by them."""
 
 from __future__ import annotations
 

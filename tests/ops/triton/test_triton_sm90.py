@@ -32,7 +32,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 
 def fits(launch: Launch, note: Note, shape: str) -> Compiled:
-    """``note`` is pytest's record_property: conftest.py prints what it is told behind the tests' results."""
+    """``note`` is pytest's record_property: conftest.py prints what it receives after the tests' results."""
     compiled = compile_launch(launch)
     note(
         "kernel",

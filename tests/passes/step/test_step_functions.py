@@ -40,7 +40,7 @@ def test_greedy_accept_is_enumerated(vocab: int, draft_len: int, padding: int) -
     )
     targets, drafts, lens = zip(*cases, strict=True)
     generator = torch.Generator().manual_seed(0)
-    # The target's choice leads by less than the other logits vary; places behind K+1 are padding.
+    # The target's choice leads by less than the other logits vary; places after K+1 are padding.
     logits = torch.rand(len(cases), draft_len + 1 + padding, vocab, generator=generator)
     logits[:, : draft_len + 1].scatter_(2, torch.tensor(targets)[:, :, None], 1.001)
     got_targets, got = greedy_accept(
@@ -211,7 +211,7 @@ def test_commit_ends_a_row_where_no_token_could_be_chosen() -> None:
 
 @pytest.mark.parametrize("sound", [0, 1, 2])
 def test_commit_emits_what_was_chosen_in_front_of_it(sound: int) -> None:
-    """With drafts the row goes on: they may be what spoiled it, and a step without them tells."""
+    """With drafts the row goes on: they may be what spoiled it, and a step without them shows it."""
     target = [4, 5, 6, 9]
     target[sound] = -1
     after = one_row(target_tokens=[target])
@@ -321,9 +321,9 @@ def test_prompt_chunk(width: int, length: int, start: int) -> None:
     read, positions, last, ready = prompt_chunk(
         tokens, torch.tensor([2, length]), torch.tensor([slot]), torch.tensor([start]), width=width
     )
-    # Places behind the cache share its last one.
+    # Places after the cache share its last one.
     places = [min(start + i, capacity - 1) for i in range(width)]
-    # Behind the prompt its last token is read: nothing that a former owner of the slot, or an unused id, could spoil.
+    # After the prompt its last token is read: nothing that a former owner of the slot, or an unused id, could spoil.
     of_prompt = [min(place, length - 1) for place in places]
     assert positions.tolist() == [places] and read.tolist() == [tokens[slot][of_prompt].tolist()]
     holds_last = length - 1 < start + width

@@ -99,7 +99,7 @@ def test_hidden_states_are_the_model_s_own(
     norm = target.get_submodule(norm_path)
     with torch.no_grad():
         states = target(tokens[None], output_hidden_states=True).hidden_states
-        # transformers' last one is behind the norm already.
+        # transformers' last one is after the norm already.
         last: list[torch.Tensor] = []
         handle = target.get_submodule(layers)[-1].register_forward_hook(
             lambda _module, _inputs, output: last.append(output[0] if isinstance(output, tuple) else output)
@@ -119,7 +119,7 @@ def test_hidden_states_are_the_model_s_own(
         }
     chunks = run(tapped(graph, list(wanted), outlined=outlined), tokens).chunk(len(wanted), dim=-1)
     for (tap, state), found in zip(wanted.items(), chunks, strict=True):
-        torch.testing.assert_close(found, state[0], rtol=0, atol=1e-5, msg=lambda told, tap=tap: f"{tap}: {told}")
+        torch.testing.assert_close(found, state[0], rtol=0, atol=1e-5, msg=lambda message, tap=tap: f"{tap}: {message}")
 
 
 def test_the_usual_three(model: tuple[PreTrainedModel, str, str], graph: StepGraph) -> None:

@@ -24,7 +24,7 @@ from support.tiny import captured, tiny_llama
 aten = torch.ops.aten
 PLACES = 136
 
-# Learned positions; learned positions behind an offset of 2; a stored table of sines in each layer.
+# Learned positions; learned positions after an offset of 2; a stored table of sines in each layer.
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_positions": PLACES},
     "opt": {"max_position_embeddings": PLACES},
@@ -51,7 +51,7 @@ def refused(max_len: int, most: int) -> AbstractContextManager[Any]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_is_right_up_to_the_last_position_there_is(name: str) -> None:
-    """Drafts of the last steps, and the padding of a prompt's last chunk, stand behind the table's end."""
+    """Drafts of the last steps, and the padding of a prompt's last chunk, stand after the table's end."""
     model = family(name)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(1, 100, (1, length), generator=generator) for length in (9, PLACES - 1, PLACES - 7)]

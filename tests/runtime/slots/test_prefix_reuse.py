@@ -77,7 +77,7 @@ def test_only_the_beginning_counts(spec: Speculator) -> None:
 
 
 def test_the_end_of_a_text_that_an_eos_or_a_stop_ended(model: PreTrainedModel) -> None:
-    """The whole model drafts, so a step computes KV behind the token that became the last one; that is not taken."""
+    """The whole model drafts, so a step computes KV after the token that became the last one; that is not taken."""
     spec = wrap(model, "early_exit", exit_layer=2)
     text = prompt(20, seed=1)
     new = greedy(model, text, 12)
@@ -124,7 +124,7 @@ def test_a_running_text_lends_its_beginning(family: str, mode: str, copies: list
 
 
 def test_a_prompt_that_is_still_being_read_lends_what_was_read(spec: Speculator, model: PreTrainedModel) -> None:
-    """The one in front is read first; the one behind gets all of it at once."""
+    """The one in front is read first; the one after gets all of it at once."""
     text = prompt(200, seed=1)
     first = spec.engine.submit(text, max_new_tokens=5)
     second = spec.engine.submit([*text[:150], 3, 4], max_new_tokens=5)

@@ -20,7 +20,7 @@ PLACES = 24
 
 
 class Idle:
-    """A driver that nobody waits with."""
+    """A driver that no caller waits with."""
 
     def ended(self, request: Request) -> None: ...
 

@@ -1,4 +1,4 @@
-"""``speccompile families``, and the survey behind it."""
+"""``speccompile families``, and its survey."""
 
 from __future__ import annotations
 

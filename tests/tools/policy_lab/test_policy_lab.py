@@ -157,7 +157,7 @@ def test_a_trace_of_another_ladder(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_when_its_trace_cannot(tmp_path: Path) -> None:
-    """Another thread closes it in front of a step's end; or the disk is full, which is told when it is closed."""
+    """Another thread closes it before a step's end; or the disk is full, which is reported when it is closed."""
     (done, *_) = record(tmp_path / "run.jsonl")
     recorder = Recorder(tmp_path / "other.jsonl", TIERS, None, ready=True)
     recorder.close()

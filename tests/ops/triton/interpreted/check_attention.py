@@ -198,7 +198,7 @@ def test_a_path_of_a_tree_is_its_chain() -> None:
 
 
 def test_programs_that_nothing_is_seen_of_leave_no_trace() -> None:
-    """What a step costs follows what is seen: splits behind a row's end, and in front of its window, do not run."""
+    """What a step costs follows what is seen: splits after a row's end, and before its window, do not run."""
     case = make(rows=3, starts=[0, 30, 77], width=2, capacity=80, window=20)
     _, stats = case.run(keys=16, blocks=1)
     ran = ~stats.isnan().all(-1).all(-1)

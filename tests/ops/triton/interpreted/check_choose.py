@@ -95,7 +95,7 @@ def test_tokens_are_the_defined_ones(
 ) -> None:
     """``kept`` of the ids can come at all; ``broken`` puts a NaN into one place."""
     generator = torch.Generator().manual_seed(seed)
-    # Behind the places that are looked at stand others.
+    # After the places that are looked at stand others.
     scores = torch.randn(rows, width + 1, vocab, generator=generator)
     scores[torch.rand(scores.shape, generator=generator) >= kept] = float("-inf")
     if broken:

@@ -35,7 +35,7 @@ def both(processor: Any, scores: torch.Tensor, wanted: torch.Tensor) -> tuple[to
 
 
 def random_scores(rows: int, width: int, vocab: int, levels: int, seed: int) -> torch.Tensor:
-    """Of few ``levels``, so that many are equal; some cannot come, and places behind are not ours."""
+    """Of few ``levels``, so that many are equal; some cannot come, and places after are not ours."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(-levels, levels + 1, (rows, width + 1, vocab), generator=generator) * 0.37
     scores[torch.rand(scores.shape, generator=generator) < 0.2] = float("-inf")

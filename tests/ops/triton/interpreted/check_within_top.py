@@ -44,7 +44,7 @@ def test_within_top(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """Of few ``levels``, so that many are equal; some cannot come, one place has a NaN, and the last is nobody's."""
+    """Of few ``levels``, so that many are equal; some cannot come, one place has a NaN, the last belongs to no row."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(-levels, levels + 1, (rows, width + 1, vocab), generator=generator) * (3.7 / levels)
     scores[torch.rand(scores.shape, generator=generator) < 0.2] = float("-inf")
