@@ -38,7 +38,7 @@ def measure(model: str, arguments: list[str], max_len: int, rounds: int) -> dict
 
 
 def _round(model: str, arguments: list[str], max_len: int) -> dict[str, dict[str, Any]]:
-    """Each in a process of its own; ``cold`` ones start from empty folders, one right after the other."""
+    """Each in its own process; ``cold`` ones start from empty folders, one right after the other."""
     measured: dict[str, dict[str, Any]] = {}
     compiled_options = ["--max-len", str(max_len)]
     with tempfile.TemporaryDirectory(prefix="speccompile-build-") as folder:
@@ -70,7 +70,7 @@ def claims(measured: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tables(measured: dict[str, dict[str, Any]]) -> list[Table]:
-    times = Table(title="build, each in a process of its own, the fastest of all rounds", title_justify="left")
+    times = Table(title="build, each in its own process, the fastest of all rounds", title_justify="left")
     for heading in ("", "seconds", "of these"):
         times.add_column(heading)
     for name, one in measured.items():

@@ -104,7 +104,7 @@ def compare(
 def measure_builds(
     model: str, arguments: list[str], max_len: int, *, skip_compile: bool, consume: bool
 ) -> dict[str, dict[str, Any]]:
-    """Build seconds, cold and warm, and peak memory, each in a process of its own."""
+    """Build seconds, cold and warm, and peak memory, each in its own process."""
     # Under its name the model would be fetched again, since the caches are fresh.
     path = str(fetch_smollm2()) if model == SMOLLM2 else model
     builds: dict[str, dict[str, Any]] = {}

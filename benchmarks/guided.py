@@ -154,7 +154,7 @@ def problem(tokenizer: PreTrainedTokenizerBase, job: Job, request: Request) -> s
 
 def main(
     model: Annotated[str, typer.Option(help="smollm2, a folder or a hub id.")] = "smollm2",
-    count: Annotated[int, typer.Option(help="Requests, each with a schema of its own.")] = 200,
+    count: Annotated[int, typer.Option(help="Requests, each with its own schema.")] = 200,
     slots: Annotated[int, typer.Option(help="So many at a time.")] = 4,
     draft_len: Annotated[int, typer.Option(help="The tier that is compared with K=0.")] = 7,
     seed: int = 0,

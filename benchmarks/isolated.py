@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: what a build takes, and the most memory that decoding needed.
+"""One measurement in its own process: what a build takes, and the most memory that decoding needed.
 
 ``python -m benchmarks.isolated speculator MODEL`` prints one line of JSON. Caches are where the environment says, so
 that the caller decides whether they are cold.
@@ -59,7 +59,7 @@ def caches(folder: Path) -> dict[str, str]:
 
 
 def run(what: str, model: str, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """One run of this module in a process of its own.
+    """One run of this module in its own process.
 
     Raises:
         RuntimeError: with the end of what it wrote to stderr.

@@ -1,4 +1,4 @@
-"""Other engines as variants of a comparison: each in a process of its own, reading one GGUF file."""
+"""Other engines as variants of a comparison: each in its own process, reading one GGUF file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_INSTALLED = "not installed"
 
 
 class Peer:
-    """An engine that answers requests in a process of its own.
+    """An engine that answers requests in its own process.
 
     ``installed`` is its package and version, or None where that Python does not have it.
     """

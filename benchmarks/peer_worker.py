@@ -1,4 +1,4 @@
-"""Another engine in a process of its own, often of another environment: nothing but the standard library and the peer
+"""Another engine in its own process, often of another environment: nothing but the standard library and the peer
 is imported here.
 
 ``python benchmarks/peer_worker.py llama.cpp|openvino MODEL.gguf THREADS`` reads requests and writes answers, a line of

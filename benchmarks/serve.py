@@ -145,7 +145,7 @@ def main(
             services.append(serve_batching(BATCHING, target, ids, times, new_tokens, slots))
         for text, limit in itertools.product(policies, budgets):
             name = text if limit is None else f"{text}, prefill_budget={limit}"
-            # An arena of its own, so that no policy finds the KV of another one's requests.
+            # Its own arena, so that no policy finds the KV of another one's requests.
             with (
                 wrap(
                     target,

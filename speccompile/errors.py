@@ -252,7 +252,7 @@ class ModelConsumed(UserError):
     """The plain weights are needed of a model that ``consume=True`` packed."""
 
     template = (
-        "the weights of this model were consumed by wrap(consume=True), which keeps them in a form of its own: {what}. "
+        "the weights of this model were consumed by wrap(consume=True), which keeps them in its own form: {what}. "
         "Load the model again."
     )
 
@@ -513,7 +513,7 @@ class TrainingDiverged(SpecCompileError):
 class RequestFailed(SpecCompileError):
     """A request ended with the error of something that it called, such as a streamer."""
 
-    template = "the request ended with an error of its own: {reason}."
+    template = "the request ended with its own error: {reason}."
 
 
 class InsideStep(SpecCompileError):

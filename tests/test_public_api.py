@@ -170,7 +170,7 @@ def members_of(kind: type) -> list[str]:
 
 
 def without_docstring(name: str, value: Any) -> Iterator[str]:
-    """A class has a docstring of its own, where a dataclass makes none; a member may have that of a base class."""
+    """A class has its own docstring, where a dataclass makes none; a member may have that of a base class."""
     if isinstance(value, type):
         if not (value.__dict__.get("__doc__") or "").strip() or value.__doc__.startswith(f"{value.__name__}("):
             yield name

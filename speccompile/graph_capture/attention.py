@@ -83,7 +83,7 @@ def _attention(
             f"attends by a mask that is neither causal, sliding nor chunked ({attention_mask.name})"
         )
     if not isinstance(attention_mask, Mask):
-        raise UnsupportedByRoute(f"calls attention with a mask of its own ({type(attention_mask).__name__})")
+        raise UnsupportedByRoute(f"calls attention with its own mask ({type(attention_mask).__name__})")
     for name, option in options.items():
         if isinstance(option, torch.Tensor) and name != "position_ids":
             raise UnsupportedByRoute(f"calls attention with {name}, which the attention op does not take")

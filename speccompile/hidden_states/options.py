@@ -29,7 +29,7 @@ class SaveHiddenStates:
             made again.
         write_interval: records of a file. What is not written yet waits in memory.
         file_prefix: files are called ``{file_prefix}_000001.safetensors`` and so on. Several processes may write to one
-            directory, each with a prefix of its own.
+            directory, each with its own prefix.
         eagle3_layers_to_capture: decoder layers, from 0 on, whose outputs are saved beside the final norm's; -1 puts
             that one among them, too. None are the three that EAGLE-3 reads.
     """

@@ -139,7 +139,7 @@ class Mode(ABC):
         """Passes that provide the fact ``drafts`` in a step of the tier ``draft_len`` (K > 0)."""
 
     def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        """The same in a step that draws its tokens: for a drafter with probabilities of its own, which then draws with
+        """The same in a step that draws its tokens: for its own drafter with probabilities, which then draws with
         the target's noise.
 
         Args:

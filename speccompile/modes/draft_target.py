@@ -29,7 +29,7 @@ SELF_INT8 = "self:int8"
 
 @dataclass(frozen=True)
 class DraftTarget(SplitMode):
-    """Drafts with a language model of its own.
+    """Drafts with its own language model.
 
     Args:
         draft: a transformers causal LM in eval mode on the target's device, a folder, or a hub id (loaded in the

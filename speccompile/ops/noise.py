@@ -11,7 +11,7 @@ import torch
 from speccompile.utils.devices import traits_of
 
 #: Streams. The target and a drafter that draws share ``TOKENS``, keyed by position: that is the rule ``exact``. Every
-#: other coin has a stream of its own.
+#: other coin has its own stream.
 TOKENS = 0
 COINS = 1
 RESIDUAL = 2

@@ -123,7 +123,7 @@ class Request:
             timeout: seconds. The request continues after them.
 
         Raises:
-            RequestFailed: it ended with an error of its own, which is the cause.
+            RequestFailed: it ended with its own error, which is the cause.
             TimeoutError: it has not ended in time.
         """
         timeout = python_numbers(timeout)

@@ -15,7 +15,7 @@ from speccompile.utils.torch_private import OpOverload
 
 #: Numbers that divide or multiply scores: beyond these, float32 scores could overflow.
 SMALLEST, GREATEST = 1e-6, 1e6
-#: Of whole numbers without a bound of their own, such as would not fit into int64 when others are added.
+#: Of whole numbers without their own bound, such as would not fit into int64 when others are added.
 MOST = 2**31 - 1
 
 SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, int drafted, Tensor[] state) -> ()"

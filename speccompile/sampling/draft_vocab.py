@@ -1,4 +1,4 @@
-"""A drafter with a vocabulary of its own, which is a part of the target's.
+"""A drafter with its own vocabulary, which is a part of the target's.
 
 EAGLE-3's heads and what was made after them: ``d2t`` of a checkpoint has the offset of each draft token's id, so that
 draft token i is the target's ``i + d2t[i]``.

@@ -110,7 +110,7 @@ class _Check:
         together = self._call(ids, scores)
         for row in range(ROWS):
             if not _same(self._call(ids[row : row + 1], scores[row : row + 1]), together[row : row + 1]):
-                advice = "A row is a request of its own, and its text must not depend on its neighbours"
+                advice = "A row is its own request, and its text must not depend on its neighbours"
                 raise self._refusal("what it returns for a row depends on the other rows", advice)
 
     def _trace(self) -> Trace:

@@ -1,4 +1,4 @@
-"""Compiles guides in a process of its own: neither a time limit nor a memory limit can be put on a thread."""
+"""Compiles guides in its own process: neither a time limit nor a memory limit can be put on a thread."""
 
 from __future__ import annotations
 

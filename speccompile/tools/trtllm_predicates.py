@@ -23,7 +23,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "eagle3": {},
     "eagle3_one_model": {},
     "ngram": {},
-    # Its draft models have an engine of their own.
+    # Its draft models have their own engine.
     "draft_target": {"fused": False},
     "user_provided": {},
     "save_hidden_states": {},

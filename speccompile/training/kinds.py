@@ -1,4 +1,4 @@
-"""Kinds of heads that can be trained, each in a module of its own."""
+"""Kinds of heads that can be trained, each in its own module."""
 
 from __future__ import annotations
 

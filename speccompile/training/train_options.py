@@ -15,7 +15,7 @@ from speccompile.training.text_options import Number
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.options import OneOf, Options, WholeNumber, flag, option
 
-#: Kinds of heads, each in a module of its own; see :mod:`speccompile.training.kinds`.
+#: Kinds of heads, each in its own module; see :mod:`speccompile.training.kinds`.
 KINDS = ("eagle3", "mtp", "block")
 #: Options that not all kinds have, and the kinds that have them.
 OF_KINDS = {

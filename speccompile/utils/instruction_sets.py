@@ -38,7 +38,7 @@ def try_vectors() -> None:
     """What was taken for granted, Inductor tries when it is asked the next time."""
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
     for isa in cpu_vec_isa.supported_vec_isa_list:
-        # Those that have more than another one keep an answer of their own.
+        # Those that have more than another one keep their own answer.
         forget = getattr(type(isa).__bool__, "cache_clear", None)
         if forget is not None:
             forget()

@@ -24,6 +24,6 @@ def start_low_priority(work: Callable[[], None], name: str) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     settled.wait()
-    # Each thread has a number of its own, but new threads begin with the one that was set last.
+    # Each thread has its own number, but new threads begin with the one that was set last.
     torch.set_num_threads(threads)
     return thread

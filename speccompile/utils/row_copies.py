@@ -1,4 +1,4 @@
-"""Callables of the user's for a batch whose rows are decoded one by one: each row calls a copy of its own."""
+"""Callables of the user's for a batch whose rows are decoded one by one: each row calls its own copy."""
 
 from __future__ import annotations
 

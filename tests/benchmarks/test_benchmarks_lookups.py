@@ -29,7 +29,7 @@ def test_a_replay_has_the_steps_of_the_engine(mode: str, shape: int) -> None:
         vocab_size = spec.arena.layout.vocab_size
     drafter = create(mode, {})
     assert isinstance(drafter, ReadyMode)
-    # The prompt's last token may be read by a step of its own, for which nothing is proposed.
+    # The prompt's last token may be read by its own step, for which nothing is proposed.
     assert request.stats.row_steps - lookups.replay(drafter, shape, text, vocab_size) in (0, 1)
     assert request.stats.row_steps < 36
 

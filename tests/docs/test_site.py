@@ -44,7 +44,7 @@ class Links(HTMLParser):
 
 
 def build(output: Path) -> int:
-    """The exit code of ``make docs``. In a process of its own: autodoc leaves its own defaults in signatures."""
+    """The exit code of ``make docs``. In its own process: autodoc leaves its own defaults in signatures."""
     command = [
         sys.executable,
         "-m",

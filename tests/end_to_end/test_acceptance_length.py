@@ -121,7 +121,7 @@ def test_ngram_waits_for_the_first_period(periodic: tuple[LlamaForCausalLM, Spec
 
 
 def test_generate_reaches_acceptance_length_7(periodic: tuple[LlamaForCausalLM, Speculator]) -> None:
-    """Two rows at once, through ``generate``, each in a cycle of its own; the last step may have less to do."""
+    """Two rows at once, through ``generate``, each in its own cycle; the last step may have less to do."""
     _, spec = periodic
     spec.set_tier(7)
     spec.stats.reset()

@@ -246,7 +246,7 @@ def test_every_length_near_max_len(
     ids=lambda shape: " ".join(shape),
 )
 def test_shapes_of_the_architecture(shape: dict[str, Any]) -> None:
-    """Tied weights, any grouping of heads, biases, a head size of its own, another rotary table."""
+    """Tied weights, any grouping of heads, biases, its own head size, another rotary table."""
     model = tiny_llama(**shape)
     rng = random.Random(0)
     case = Case(tuple(tuple(rng.choices(range(VOCAB), k=length)) for length in (30, 3)), max_new_tokens=24)

@@ -21,7 +21,7 @@ def nothing_known() -> None:
 
 
 def made(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A fake of its own."""
+    """Its own fake."""
     with faking():
         return torch.empty(sizes, dtype=dtype, device=CPU)
 

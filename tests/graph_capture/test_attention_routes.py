@@ -266,7 +266,7 @@ def test_foreign_masks_are_refused_when_they_are_used(make: Any) -> None:
     with pytest.raises(UnsupportedByRoute, match=r"neither causal, sliding nor chunked \(bidirectional_mask\)"):
         attend(make(), ForeignMask("bidirectional_mask"))
     for own, kind in ((None, "NoneType"), (torch.zeros(2, 1, 3, PLACES), "Tensor"), (True, "bool")):
-        with pytest.raises(UnsupportedByRoute, match=rf"calls attention with a mask of its own \({kind}\)"):
+        with pytest.raises(UnsupportedByRoute, match=rf"calls attention with its own mask \({kind}\)"):
             attend(make(), own)
 
 

@@ -89,7 +89,7 @@ def test_a_recurrence_that_is_captured_wrongly_is_refused(monkeypatch: pytest.Mo
     ) -> Any:
         return right(cache, own, hidden_states, weight.flip(1), *rest, **options)
 
-    # A size of its own: the store has no capture of it.
+    # Its own size: the store has no capture of it.
     model = model_of("lfm2", conv_L_cache=5)
     monkeypatch.setitem(recurrence.CAPTURED, NAME, wrong)
     with raises(CaptureMismatch, where=re.compile(r"first wrong is model\.layers\.0 \(Lfm2DecoderLayer\)")):

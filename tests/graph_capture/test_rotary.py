@@ -137,7 +137,7 @@ def test_within_the_border_text_is_exact_and_the_model_is_not_disturbed(make: Ca
     assert torch.equal(text(model, 20, LONG), wanted["long"])
     changed = [name for name in changing_tables(model) if not torch.equal(model.get_buffer(name), before[name])]
     assert changed, "the long text left the table as it was: this test proves nothing"
-    # and leaves ours alone: the captured graph has a table of its own.
+    # and leaves ours alone: the captured graph has its own table.
     assert torch.equal(spec.generate(prompt(9), max_new_tokens=LIMIT - 9), wanted["short"])
     spec.close()
     assert torch.equal(text(model, LIMIT, LIMIT + 9), wanted["middle"])

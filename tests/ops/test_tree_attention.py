@@ -64,7 +64,7 @@ def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
 
 
 class Trees:
-    """Rows of one tree, each at a root and in a slot of its own, in a cache that is full of other things."""
+    """Rows of one tree, each at a root and in its own slot, in a cache that is full of other things."""
 
     def __init__(
         self,

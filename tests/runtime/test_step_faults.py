@@ -152,7 +152,7 @@ def test_everybody_who_waits_for_a_failed_step_is_told(engine: Engine) -> None:
 
     with threads(*[lambda request=request: wait(request) for request in requests]):
         pass
-    # Each in an error of its own, of which one cause is that of all.
+    # Each in its own error, of which one cause is that of all.
     assert len({id(error) for error in raised}) == 3 and len({id(error.__cause__) for error in raised}) == 1
 
 

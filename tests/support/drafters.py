@@ -1,4 +1,4 @@
-"""Draft models, policies and references for the tests of modes that draft by a network of their own."""
+"""Draft models, policies and references for the tests of modes that draft by their own network."""
 
 from __future__ import annotations
 

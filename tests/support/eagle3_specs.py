@@ -49,7 +49,7 @@ def states_of(model: PreTrainedModel, text: list[int], taps: tuple[int, ...] = T
 
 def drafted(spec: Speculator, slot: int, draft_len: int) -> tuple[list[int], torch.Tensor]:
     """What a greedy step of that tier would draft for a slot now: tokens, and logits ``[K, V]``, or
-    ``[K, Vd]`` where the head has a vocabulary of its own.
+    ``[K, Vd]`` where the head has its own vocabulary.
 
     Runs the step's ops before the target, which change nothing but KV after the text.
     """

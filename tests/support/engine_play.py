@@ -64,7 +64,7 @@ def reference(prompt: tuple[int, ...]) -> list[int]:
 
 @functools.cache
 def prompts() -> list[tuple[int, ...]]:
-    """Beginnings of a few stems, some with an end of their own; texts that others leave; and long ones."""
+    """Beginnings of a few stems, some with their own end; texts that others leave; and long ones."""
     rng = random.Random(0)
 
     def text(length: int, last: int = VOCAB - 1) -> tuple[int, ...]:

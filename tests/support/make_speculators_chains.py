@@ -1,6 +1,6 @@
 """Writes ``speculators_chains.json``: what speculators saves of its heads, and what its ``Eagle3DraftModel`` drafts.
 
-speculators and this project need different versions of transformers, so this runs in an environment of its own:
+speculators and this project need different versions of transformers, so this runs in its own environment:
 
     python -m venv oracle
     oracle/bin/pip install speculators==0.9.0 transformers==5.19.0

@@ -17,7 +17,7 @@ def texts_by_shapes(
     seed: int,
     **options: Any,
 ) -> list[list[int]]:
-    """All prompts side by side, so many new tokens each; with ``options`` each has a seed of its own."""
+    """All prompts side by side, so many new tokens each; with ``options`` each has its own seed."""
     rng = random.Random(seed)
     requests = [
         spec.engine.submit(prompt, max_new_tokens=length, seed=row if options else None, **options)

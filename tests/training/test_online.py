@@ -150,7 +150,7 @@ def test_a_loss_that_is_not_finite_leaves_the_head(model: LlamaForCausalLM) -> N
         assert [serve(spec, model, [prompt]) for prompt in prompts(8, 1)] == lengths and max(lengths) > 1.0
 
 
-# --- in a thread of its own ------------------------------------------------------------------------
+# --- in its own thread ------------------------------------------------------------------------
 
 
 def test_a_thread_learns_while_requests_run_and_ends_with_the_speculator(model: LlamaForCausalLM) -> None:

@@ -1,4 +1,4 @@
-"""OpenMP workers: a thread lets go of its own."""
+"""OpenMP workers: its own thread lets go."""
 
 from __future__ import annotations
 

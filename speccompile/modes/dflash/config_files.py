@@ -38,7 +38,7 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
     A layer of transformers' layout attends in both directions, and its window leaves ``sliding_window`` places on
     either side. In z-lab's layout a sliding layer is causal unless ``is_causal`` is given (``dflash_config.causal`` in
     vLLM's), and its window has the query's own place in it (``_attention_mask`` of z-lab's ``dflash/model.py``).
-    Without a scale of its own, a head of transformers' layout reads embeddings as the target's embedding module scales
+    Without its own scale, a head of transformers' layout reads embeddings as the target's embedding module scales
     them (``DFlashTokenCandidateGenerator``).
 
     Raises:

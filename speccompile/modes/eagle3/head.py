@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer. The first one attends over [embedding, hidden state], each after a norm of its own."""
+    """A decoder layer. The first one attends over [embedding, hidden state], each after its own norm."""
 
     def __init__(self, config: Eagle3Config, layer: int) -> None:
         super().__init__()

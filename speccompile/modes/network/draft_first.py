@@ -61,7 +61,7 @@ def store_first(
     ids: torch.Tensor | None = None,
 ) -> None:
     """Write the likeliest token of ``logits`` ``[B, 1, Vd]`` and its probability to ``[N]``; ``ids`` ``[Vd]`` are the
-    target's, if the head has a vocabulary of its own."""
+    target's, if the head has its own vocabulary."""
     best, token = logits[:, 0].float().log_softmax(-1).max(-1)
     first_draft.index_put_((slots,), token if ids is None else ids[token])
     confidence.index_put_((slots,), best.exp())

@@ -1,4 +1,4 @@
-"""What modes have in common whose drafter is a network with a KV of its own."""
+"""What modes have in common whose drafter is a network with its own KV."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def partial_attention(  # type: ignore[no-untyped-def]
     top = tl.full((QUERIES,), NOTHING, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     out = tl.zeros((QUERIES, PADDED_VALUE_DIM), tl.float32)
-    # Blocks with nodes of a tree have a loop of their own: with another one inside it is not pipelined. In float32 the
+    # Blocks with nodes of a tree have their own loop: with another one inside it is not pipelined. In float32 the
     # registers do not suffice for two.
     nodes = end
     if parents is not None:

@@ -159,7 +159,7 @@ class _Paths:
         return [self._length, self._slots, *state]
 
     def follow(self, nodes: ReadNodes) -> None:
-        """Each node of the newest level becomes a row of its own."""
+        """Each node of the newest level becomes its own row."""
         self._level += 1
         given = (self._context, self._length, self._slots, nodes.came_from, nodes.newest_tokens)
         found = self._graph.insert(rows_of_nodes, *given, before=self._before, level=self._level)

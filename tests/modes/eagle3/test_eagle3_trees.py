@@ -39,7 +39,7 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def head(model: LlamaForCausalLM) -> Eagle3Head:
-    """With a vocabulary of its own. Heads with the whole one draft under guides, beside lookups and in packages."""
+    """With its own vocabulary. Heads with the whole one draft under guides, beside lookups and in packages."""
     return Eagle3Head.random(model, taps=TAPS, draft_vocab_size=48, norm_output=True)
 
 
@@ -54,7 +54,7 @@ def spec(model: LlamaForCausalLM, head: Eagle3Head) -> Iterator[Speculator]:
 
 
 def expanded(head: Eagle3Head, model: LlamaForCausalLM, text: list[int], tree: Tree) -> set[tuple[int, ...]]:
-    """Token paths of the tree after ``text``, each path's logits from a chain of its own."""
+    """Token paths of the tree after ``text``, each path's logits from its own chain."""
     plain, states = plain_of(head), states_of(model, text)
 
     def children(path: tuple[int, ...]) -> list[tuple[float, int]]:

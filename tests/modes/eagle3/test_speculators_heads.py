@@ -57,7 +57,7 @@ def test_every_chain_is_the_oracle_s(model: LlamaForCausalLM, tmp_path: Path, na
 
 @pytest.mark.parametrize("mode", ["eagle3_one_model", "eagle3"])
 def test_windows_in_either_place(model: LlamaForCausalLM, tmp_path: Path, mode: str) -> None:
-    """Each forward of a chain has a window of its own, in the step and in executables before it."""
+    """Each forward of a chain has its own window, in the step and in executables before it."""
     with eagle3(model, write_case(tmp_path, "sliding window"), mode, **OPTIONS) as spec:
         found = list(chains(spec, split=mode == "eagle3"))
         assert found == SPECULATORS["cases"]["sliding window"]["chains"]

@@ -20,7 +20,7 @@ LENGTH = 40
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    # An lm_head of its own: nothing else reads its weight.
+    # Its own lm_head: nothing else reads its weight.
     return tiny_llama(tie_word_embeddings=False)
 
 

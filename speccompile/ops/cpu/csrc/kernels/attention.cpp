@@ -1,5 +1,5 @@
 // Attention of a step's rows over their own slots. Keys are taken in blocks that start at multiples of kBlock; each block
-// has a softmax of its own, and blocks are joined in order. So a query's result has the same bits whatever is computed
+// has its own softmax, and blocks are joined in order. So a query's result has the same bits whatever is computed
 // beside it, and by however many threads. Live places alone are read, where they lie in the arena.
 #include "attention.h"
 
@@ -357,7 +357,7 @@ Plan plan(const Attention& problem, Queries* pieces) {
   const int64_t most = places_at_once(problem), places = problem.rows * problem.width;
   const auto slot = [&](int64_t place) { return problem.slots[place / problem.width]; };
   for (int64_t first = 0, last = 0; first < places; first = last) {
-    // Each row of trees has a root of its own.
+    // Each row of trees has its own root.
     const int64_t end = problem.parents ? (first / problem.width + 1) * problem.width : places;
     while (last < end && last < first + most && slot(last) == slot(first)) {
       ++last;

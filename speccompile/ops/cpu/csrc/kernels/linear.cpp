@@ -15,7 +15,7 @@ template <typename T>
 void blocks(
     const float* x, int64_t rows, int64_t depth, const T* packed, const T* bias, float* y, int64_t features,
     int64_t first, int64_t last) {
-  // A last block with fewer columns than 32 goes through a tile of its own.
+  // A last block with fewer columns than 32 goes through its own tile.
   alignas(64) float whole[kMostRows * kColumns];
   // Parts of about one size: each fetches what follows, as much as it is itself.
   const int64_t parts = (depth + kMostDepth - 1) / kMostDepth, each = (depth + parts - 1) / parts;
