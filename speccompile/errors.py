@@ -212,7 +212,7 @@ class CannotSave(UserError):
 class CorruptPackage(SpecCompileError):
     """A package cannot be read."""
 
-    template = "{path} is no whole package: {what}. Copy it anew, or write it again with spec.save(path)."
+    template = "{path} is not a complete package: {what}. Copy it anew, or write it again with spec.save(path)."
 
 
 class ForeignPackage(SpecCompileError):
@@ -446,7 +446,7 @@ class UndecidedLogits(SpecCompileError):
 
 
 class DraftFailed(SpecCompileError):
-    """A drafter on the host raised, or returned what is no draft. It ends that request."""
+    """A drafter on the host raised, or returned what is not a draft. It ends that request."""
 
     template = "the drafter given to wrap(mode='user_provided', host=True) failed: {reason}."
 
@@ -463,7 +463,7 @@ class RecordsNotWritten(SpecCompileError):
 class CorruptRecords(SpecCompileError):
     """Saved hidden states cannot be read."""
 
-    template = "{path} is no whole file of records: {reason}. Delete it, and its records are made again."
+    template = "{path} is not a complete file of records: {reason}. Delete it, and its records are made again."
 
 
 class TextsNotWritten(SpecCompileError):
@@ -502,7 +502,7 @@ class TrainingNotSaved(SpecCompileError):
 
 
 class TrainingDiverged(SpecCompileError):
-    """The loss of a training is no number any more."""
+    """The loss of a training is not a number any more."""
 
     template = (
         "the loss became {loss} in step {step} of the training, at a learning rate of {rate}. Use a lower "

@@ -82,7 +82,7 @@ class Forced(Rule):
                 refuse("trace", problem)
             if self.seed:
                 refuse("seed", "a trace has no coins")
-            # What the caller does to a list of theirs is no concern of a built step.
+            # What the caller does to its list does not concern a built step.
             object.__setattr__(self, "trace", tuple(self.trace))
 
     def state(self) -> list[StateSpec]:
@@ -117,7 +117,7 @@ def from_environment() -> Forced | None:
     """What TensorRT-LLM's variable asks for; None if it is not set or 0.
 
     Raises:
-        InvalidOption: it is no number, or one below 0.
+        InvalidOption: it is not a number, or one below 0.
     """
     text = os.environ.get(VARIABLE, "").strip()
     try:

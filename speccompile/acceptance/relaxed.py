@@ -77,7 +77,7 @@ class Relaxed(Rule):
     def check(self, info: ModelInfo) -> None:
         for name in ("begin", "end"):
             if getattr(self, name) >= info.vocab_size:
-                reason = f"it is no token id of the target (0 .. {info.vocab_size - 1}), so it never comes"
+                reason = f"it is not a token id of the target (0 .. {info.vocab_size - 1}), so it never comes"
                 raise InvalidOption(where="acceptance 'relaxed'", name=name, value=getattr(self, name), reason=reason)
 
     def passes(self, kind: Kind) -> list[Pass]:

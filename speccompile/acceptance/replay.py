@@ -22,7 +22,7 @@ def trace_problem(trace: object) -> str | None:
         return "it has to be a list of accepted draft tokens, one entry a step"
     for count in trace:
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            return f"{count!r} is no int of at least 0"
+            return f"{count!r} must be an int >= 0"
     return f"it has {len(trace)} steps, and there is room for {CAPACITY}" if len(trace) > CAPACITY else None
 
 

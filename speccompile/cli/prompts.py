@@ -52,13 +52,13 @@ def _prompts(lines: Iterator[str], path: Path) -> Iterator[Prompt]:
 
 def _prompt(fields: Any, place: str) -> Prompt:
     if not isinstance(fields, dict) or not ("turns" in fields or "prompt" in fields):
-        raise ValueError("it is no JSON object with 'turns' (Spec-Bench) or 'prompt' (HumanEval)")
+        raise ValueError("it is not a JSON object with 'turns' (Spec-Bench) or 'prompt' (HumanEval)")
     chat = "turns" in fields
     if chat and not (isinstance(fields["turns"], list) and fields["turns"]):
-        raise ValueError("'turns' is no list with at least one text")
+        raise ValueError("'turns' must be a list with at least one text")
     text = fields["turns"][0] if chat else fields["prompt"]
     if not isinstance(text, str) or not text.strip():
-        raise ValueError("its prompt is no text, or an empty one")
+        raise ValueError("its prompt must be a text that is not empty")
     name = str(fields.get("question_id", fields.get("task_id", place)))
     family = name.partition("/")[0] if "task_id" in fields else "prompts"
     return Prompt(name, str(fields.get("category", family)), text, None if chat else False)

@@ -74,7 +74,7 @@ def parse_tiers(text: str) -> tuple[int, ...]:
     """``"0,1,3,7"`` as draft lengths; ``"tree:8:6:3"`` is a dynamic tree of 8 nodes, depth 6 and 3 branches.
 
     Raises:
-        InvalidTiers: an item is neither, or they are no tiers.
+        InvalidTiers: an item is neither, or they are not valid tiers.
     """
     return read_tiers(_tier(item.strip(), text) for item in text.split(","))
 
@@ -85,7 +85,7 @@ def _tier(item: str, text: str) -> int:
         nodes, depth, branches = map(int, numbers)
         return Tree.dynamic(nodes, depth, branches)
     if not item.isdecimal():
-        raise InvalidTiers(tiers=text, reason=f"{item!r} is no draft length, and no tree (tree:NODES:DEPTH:BRANCHES)")
+        raise InvalidTiers(tiers=text, reason=f"{item!r} must be a draft length or a tree (tree:NODES:DEPTH:BRANCHES)")
     return int(item)
 
 
@@ -93,7 +93,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """``"1,14,26"`` as layers; ``wrap`` checks them further.
 
     Raises:
-        InvalidOption: an item is no whole number.
+        InvalidOption: an item is not a whole number.
     """
     try:
         return tuple(int(item) for item in text.split(","))
@@ -103,7 +103,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def parse_options(items: Sequence[str]) -> dict[str, Any]:
-    """``["max_ngram=3"]`` as keyword arguments; a value that is no Python literal is text.
+    """``["max_ngram=3"]`` as keyword arguments; a value that is not a Python literal is text.
 
     Raises:
         InvalidOption: an item is not ``name=value``.

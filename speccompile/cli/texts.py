@@ -52,7 +52,7 @@ def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> lis
 
 def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> Text:
     if not isinstance(fields, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     name = None if fields.get("id") is None else str(fields["id"])
     for key in ("conversations", "messages"):
         if key in fields:
@@ -73,7 +73,7 @@ def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> Text:
 
 def _string(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"what {key!r} has is no text")
+        raise ValueError(f"what {key!r} has is not a text")
     return value
 
 

@@ -42,10 +42,10 @@ def read_tiers(tiers: Any) -> tuple[int, ...]:
     try:
         values = tuple(python_numbers(value) for value in tiers)
     except TypeError:
-        raise InvalidTiers(tiers=tiers, reason="it is no sequence") from None
+        raise InvalidTiers(tiers=tiers, reason="it is not a sequence") from None
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} is no draft length or Tree")
+            raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} must be a draft length or a Tree")
     if 0 not in values:
         raise InvalidTiers(tiers=tiers, reason="0 is missing")
     if len(set(values)) != len(values):

@@ -26,7 +26,7 @@ _composite = functools.cache(is_composite)
 
 
 class ConstantTensor(Exception):
-    """An op reads a tensor that is no input and was not computed by another op. The argument is the op's name."""
+    """An op reads a tensor that is not an input and was not computed by another op. The argument is the op's name."""
 
 
 def record(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[fx.Graph, pytree.TreeSpec]:

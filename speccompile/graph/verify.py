@@ -42,10 +42,10 @@ def _check_ports(graph: StepGraph, fail: Fail) -> None:
         if node.op == "get_attr":
             fail(f"node {node.name!r} reads the attribute {node.target!r}; every tensor needs a port")
         if node.op == "call_module" and node.target not in graph.bodies:
-            fail(f"node {node.name!r} calls {node.target!r}, which is no outlined body")
+            fail(f"node {node.name!r} calls {node.target!r}, which is not an outlined body")
         known = isinstance(node.target, OpOverload) or node.target in SIZE_OPERATORS
         if node.op == "call_function" and not known:
-            fail(f"node {node.name!r} calls {node.target!r}, which is no torch op")
+            fail(f"node {node.name!r} calls {node.target!r}, which is not a torch op")
     if missing := sorted(names - graph.ports.keys()):
         fail(f"placeholders without a port: {', '.join(missing)}")
     if missing := sorted(graph.ports.keys() - names):

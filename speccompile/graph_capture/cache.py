@@ -78,7 +78,7 @@ class StepCache(Cache):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **options: Any
     ) -> torch.Tensor:
-        """The op has written the state; what is no recurrence of ours has none."""
+        """The op has written the state; what is not a recurrence of ours has none."""
         if layer_idx != self._layer or self._recurrences == 0:
             raise UnsupportedByRoute(RECURRENT)
         self._layer = -1

@@ -98,7 +98,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
 
     Raises:
         UnsupportedModel: export failed; says where.
-        CaptureError: export left something that is no port.
+        CaptureError: export left something that is not a port.
         AnchorError: a place that passes need was not found.
     """
     rows, width, slots, places = example_sizes(model, _numbers(model), layout)

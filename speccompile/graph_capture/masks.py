@@ -42,7 +42,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class ForeignMask:
-    """A mask that is none of ours: asking for one (for an absent encoder, say) is no fault, using it is."""
+    """A mask that is none of ours: asking for one (for an absent encoder, say) is not a fault, using it is."""
 
     name: str
 

@@ -48,7 +48,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
             reason="it has no lm_head (get_output_embeddings() is None); load it with AutoModelForCausalLM",
         )
     if not model.can_generate():
-        reason = "it has no generate() of transformers, so it is no causal LM; load one with AutoModelForCausalLM"
+        reason = "it has no generate() of transformers, so it is not a causal LM; load one with AutoModelForCausalLM"
         raise UnsupportedModel(model=name, reason=reason)
     if in_training(model):
         raise ModelInTraining(model=name)

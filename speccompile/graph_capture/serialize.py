@@ -134,7 +134,7 @@ def _node(node: fx.Node) -> dict[str, Any]:
     else:
         target = f"operator.{cast(Any, node.target).__name__}"
         if target not in _OPERATORS:
-            raise CaptureError(f"node {node.name!r} calls {node.target!r}, which is no torch op")
+            raise CaptureError(f"node {node.name!r} calls {node.target!r}, which is not a torch op")
     return {
         "name": node.name,
         "target": target,

@@ -56,7 +56,7 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
         tokenizer: of the model, a fast one.
 
     Raises:
-        InvalidGuide: it is no schema, uses a keyword that a finite automaton cannot check, or nothing matches it.
+        InvalidGuide: it is not a schema, uses a keyword that a finite automaton cannot check, or nothing matches it.
         InvalidInput: the bytes of the tokenizer's tokens are unknown.
     """
     pattern, text = _read(schema)
@@ -78,7 +78,7 @@ def _read(schema: Mapping[str, Any] | str | type) -> tuple[str, str]:
     try:
         text = json.dumps(given)
     except (TypeError, ValueError) as error:
-        raise InvalidGuide(what=repr(given), reason=f"it is no JSON: {error}") from error
+        raise InvalidGuide(what=repr(given), reason=f"it is not JSON: {error}") from error
     # As JSON has it: names are texts.
     root: dict[str, Any] = json.loads(text)
     return _Reader(root, text).regex(root, "the schema", ()), text
@@ -91,7 +91,7 @@ def _as_dict(schema: Any) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise InvalidGuide(what=repr(schema), reason=f"it is no JSON: {error}") from error
+            raise InvalidGuide(what=repr(schema), reason=f"it is not JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise InvalidGuide(what=repr(schema), reason="a JSON schema is an object")
     return dict(value)
@@ -175,7 +175,7 @@ class _Reader:
         try:
             return any_of([constant(value) for value in values])
         except (TypeError, ValueError) as error:
-            self._refuse(where, f": a value is no JSON ({error})")
+            self._refuse(where, f": a value is not JSON ({error})")
 
     def _bounds(self, schema: Mapping[str, Any], names: tuple[str, str], where: str, least: int) -> tuple[int, Any]:
         """The bounds ``names`` of ``schema``; the upper one is None if there is none."""

@@ -32,7 +32,7 @@ def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """
     if not isinstance(pattern, str) or not pattern:
         raise InvalidGuide(what=repr(pattern), reason="a pattern is a text that is not empty")
-    # Inside of a group, what is no pattern by itself may look like one.
+    # Inside of a group, what is not a pattern by itself may look like one.
     byte_index(without_anchors(pattern), pattern)
     return guide_of(without_anchors(pattern), pattern, tokenizer)
 

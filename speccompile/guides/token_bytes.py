@@ -25,7 +25,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
     """Token ids by what they stand for inside of a text; special tokens stand for nothing.
 
     Raises:
-        InvalidInput: it is no fast tokenizer, or decodes in a way that is not known here.
+        InvalidInput: it is not a fast tokenizer, or decodes in a way that is not known here.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -38,7 +38,7 @@ class NGram(ReadyMode):
         for name in ("max_ngram", "min_ngram"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise self.invalid(name, value, "it is no int >= 1")
+                raise self.invalid(name, value, "it must be an int >= 1")
         if self.min_ngram > self.max_ngram:
             raise self.invalid("min_ngram", self.min_ngram, f"it is larger than max_ngram={self.max_ngram}")
 
@@ -56,7 +56,7 @@ class NGram(ReadyMode):
         return found, parents, count
 
     def commit_passes(self) -> list[Pass]:
-        # A mode that proposes something else is no match.
+        # A mode that proposes something else is not a match.
         matches = type(self).propose is NGram.propose
         return [Propose(self.propose, whole=self.match if matches else None)]
 

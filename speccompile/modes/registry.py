@@ -72,9 +72,9 @@ def _check(name: Any, mode: Any) -> None:
         raise InvalidOption(where="register_mode", name=field, value=value, reason=reason)
 
     if not isinstance(name, str) or not name:
-        refuse("name", name, "it is no text")
+        refuse("name", name, "it is not a text")
     if not (isinstance(mode, type) and issubclass(mode, Mode)):
-        refuse("mode", mode, "it is no subclass of speccompile.modes.Mode")
+        refuse("mode", mode, "it is not a subclass of speccompile.modes.Mode")
     if not isinstance(getattr(mode, "name", None), str):
         refuse("mode", mode, "it has no class variable name")
 
@@ -92,7 +92,7 @@ def create(
     name: str | Sequence[str] | None, options: dict[str, Any], *, others: Sequence[str] = ("the arguments of wrap",)
 ) -> Mode | Auto:
     """The mode called ``name`` (any case; None is ``none``), with its options; of several names, their composition,
-    each with those of the options that it takes. ``auto`` is no mode, but chooses one.
+    each with those of the options that it takes. ``auto`` is not a mode, but chooses one.
 
     Args:
         others: what the caller accepts besides, for messages.
@@ -122,7 +122,7 @@ def _compose(names: Sequence[str], options: dict[str, Any], others: Sequence[str
     if len(names) < 2:
         refuse("two drafters or more are composed; give one as text")
     if any(str(name).lower() == Auto.name for name in names):
-        refuse(f"{Auto.name!r} is no drafter but chooses one; give it alone, as text")
+        refuse(f"{Auto.name!r} is not a drafter: it chooses one; give it alone, as text")
     types = [_type(name) for name in names]
     if len(set(types)) < len(types):
         refuse("a drafter occurs twice")

@@ -26,9 +26,9 @@ class UserProvided(Mode):
     Args:
         draft: called as ``draft(tokens, length, draft_len)``, with int64 tensors ``[B, S]`` (each row's text; what lies
             after ``length`` does not count) and ``[B]`` and the number of drafts wanted; returns int64 draft tokens
-            ``[B, draft_len]`` and how many of them count, int64 ``[B]``, 0 for a row that abstains; what is no token of
-            the target ends a row's drafts. A function or an ``nn.Module`` in eval mode, of plain PyTorch without
-            decisions on values: it becomes part of the step.
+            ``[B, draft_len]`` and how many of them are valid, int64 ``[B]``, 0 for a row that abstains. What is not a
+            token of the target ends a row's drafts. A function or an ``nn.Module`` in eval mode, of plain PyTorch
+            without decisions on values: it becomes part of the step.
         host: ``draft`` is any callable instead, called between steps for each row that can have drafts as
             ``draft(tokens, draft_len)``, with the text as a list of token ids and how many drafts are of use; returns a
             list of at most Kmax ids, or None to abstain. What goes wrong in it ends the request whose row it was.

@@ -225,7 +225,7 @@ def _products(
     queries = F.pad(queries.to(wide) * (scale if softcap is None else scale / softcap), padding)
     out = queries.new_zeros((*queries.shape[:2], values.shape[2]))
     # The greatest logit so far and the sum of weights relative to it. A sink is a logit that came before any key.
-    # Without one the greatest is finite all the same: a whole block may be hidden, and -inf - -inf is no weight.
+    # Without one the greatest is finite all the same: a whole block may be hidden, and -inf - -inf is not a weight.
     top, total = torch.full_like(out[..., :1], torch.finfo(wide).min), torch.zeros_like(out[..., :1])
     if sinks is not None:
         top = F.pad(sinks.to(wide).repeat_interleave(width).view(groups, count, 1), padding)

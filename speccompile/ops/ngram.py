@@ -47,7 +47,7 @@ def continue_match(
         equal = equal & (places >= back) & (newest >= back) & (shifted == suffix_token)
         matched = matched + equal
 
-    # Longest first, then most recent; a key of 0 is no match.
+    # Longest first, then most recent; a key of 0 is not a match.
     key = torch.where(matched >= min_ngram, matched * capacity + places, 0).amax(1)
     found = key > 0
     distance = torch.where(found, newest[:, 0] - key % capacity, 1)

@@ -52,17 +52,17 @@ def state_specs_of(item: Pass) -> list[StateSpec]:
 def _problem_of(spec: StateSpec) -> str:
     """What is wrong with ``spec``, empty if nothing is."""
     if not isinstance(spec.name, str) or not spec.name.isidentifier() or keyword.iskeyword(spec.name):
-        return "a name that is no identifier"
+        return "a name that is not an identifier"
     if not isinstance(spec.shape, tuple):
-        return f"the shape {spec.shape!r}, which is no tuple,"
+        return f"the shape {spec.shape!r}, which is not a tuple,"
     for size in spec.shape:
         whole = isinstance(size, int) and size >= 0
         if not whole and not (isinstance(size, sympy.Expr) and size.free_symbols <= SIZES):
             return f"the size {size!r}, which is neither an int nor made of {', '.join(sorted(map(str, SIZES)))},"
     if not isinstance(spec.dtype, torch.dtype):
-        return f"the dtype {spec.dtype!r}, which is no torch.dtype,"
+        return f"the dtype {spec.dtype!r}, which is not a torch.dtype,"
     if not isinstance(spec.fill, int | float):
-        return f"the fill {spec.fill!r}, which is no number,"
+        return f"the fill {spec.fill!r}, which is not a number,"
     return ""
 
 

@@ -37,7 +37,7 @@ class Ladder:
     Args:
         draft_lens: K of every tier that was built, rising, 0 among them.
         costs: what their steps take; None if the policy does not ask (``uses_costs``).
-        trees: the tiers whose drafts are trees, which are no draft lengths.
+        trees: the tiers whose drafts are trees, which are not draft lengths.
     """
 
     draft_lens: tuple[int, ...]

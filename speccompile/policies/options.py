@@ -16,7 +16,7 @@ LARGEST = 2**63 - 1
 
 
 def by_rows(value: T | Mapping[int, T]) -> Mapping[int, T]:
-    """``value`` by the fewest live rows for which it is valid; what is no mapping is valid from one row on."""
+    """``value`` by the fewest live rows for which it is valid; what is not a mapping is valid from one row on."""
     return value if isinstance(value, Mapping) else {1: value}
 
 
@@ -49,7 +49,7 @@ def check_by_rows(policy: str, name: str, value: Any, *, least: float = -math.in
     """Of a number, or of one for each range of row counts.
 
     Raises:
-        InvalidPolicy: one is no number of at least ``least``, or none is for one row.
+        InvalidPolicy: one is not a number of at least ``least``, or none is for one row.
     """
     for rows, one in by_rows(value).items():
         check_whole(policy, f"rows of {name}", rows, 1)
@@ -155,4 +155,4 @@ def _number(policy: str, text: str) -> int | float | None:
     try:
         return None if text == "None" else int(text) if text.strip().lstrip("-").isdecimal() else float(text)
     except ValueError:
-        raise InvalidPolicy(policy=policy, reason=f"{shown(text)} is no number") from None
+        raise InvalidPolicy(policy=policy, reason=f"{shown(text)} is not a number") from None

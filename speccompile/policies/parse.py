@@ -73,5 +73,5 @@ def _schedule(text: str, policy: str) -> Schedule | ScheduleUpTo:
 def _whole(text: str, policy: str) -> int:
     # Python reads no number of thousands of digits, and no tier has one.
     if not text.strip().isdecimal() or len(text.strip()) > _MOST_DIGITS:
-        raise InvalidPolicy(policy=policy, reason=f"{shown(text)} is no whole number")
+        raise InvalidPolicy(policy=policy, reason=f"{shown(text)} is not a whole number")
     return int(text)

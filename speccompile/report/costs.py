@@ -86,7 +86,7 @@ def _take_apart(
     share = whole / everything if everything else len(callers) / len(all_callers)
     inner = 0.0
     for node in body.nodes:
-        # Sizes and small tensors of elementwise calls are no part of what a region reads.
+        # Sizes and small tensors of elementwise calls are not part of what a region reads.
         nbytes[node.region] += int(len(callers) / len(all_callers) * node.nbytes)
         if node.ms is not None:
             ms[node.region] += share * node.ms

@@ -13,7 +13,7 @@ Laps = dict[tuple[str, int], float]
 
 _LAP, _NOW = "_report_lap", "_report_now"
 _HEADER = f"from speccompile.report.stopwatch import lap as {_LAP}, now as {_NOW}"
-#: Of a printed stage, what is no part of a step.
+#: Of a printed stage, what is not a part of a step.
 _NO_STEP = frozenset({"make_inputs"})
 
 now = time.perf_counter

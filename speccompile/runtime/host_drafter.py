@@ -52,5 +52,5 @@ class HostDrafter:
 
 def _whole(token: object) -> int:
     if isinstance(token, bool):
-        raise TypeError(f"{token!r} is no token id")
+        raise TypeError(f"{token!r} is not a token id")
     return operator.index(token)  # type: ignore[arg-type]

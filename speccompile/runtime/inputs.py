@@ -34,7 +34,7 @@ def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
 
 
 def check_options(options: Options, sampling: Collection[str]) -> None:
-    """Refuse names in ``sampling`` that are no options of the sampling pipeline.
+    """Refuse names in ``sampling`` that are not options of the sampling pipeline.
 
     Args:
         options: those of the call, for the message.
@@ -126,7 +126,7 @@ def read_prompt(given: Sequence[int] | torch.Tensor, row: int, layout: Layout) -
     try:
         ids = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(name=f"prompt {row}", reason=f"it is no list of token ids ({error})") from error
+        raise InvalidInput(name=f"prompt {row}", reason=f"it is not a list of token ids ({error})") from error
     if ids.numel() == 0:
         raise EmptyPrompt(row=row)
     one_row = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
@@ -141,7 +141,7 @@ def read_prediction(where: str, given: Sequence[int] | torch.Tensor | None, layo
     """The predicted tokens of a request; empty for none.
 
     Raises:
-        InvalidOption: the mode does not draft from predictions, there are too many tokens, or they are no token ids.
+        InvalidOption: the mode does not draft from predictions, there are too many tokens, or they are not token ids.
     """
     if given is None:
         return ()
@@ -178,7 +178,9 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
     try:
         tokens = torch.as_tensor(value).reshape(-1).tolist()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(name="eos_token_id", reason=f"it is no token id and no list of them ({error})") from error
+        raise InvalidInput(
+            name="eos_token_id", reason=f"it must be a token id or a list of token ids ({error})"
+        ) from error
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
         raise InvalidInput(name="eos_token_id", reason="token ids are whole numbers")
     if len(tokens) > EOS_CAPACITY:
@@ -187,5 +189,5 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
 
 
 def read_count(where: str, name: str, value: Any) -> int:
-    """Raises InvalidOption: it is no whole number of at least 1."""
+    """Raises InvalidOption: it is not a whole number of at least 1."""
     return cast(int, WholeNumber(1)(where, name, value))

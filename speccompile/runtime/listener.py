@@ -85,7 +85,7 @@ def check_streamer(streamer: Any) -> None:
 def check_tokenizer(tokenizer: Any) -> None:
     """Raises InvalidInput if it is not a tokenizer."""
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise InvalidInput(name="tokenizer", reason=f"{shown(tokenizer)} is no transformers tokenizer")
+        raise InvalidInput(name="tokenizer", reason=f"{shown(tokenizer)} is not a transformers tokenizer")
 
 
 def make_criteria(
@@ -101,7 +101,7 @@ def make_criteria(
     ``StopStringCriteria``).
 
     Raises:
-        InvalidInput: stop strings without a tokenizer, or what is no stop string or criterion.
+        InvalidInput: stop strings without a tokenizer, or what is not a stop string or criterion.
     """
     criteria = StoppingCriteriaList()
     if stopping_criteria is not None:
@@ -109,14 +109,15 @@ def make_criteria(
         for criterion in given:
             if not callable(criterion):
                 raise InvalidInput(
-                    name="stopping_criteria", reason=f"{shown(criterion)} is no StoppingCriteria: it cannot be called"
+                    name="stopping_criteria",
+                    reason=f"{shown(criterion)} is not a StoppingCriteria: it cannot be called",
                 )
             criteria.append(criterion)
     if stop is not None:
         strings = [stop] if isinstance(stop, str) else stop
         if not isinstance(strings, list | tuple) or not strings or not all(isinstance(s, str) and s for s in strings):
             raise InvalidInput(
-                name=stop_name, reason=f"{shown(stop)} is no text and no list of texts, none of them empty"
+                name=stop_name, reason=f"{shown(stop)} must be a text or a list of texts, none of them empty"
             )
         if tokenizer is None:
             raise InvalidInput(name=stop_name, reason="stop strings need tokenizer=, to know the text of each token")

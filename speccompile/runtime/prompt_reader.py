@@ -152,7 +152,7 @@ class PromptReader:
                 return
         self.point_at(request)
         kind = _kind_of_chunk(request, is_last)
-        # Scored chunks run the lm_head over all places, so their time is no estimate for others.
+        # Scored chunks run the lm_head over all places, so their time is not an estimate for others.
         note = partial(self.budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
         with self._clock.time(note):
             self._table.prefill[width, kind].run()

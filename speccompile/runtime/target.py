@@ -137,14 +137,14 @@ class Target:
         """The given EOS ids; for None, those of the generation_config, except ids outside of the vocabulary.
 
         Raises:
-            InvalidInput, TooManyEosTokens: they are no token ids of the model.
+            InvalidInput, TooManyEosTokens: they are not token ids of the model.
         """
         if given is None:
             ids = token_list((settings or self.settings).config.eos_token_id)
             return [token for token in ids if 0 <= token < self._layout.vocab_size]
         ids = token_list(given)
         if wrong := [token for token in ids if not 0 <= token < self._layout.vocab_size]:
-            reason = f"{wrong[0]} is no token id (0 .. {self._layout.vocab_size - 1}); use [] for none"
+            reason = f"{wrong[0]} is not a token id (0 .. {self._layout.vocab_size - 1}); use [] for none"
             raise InvalidInput(name="eos_token_id", reason=reason)
         return ids
 
@@ -152,7 +152,7 @@ class Target:
         """The given ``max_new_tokens``; for None, that of the generation_config, or else ``NEW_TOKENS``.
 
         Raises:
-            InvalidOption: it is no whole number of at least 1.
+            InvalidOption: it is not a whole number of at least 1.
         """
         settings = settings or self.settings
         config = settings.config

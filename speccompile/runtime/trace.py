@@ -19,7 +19,7 @@ FORMAT = 1
 
 class Recorder:
     """Writes a trace while a run goes on. It may be closed by another thread than the one that steps; what cannot be
-    written is no fault of the run, and is reported when it is closed.
+    written is not a fault of the run, and is reported when it is closed.
 
     Args:
         path: of a file that is overwritten.

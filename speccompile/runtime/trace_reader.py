@@ -71,7 +71,7 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
     except OSError as error:
         raise refuse(f"it cannot be opened ({error.strerror})") from error
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise refuse(f"it is no trace ({type(error).__name__}: {error})") from error
+        raise refuse(f"it is not a trace ({type(error).__name__}: {error})") from error
     if not steps:
         raise refuse("it has no steps")
     if not any(sum(done.emitted) for done in steps):

@@ -44,7 +44,7 @@ def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) 
     """What ``function`` allows after ``text``, as bool ``[V]``.
 
     Raises:
-        InvalidInput: it returned what are no token ids, or none at all.
+        InvalidInput: it returned what are not token ids, or none at all.
     """
     returned = function(row, torch.tensor(text))
     if not isinstance(returned, Iterable):
@@ -61,7 +61,7 @@ def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) 
             name="prefix_allowed_tokens_fn", reason="it returned no token; one at least has to be allowed"
         )
     if wrong := next((problem for item in ids if (problem := token_problem(item, vocab))), None):
-        raise InvalidInput(name="prefix_allowed_tokens_fn", reason=f"it returned what is no token id: {wrong}")
+        raise InvalidInput(name="prefix_allowed_tokens_fn", reason=f"it must return token ids, and returned: {wrong}")
     mask = torch.zeros(vocab, dtype=torch.bool)
     mask[ids] = True
     return mask

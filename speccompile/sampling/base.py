@@ -187,7 +187,7 @@ def token_ids(capacity: int, *, alone: bool = False) -> Callable[[Any, int], str
 def token_problem(value: Any, vocab: int) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab:
         return None
-    return f"{value!r} is no token id (0 .. {vocab - 1})"
+    return f"{value!r} is not a token id (0 .. {vocab - 1})"
 
 
 def as_ids(value: Any) -> Any:

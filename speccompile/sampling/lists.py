@@ -25,7 +25,7 @@ def _bias_problem(value: Any, vocab: int) -> str | None:
         if wrong := token_problem(token, vocab):
             return wrong
         if not isinstance(bias, int | float) or isinstance(bias, bool) or not (abs(bias) <= GREATEST or bias == -inf):
-            return f"the bias {bias!r} of token {token} is no number of at most {GREATEST:g} (or -inf)"
+            return f"the bias {bias!r} of token {token} must be a number of at most {GREATEST:g} (or -inf)"
     return None
 
 

@@ -74,7 +74,7 @@ def texts_in_front(context: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     rows, size = context.shape
     columns = torch.arange(size, device=context.device)
     source = (columns - (size - ends[..., None])).clamp(min=0)
-    # After a row's own drafts there is -1, which is no index. What is chosen there is not read.
+    # After a row's own drafts there is -1, which is not an index. What is chosen there is not read.
     return context.gather(1, source.view(rows, -1)).view(-1, size).clamp(min=0)
 
 

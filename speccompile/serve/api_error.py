@@ -56,7 +56,7 @@ class ApiError(Exception):
 
 
 def engine_error(error: Exception, prompt_field: str, guide_field: str | None = None) -> ApiError:
-    """What a client receives when ``submit`` raises ``error``. What is no fault of the request is not described.
+    """What a client receives when ``submit`` raises ``error``. What is not a fault of the request is not described.
 
     Args:
         prompt_field: the field that the prompt was in.

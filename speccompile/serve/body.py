@@ -66,7 +66,7 @@ def parse(data: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def checked(body: Mapping[str, Any], kind: type[Body]) -> Body:

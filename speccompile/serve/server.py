@@ -53,7 +53,7 @@ def run_server(service: Service, host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Signals that end a server are no failure. uvicorn raises them again when it has finished, and by Python's own
+    """Signals that end a server are not failures. uvicorn raises them again when it has finished, and by Python's own
     handlers the process would end with their status."""
 
     def end(*_: object) -> None:

@@ -94,7 +94,7 @@ class Speculator(ModelInterface):
         A thin layer over ``spec.engine``, beside its other requests: other threads may use both meanwhile.
 
         A parameter whose default is ``NOT_GIVEN`` has the generation_config's value if it is left out. As in
-        transformers, an explicit None switches off what the generation_config has: ``eos_token_id=None`` is no EOS id,
+        transformers, an explicit None switches off what the generation_config has: ``eos_token_id=None`` means none,
         ``do_sample=None`` is greedy.
 
         Args:

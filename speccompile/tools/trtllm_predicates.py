@@ -142,7 +142,7 @@ DIFFERENCES = (
     Difference(
         "extend_ctx",
         frozenset({"auto"}),
-        "`auto` is no mode here but chooses one, which has predicates of its own",
+        "`auto` is not a mode here: it chooses one, which has its own predicates",
     ),
     Difference(
         "attention_need_spec_dec_mode",

@@ -103,7 +103,7 @@ def _imports(modules: list[str]) -> tuple[set[Path], set[str]]:
 
 
 def _file_of(name: str, *, required: bool) -> Path | None:
-    """The file of a module; None of a name that is no module, or has no source."""
+    """The file of a module; None of a name that is not a module, or has no source."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if module is None and not required:

@@ -22,7 +22,7 @@ def release_file_pages(tensor: torch.Tensor) -> None:
     """Drop the pages that lie wholly in ``tensor``, where it is a view of a privately mapped file.
 
     A later access reads them from the file again. Pages that were written to stay, since the file does
-    not hold what they do, and so does all memory that is no file's. Linux only; elsewhere nothing happens.
+    not hold what they do, and so does all memory that is not a file's. Linux only; elsewhere nothing happens.
     """
     if sys.platform != "linux" or not os.access(_PAGEMAP, os.R_OK):
         return

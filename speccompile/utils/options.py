@@ -38,7 +38,7 @@ class Options:
 
     #: The call, for messages.
     where: ClassVar[str]
-    #: Parameters of the call that are no options.
+    #: Parameters of the call that are not options.
     inputs: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

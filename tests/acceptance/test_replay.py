@@ -145,9 +145,9 @@ def test_the_ops_by_hand() -> None:
         ([], [], "has to be a list"),
         (3, 3, "has to be a list"),
         ("12", "12", "has to be a list"),
-        ([1, -1], [1, -1], "-1 is no int of at least 0"),
-        ([1, 2.0], [1, 2.0], "2.0 is no int of at least 0"),
-        ([True], [True], "True is no int"),
+        ([1, -1], [1, -1], "-1 must be an int >= 0"),
+        ([1, 2.0], [1, 2.0], "2.0 must be an int >= 0"),
+        ([True], [True], "True must be an int >= 0"),
         ([1] * (CAPACITY + 1), [*[1] * 8, ...], "it has 4097 steps.* room for 4096"),
     ],
 )

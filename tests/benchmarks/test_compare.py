@@ -53,10 +53,10 @@ def test_human_eval_lines(tmp_path: Path, zipped: bool) -> None:
         ("{broken", "Expecting property name"),
         ("[1, 2]", "no JSON object with 'turns'"),
         ('{"question": "?"}', "no JSON object with 'turns'"),
-        ('{"turns": []}', "'turns' is no list with at least one text"),
-        ('{"turns": "text"}', "'turns' is no list with at least one text"),
-        ('{"turns": [3]}', "its prompt is no text"),
-        ('{"prompt": "  "}', "its prompt is no text, or an empty one"),
+        ('{"turns": []}', "'turns' must be a list with at least one text"),
+        ('{"turns": "text"}', "'turns' must be a list with at least one text"),
+        ('{"turns": [3]}', "its prompt must be a text"),
+        ('{"prompt": "  "}', "its prompt must be a text that is not empty"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, reason: str) -> None:

@@ -186,7 +186,7 @@ def test_generate_warns_when_the_text_is_cut() -> None:
         (["--option", "max_ngram"], "write it as name=value"),
         (["--option", "max_ngram=0"], "max_ngram=0 is not valid"),
         (["--tiers", "1,3"], "0 is missing"),
-        (["--tiers", "0,x"], "'x' is no draft length"),
+        (["--tiers", "0,x"], "'x' must be a draft length or a tree"),
         (["--tiers", "0,3,3"], "a draft length occurs twice"),
         (["--policy", "fast"], "there is no policy 'fast'"),
         (["--policy", "fixed:5"], "no tier with draft length 5"),

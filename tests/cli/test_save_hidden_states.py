@@ -68,8 +68,8 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
         ({"messages": ["hi"]}, "'role' and 'content'"),
         ({"messages": 4}, "'role' and 'content'"),
         ({"turns": []}, "a list of texts"),
-        ({"turns": [4]}, "'turns' has is no text"),
-        ({"prompt": ["a"]}, "'prompt' has is no text"),
+        ({"turns": [4]}, "'turns' has is not a text"),
+        ({"prompt": ["a"]}, "'prompt' has is not a text"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, item: Any, message: str) -> None:

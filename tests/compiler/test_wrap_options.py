@@ -27,7 +27,7 @@ from support.errors import raises
 from support.tiny import tiny_llama
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
-#: Parameters of ``wrap`` that are no options.
+#: Parameters of ``wrap`` that are not options.
 OTHERS = {"model", "progress", "mode_options"}
 #: The module; the package's attribute of that name is the function.
 WRAP = sys.modules[speccompile.wrap.__module__]

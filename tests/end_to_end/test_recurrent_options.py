@@ -44,7 +44,7 @@ def texts(spec: Speculator) -> list[list[int]]:
 def test_in_half_precision_the_text_does_not_depend_on_tiers(name: str, dtype: torch.dtype) -> None:
     with wrapped(model_of(name, dtype=dtype), deterministic=True) as spec:
         state = [tensor for name, tensor in spec.arena.items() if name in spec.arena.layout.recurrent]
-        # The number of tokens that it has absorbed is no float.
+        # The number of tokens that it has absorbed is not a float.
         assert {tensor.dtype for tensor in state if tensor.is_floating_point()} == {torch.float32}
         assert spec.check(PROMPTS, max_new_tokens=NEW, reference="plain")
         assert texts(spec) == texts(spec)

@@ -75,7 +75,7 @@ def test_every_stage_reproduces_its_graph(spec: Speculator) -> None:
             printed = outcome(stage.call, inputs)
             assert same(printed, outcome(lambda *x, g=stage.graph: interpreted(g, list(x)), inputs)), stage
             assert all(tensor.isfinite().all() for tensor in printed), stage
-            # Equal is no accident: every stage returns something or leaves a trace in its inputs.
+            # Equal is not an accident: every stage returns something or leaves a trace in its inputs.
             changed = [not torch.equal(a, b) for a, b in zip(inputs, printed[-len(inputs) :], strict=True)]
             assert any(changed), stage
 

@@ -1,4 +1,4 @@
-"""The stand-ins for a cache write each row at its own places, say what was written, and refuse what is no KV."""
+"""The stand-ins for a cache write each row at its own places, say what was written, and refuse what is not a KV."""
 
 from __future__ import annotations
 

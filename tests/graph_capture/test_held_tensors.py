@@ -24,7 +24,7 @@ NEW = 8
 
 
 class Vector:
-    """An object that holds a tensor and is no module."""
+    """An object that holds a tensor and is not a module."""
 
     def __init__(self, vector: torch.Tensor) -> None:
         self.vector = vector

@@ -142,7 +142,7 @@ def test_strings_of_a_format_are_of_that_format(name: str) -> None:
 
 REFUSED: list[tuple[Any, str]] = [
     (5, "a JSON schema is an object"),
-    ("{", "it is no JSON"),
+    ("{", "it is not JSON"),
     ("[]", "a JSON schema is an object"),
     ({}, "the schema allows anything; say what type it has"),
     ({"title": "x"}, "the schema allows anything"),
@@ -156,7 +156,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"enum": ["a"], "const": "b"}, "const, enum cannot be followed"),
     ({"const": 5, "type": "string"}, "5 is not of type 'string'"),
     ({"enum": [True], "type": "integer"}, "True is not of type 'integer'"),
-    ({"const": float("nan")}, "a value is no JSON"),
+    ({"const": float("nan")}, "a value is not JSON"),
     ({"oneOf": [NULL]}, "oneOf cannot be followed; write anyOf"),
     ({"allOf": [NULL, NULL]}, "allOf of more than one schema cannot be followed"),
     ({"not": NULL}, "not cannot be followed"),
@@ -212,7 +212,7 @@ REFUSED: list[tuple[Any, str]] = [
     ],
     *[({"type": "string", "format": form}, "is not known; these are") for form in (["date"], {}, 1)],
     ({"type": "null", 1: 2}, "the schema: 1 cannot be followed"),
-    ({"type": "null", "title": {1}}, "it is no JSON"),
+    ({"type": "null", "title": {1}}, "it is not JSON"),
     *[
         ({"type": "object", "properties": {"a": NULL}, name: 1}, f"{name} cannot be followed")
         for name in ("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired")

@@ -31,7 +31,7 @@ def model() -> LlamaForCausalLM:
 
 
 def test_it_is_no_part_of_a_composition() -> None:
-    with raises(InvalidOption, name="mode", reason=re.compile("'auto' is no drafter but chooses one")):
+    with raises(InvalidOption, name="mode", reason=re.compile("'auto' is not a drafter: it chooses one")):
         modes.create(["Auto", "ngram"], {})
 
 

@@ -42,7 +42,7 @@ def match(new: list[int], prediction: list[int], longest: int = 4) -> tuple[list
 def test_drafts_by_hand() -> None:
     assert match([], [5, 6, 7]) == ([5, 6, 7], pytest.approx([8 / 9, (8 / 9) ** 2, (8 / 9) ** 3]))
     assert match([5, 6], [5, 6, 7, 8])[0] == [7, 8]
-    # The prompt is no part of the match, and nothing follows the prediction's end.
+    # The prompt is not a part of the match, and nothing follows the prediction's end.
     assert match([4], [2, 3, 4, 1, 2, 3]) == ([1, 2, 3], pytest.approx([0.5, 0.25, 0.125]))
     assert match([5, 6, 7], [5, 6, 7]) == ([], [])
     assert match([5], []) == ([], [])

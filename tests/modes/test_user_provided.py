@@ -226,7 +226,7 @@ def test_a_step_is_as_wide_as_what_was_proposed(asking: Callable[[Any], Speculat
         ([128], r"it proposed the token 128, and ids are 0 \.\. 127"),
         ([-1], "it proposed the token -1"),
         (["a"], "it raised TypeError"),
-        ([True], "True is no token id"),
+        ([True], "True is not a token id"),
         (7, "it raised TypeError"),
         (OSError("no line"), "it raised OSError: no line"),
     ],

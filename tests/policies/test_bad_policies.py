@@ -51,7 +51,7 @@ def nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cost:candidates=0/3/3", InvalidPolicy, "draft lengths have to rise, and none may occur twice"),
         ("ema:candidates=1:0/1;4:1/0", InvalidPolicy, "draft lengths have to rise"),
         ("ema:candidates=1:0/1;1:0/3", InvalidPolicy, "names a number of rows twice"),
-        ("ema:candidates=0//3", InvalidPolicy, "'' is no number"),
+        ("ema:candidates=0//3", InvalidPolicy, "'' is not a number"),
         # What one policy takes by rows, another one does not.
         ("cost:candidates=1:0/3", InvalidPolicy, "one list of draft lengths is wanted"),
     ],

@@ -172,7 +172,7 @@ def test_text_and_policy_by_rows() -> None:
     [
         ("ema:down=4:0.5", "does not say what one row uses"),
         ("ema:down=0:0.5;1:0", "rows of down=0 has to be a whole number of at least 1"),
-        ("ema:up=1:0/1", "'0/1' is no number"),
+        ("ema:up=1:0/1", "'0/1' is not a number"),
         ("ema:ceiling=-1", "ceiling=-1 has to be a number at least 0"),
         ("ema:ceiling=1:1;4:-1", "ceiling=-1 has to be a number at least 0"),
         ("ema:initial=-1", "initial=-1 has to be a whole number"),

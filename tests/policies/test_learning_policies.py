@@ -85,7 +85,7 @@ def test_text_and_policy(text: str, policy: AnyPolicy) -> None:
         ("cost:speed=3", "'speed=3' is none of its options"),
         ("cost:probing", "'probing' is none of its options"),
         ("cost:probing=0.1,probing=0.2", "each once"),
-        ("cost:probing=fast", "'fast' is no number"),
+        ("cost:probing=fast", "'fast' is not a number"),
         ("cost:probing=2", "at most 1"),
         ("cost:hysteresis_ms=-1", "at least 0"),
         ("ema:alpha=0", "above 0"),

@@ -13,7 +13,7 @@ from speccompile.policies.costs import CostTable, TierCost
 from speccompile.policies.tree_gain import LEAST, MOST, TreeGain
 
 CHAINS = (0, 3, 7)
-#: A tier's name is any int that is no draft length.
+#: A tier's name is any int that is not a draft length.
 TREE, LINE = 1008, 1009
 TREES = {TREE: TreeShape(depth=3, branches=3), LINE: TreeShape(depth=3, branches=1)}
 COSTS = {0: 20.0, 3: 24.0, 7: 29.0, TREE: 25.0, LINE: 26.0}

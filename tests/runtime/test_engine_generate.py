@@ -190,8 +190,8 @@ def test_stop_strings_that_never_come(make: Make, model: LlamaForCausalLM, lette
     ("stop", "given", "reason"),
     [
         ("ab", False, "stop strings need tokenizer="),
-        ("", True, "is no text and no list of texts"),
-        (5, True, "is no text and no list of texts"),
+        ("", True, "must be a text or a list of texts"),
+        (5, True, "must be a text or a list of texts"),
     ],
 )
 def test_what_is_no_stop_string(

@@ -28,7 +28,7 @@ CALLS: list[tuple[Any, type[Options]]] = [
     (Speculator.generate, GenerateOptions),
     (Speculator.save_hidden_states, SaveOptions),
 ]
-#: Parameters that are no options; the last one is every other keyword.
+#: Parameters that are not options; the last one is every other keyword.
 OTHERS = {"self", "ids", "texts", "input_ids", "mask_or_config", "attention_mask", "inputs", "options"}
 
 

@@ -158,7 +158,7 @@ def test_totals_are_the_sums_over_requests(spec: Speculator) -> None:
         columns = zip(*(getattr(request, name) for request in requests), strict=True)
         assert getattr(stats, name) == [sum(column) for column in columns], name
     for request in requests:
-        # Prefill emits the first token; it is no step.
+        # Prefill emits the first token; it is not a step.
         assert request.prompt_tokens == request.prefill_tokens == 40
         assert request.reused_tokens == 0
         assert request.new_tokens == 25 == request.emitted_tokens + 1

@@ -51,7 +51,7 @@ NO_PROMPTS = (
     *(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(1, 1, 3, dtype=torch.int64), torch.zeros(3, dtype=torch.int16)),
 )
 NO_STREAMER = {"name": "streamer"}
-NO_TEXT = {"name": "stop", "reason": re.compile("is no text and no list of texts")}
+NO_TEXT = {"name": "stop", "reason": re.compile("must be a text or a list of texts")}
 NO_CRITERION = {"name": "stopping_criteria", "reason": re.compile("it cannot be called")}
 OUTSIDE = {"name": "eos_token_id", "reason": re.compile(r"no token id \(0 \.\. 127\); use \[\] for none")}
 BAD: list[tuple[dict[str, Any], type[SpecCompileError], dict[str, Any]]] = [

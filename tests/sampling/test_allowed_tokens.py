@@ -133,10 +133,10 @@ FAULTS: list[tuple[Callable[..., Any], type[Exception], dict[str, Any]]] = [
             (lambda *_: [], "it returned no token; one at least has to be allowed"),
             (lambda *_: None, "it has to return a list of token ids, not None"),
             (lambda *_: 5, "it has to return a list of token ids, not 5"),
-            (lambda *_: [1, VOCAB], r"it returned what is no token id: 128 is no token id \(0 \.\. 127\)"),
-            (lambda *_: [-1], r"-1 is no token id \(0 \.\. 127\)"),
-            (lambda *_: [1.5], "1.5 is no token id"),
-            (lambda *_: torch.tensor([[1]]), r"\[1\] is no token id"),
+            (lambda *_: [1, VOCAB], r"it must return token ids, and returned: 128 is not a token id \(0 \.\. 127\)"),
+            (lambda *_: [-1], r"-1 is not a token id \(0 \.\. 127\)"),
+            (lambda *_: [1.5], "1.5 is not a token id"),
+            (lambda *_: torch.tensor([[1]]), r"\[1\] is not a token id"),
         )
     ],
 ]

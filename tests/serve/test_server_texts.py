@@ -20,7 +20,7 @@ def test_pieces_join_to_the_text_of_all_tokens(kind: str) -> None:
         text = " ".join(rng.choices(["é", "🙂", "the", "end", "a", "\n"], k=rng.randint(0, 9)))
         ids = made(text, add_special_tokens=False)["input_ids"]
         if kind == "bytes":
-            # Also bytes that are no text. Of such bytes the other decoder's text depends on those that follow.
+            # Also bytes that are not text. Of such bytes the other decoder's text depends on those that follow.
             ids = rng.choices(range(len(made)), k=rng.randint(0, 9)) + ids
         decoder, text, start = Decoder(made), "", 0
         while start < len(ids):

@@ -23,7 +23,7 @@ END = 0
 
 
 def chat_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    """Each word is a letter; what it does not know is a question mark. A space between words is no token."""
+    """Each word is a letter; what it does not know is a question mark. A space between words is not a token."""
     vocab = {word: index for index, word in enumerate([*SPECIAL, *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

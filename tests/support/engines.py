@@ -34,7 +34,7 @@ VOCAB = 128
 PAD = 127
 MAX_BATCH = 4
 MAX_LEN = 128
-#: Longer than any wait that is no deadlock, on a machine that has much else to do too.
+#: Longer than any wait that is not a deadlock, on a machine that has much else to do too.
 PATIENCE = 300
 
 Make = Callable[..., Speculator]

@@ -75,7 +75,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "PassFailed": {"name": "count", "reason": "ArithmeticError: no entropy today"},
     "PassOrderError": {"consumer": "reads", "fact": "a", "producer": "makes", "cycle": "reads -> makes -> reads"},
     "NothingMatched": {"name": "tap_hidden", "looked_for": "layers 0, 1"},
-    "VerifierError": {"name": "commit", "problem": "index_put_ writes the weight w0, which is no state."},
+    "VerifierError": {"name": "commit", "problem": "index_put_ writes the weight w0, which is not a state."},
     "UnknownStage": {"name": "last", "tier": "tier K=3, 1 row", "available": "captured, verify_inputs"},
     "LoweringError": {"message": "which graph cannot be lowered, and why"},
     "BackendFailed": {"name": "mine", "what": "lower tier K=3, 1 row", "reason": "ArithmeticError: no code today"},

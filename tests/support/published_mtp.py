@@ -75,7 +75,7 @@ def write(folder: Path, model: PreTrainedModel, tensors: Weights) -> Path:
     model.save_pretrained(folder)
     path = folder / "model.safetensors"
     with safe_open(path, framework="pt") as file:
-        own = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no dict
+        own = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is not a dict
         metadata = file.metadata()
     save_file(own | {key: value.contiguous().clone() for key, value in tensors.items()}, path, metadata)
     return folder

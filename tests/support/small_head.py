@@ -74,7 +74,7 @@ def small_head(seed: int = 0) -> SmallHead:
 
 @dataclass(frozen=True)
 class Draft(DraftByNetwork):
-    """The hidden state before a text's newest token is thought to be nothing: this is no good drafter."""
+    """The hidden state before a text's newest token is thought to be nothing: this is not a good drafter."""
 
     name: ClassVar[str] = "draft_small_head"
 

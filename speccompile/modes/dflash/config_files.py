@@ -47,7 +47,9 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
     given = ConfigKeys(read_keys(folder / "config.json", name), name)
     assistant = given.get("model_type") == ASSISTANT
     if not is_dflash(given.keys):
-        reason = f"its config has neither model_type {ASSISTANT!r} nor {OWN!r}: it is no DFlash head in a known layout"
+        reason = (
+            f"its config has neither model_type {ASSISTANT!r} nor {OWN!r}: it is not a DFlash head in a known layout"
+        )
         raise InvalidHead(source=name, reason=reason)
     keys = ConfigKeys({**given.keys, **given.part(OWN)}, name)
     for key, (what, usual) in REFUSED.items():

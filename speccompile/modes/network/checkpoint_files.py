@@ -23,7 +23,7 @@ def checkpoint_folder(source: str | Path, patterns: Sequence[str]) -> Path:
     """The folder ``source``, or that of the hub's repository of this id, of which files of these patterns are fetched.
 
     Raises:
-        InvalidHead: it is no folder, and cannot be fetched.
+        InvalidHead: it is not a folder, and cannot be fetched.
     """
     path = Path(source)
     if path.is_dir():
@@ -34,7 +34,7 @@ def checkpoint_folder(source: str | Path, patterns: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = f"it is no folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
+        reason = f"it is not a folder, and cannot be fetched from the Hugging Face Hub ({error_line(error)})"
         raise InvalidHead(source=str(source), reason=reason) from error
 
 

@@ -35,7 +35,7 @@ class ConfigKeys:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """Raises InvalidHead: it is no number above 0."""
+        """Raises InvalidHead: it is not a number above 0."""
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise self.invalid(key, value, "a number above 0")
@@ -52,7 +52,7 @@ class ConfigKeys:
         """Indices of layers; none where they are absent.
 
         Raises:
-            InvalidHead: it is no list of ints.
+            InvalidHead: it is not a list of ints.
         """
         value = self.get(key, [])
         good = isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
@@ -77,7 +77,7 @@ class ConfigKeys:
         """Keys below a key; none where it is absent.
 
         Raises:
-            InvalidHead: it is no object.
+            InvalidHead: it is not an object.
         """
         value = self.keys.get(key) or {}
         if not isinstance(value, dict):
@@ -89,11 +89,11 @@ class ConfigKeys:
         the base is 10000: heads do not inherit the target's.
 
         Raises:
-            InvalidHead: they differ between kinds of layers, or are no object.
+            InvalidHead: they differ between kinds of layers, or are not an object.
         """
         given, theta = self.keys.get("rope_parameters") or self.keys.get("rope_scaling") or {}, 10000.0
         if not isinstance(given, dict):
-            reason = f"its config has the rotary parameters {given!r}, which are no object"
+            reason = f"its config has the rotary parameters {given!r}, which are not an object"
             raise InvalidHead(source=self.name, reason=reason)
         theta = self.number("rope_theta", theta)
         # As speculators does where a config has parameters by kind of layer (``flatten_rope_parameters``).
@@ -116,12 +116,12 @@ def read_keys(path: Path, name: str) -> dict[str, Any]:
     """Of a file.
 
     Raises:
-        InvalidHead: it cannot be read, or is no JSON object.
+        InvalidHead: it cannot be read, or is not a JSON object.
     """
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InvalidHead(source=name, reason=f"{path.name} cannot be read: {error_line(error)}") from error
     if not isinstance(found, dict):
-        raise InvalidHead(source=name, reason=f"{path.name} is no JSON object")
+        raise InvalidHead(source=name, reason=f"{path.name} is not a JSON object")
     return found

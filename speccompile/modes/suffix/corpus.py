@@ -14,7 +14,7 @@ def read_corpus(corpus: Any, tokenizer: Any) -> list[list[int]]:
     """Token ids of each text.
 
     Raises:
-        InvalidOption: one is no text and no list of ids, does not tokenise, or has no tokens.
+        InvalidOption: one is neither a text nor a list of ids, does not tokenise, or has no tokens.
     """
 
     def refuse(name: str, value: Any, reason: str) -> NoReturn:

@@ -172,7 +172,7 @@ class Suffix(ReadyMode):
     def state(self) -> list[StateSpec]:
         depth, search = self.max_depth, self._search
 
-        # Examples hold zeros: what is no trie would be walked for ever.
+        # Examples hold zeros: what is not a trie would be walked for ever.
         def spec(name: str, *shape: Any, initial: tuple[int, ...] = ()) -> StateSpec:
             return StateSpec(name, shape, torch.int32, high=1, initial=initial)
 

@@ -42,7 +42,7 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     most = groups.abs().amax(-1)
     # A number over a tensor is the tensor's reciprocal times the number, in torch: rounded twice.
     factor = torch.full_like(most, 127) / most
-    # Neither of zeros, nor of what is so small that its factor is infinite, nor of what is no number.
+    # Neither of zeros, nor of what is so small that its factor is infinite, nor of what is not a number.
     factor = torch.where(factor.isfinite(), factor, 0)
     return (groups * factor[..., None]).round().to(torch.int8), most / 127
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Less than any score: a maximum that nothing has been seen for. Finite, since -inf - -inf is no number.
+# Less than any score: a maximum that nothing has been seen for. Finite, since -inf - -inf is not a number.
 NOTHING = tl.constexpr(-1e38)
 
 

@@ -64,7 +64,7 @@ def fit_tree_rows(  # type: ignore[no-untyped-def]
         parent = at(taken, above, place)
         rank = at(children, above, place)
         children += (place == above).to(tl.int32)
-        # What is after itself is no tree: on a CPU the op reports it.
+        # What is after itself is not a tree: on a CPU the op reports it.
         fits = (parent >= 0) & (token >= 0) & (above >= 0) & (above <= index)
         if len(STATIC) > 0:
             node = tl.sum(tl.where((shape_parent == parent) & (shape_rank == rank), place, 0))

@@ -107,7 +107,7 @@ def newest_and_drafts(
     """
     newest_at = (length[slots] - 1).clamp(min=0)
     newest = tokens[slots, newest_at]
-    # What is no token (-1, padding, or a drafter's mistake) is read as the newest one: of that the logits are wanted
+    # What is not a token (-1, padding, or a drafter's mistake) is read as the newest one: of that the logits are wanted
     # anyway, while a NaN of another one would spoil the places before it. Acceptance looks at the drafts.
     drafts = F.pad(drafts, (0, width - 1 - drafts.shape[1]), value=-1)
     drafts = torch.where((drafts < 0) | (drafts >= vocab_size), newest[:, None], drafts)

@@ -43,7 +43,7 @@ def tiny_config(family: Family, *, num_layers: int = 2, window: int = 8, **overr
             where=f"tiny {family.name}",
             name=min(unknown),
             value=overrides[min(unknown)],
-            reason="it is no size of this family (the number of layers is num_layers)",
+            reason="it is not a size of this family (the number of layers is num_layers)",
         )
     try:
         config = _shrunk(family.config_class, num_layers, window, overrides, {})

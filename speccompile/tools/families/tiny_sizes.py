@@ -135,7 +135,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "rope_parameters": _each({"rope_type": "default", "rope_theta": 10000.0}, "sliding_attention full_attention"),
     },
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
-    # Sizes that are no fields of the class: it takes them, and moves them into the layers.
+    # Sizes that are not fields of the class: it takes them, and moves them into the layers.
     "Gemma4TextConfig": {"global_head_dim": 32},
     "Gemma4UnifiedTextConfig": {"global_head_dim": 32},
     "Dots3NoteTextConfig": {

@@ -1,4 +1,4 @@
-"""DFlash heads in files: written and read again, z-lab's layout, and what is no head of the target."""
+"""DFlash heads in files: written and read again, z-lab's layout, and what is not a head of the target."""
 
 from __future__ import annotations
 

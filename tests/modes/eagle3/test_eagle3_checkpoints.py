@@ -281,7 +281,7 @@ def test_lm_head_of_a_part_of_the_vocabulary_cannot_be_lent(tmp_path: Path) -> N
         ({"fc_norm": True, "norm_before_fc": True}, "both"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small', which has to be a number"),
         ({"rope_theta": "10000"}, "rope_theta='10000', which has to be a number"),
-        ({"rope_scaling": "linear"}, "the rotary parameters 'linear', which are no object"),
+        ({"rope_scaling": "linear"}, "the rotary parameters 'linear', which are not an object"),
         ({"rope_scaling": {"type": "linear"}}, "cannot make its rotary table of .*factor"),
         ({"rope_scaling": {"rope_type": "nonsense"}}, "cannot make its rotary table"),
         ({"head_dim": 23}, "cannot make its rotary table"),

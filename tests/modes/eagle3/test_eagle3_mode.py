@@ -243,7 +243,7 @@ def test_rules_other_than_exact_run_to_the_end_and_accept_drafts(
 def test_where_the_whole_draft_vocabulary_is_forbidden_nothing_is_drafted(
     model: LlamaForCausalLM, head: Eagle3Head, rule: str
 ) -> None:
-    """The text is then that without drafts, noise and all; token 0, which is no draft token, comes when it is drawn."""
+    """The text is then that without drafts, noise and all. Token 0 is not a draft token; it comes when it is drawn."""
     assert head.d2t is not None
     forbidden = target_ids(head.d2t).tolist()
     assert 0 not in forbidden

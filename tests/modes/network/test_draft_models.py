@@ -79,7 +79,7 @@ def test_of_what_came_from_the_hub_the_cached_tokenizer_counts(
     with raises(InvalidOption, name="draft", reason=re.compile("of the target")):
         check_same_vocabulary(draft, info, target, info)
     monkeypatch.undo()
-    # One that is not cached, a path that is no name, and none.
+    # One that is not cached, a path that is not a name, and none.
     for name in ("somebody/else", "/gone/with/the/wind", ""):
         draft.config._name_or_path = name
         check_same_vocabulary(draft, info, target, info)

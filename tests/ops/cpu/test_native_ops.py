@@ -160,7 +160,7 @@ def test_a_pack_is_made_once_and_follows_its_weight() -> None:
 def test_attention_is_its_definition(
     dtype: torch.dtype, data: st.DataObject, groups: int, per_group: int, depth: int, value_depth: int, width: int
 ) -> None:
-    """Blocks of 128 keys are crossed; what lies after a row's own text is no number, and not read."""
+    """Blocks of 128 keys are crossed; what lies after a row's own text is not a number, and not read."""
     places = 300
     heads = groups * per_group
     q = torch.randn(2, width, heads, depth).to(dtype)

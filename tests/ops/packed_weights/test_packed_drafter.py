@@ -169,7 +169,7 @@ def test_packs_of_a_head_are_checked(model: LlamaForCausalLM, monkeypatch: pytes
 
 
 def test_weights_of_a_head_that_is_misread_are_found(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As strictly as without rounding: a thousandth more is no rounding."""
+    """As strictly as without rounding: a thousandth more is not a rounding."""
     right = rounded_module._unrounded_linear
     monkeypatch.setattr(rounded_module._UnroundedOps, "__torch_dispatch__", slightly_more(right))
     with pytest.raises(CaptureMismatch):

@@ -62,7 +62,7 @@ def test_in_fixed_order_a_row_has_the_same_bits_in_any_company() -> None:
 def test_drafts_within_the_top() -> None:
     generator = torch.Generator().manual_seed(3)
     scores = 3 * torch.randn(4, 8, 128256, generator=generator)
-    # The last few of the most likely, and places that are no ids.
+    # The last few of the most likely, and places that are not ids.
     drafts = torch.cat([scores[:, :6].topk(6, -1).indices[..., -1], torch.tensor([[-1]] * 4)], dim=1)
     allowed = torch.tensor([-1.0, 1e-4, 0.013, 1.0])
     wanted = within_op.reference(scores, drafts, allowed, 6)

@@ -304,7 +304,7 @@ def test_newest_and_drafts(
         # A slot that was never used has length 0: it reads its first place, which is in bounds.
         newest = max(0, lengths[slot] - 1)
         newest_token = int(tokens[slot, newest])
-        # What is no token, and padding, is read as the newest one.
+        # What is not a token, and padding, is read as the newest one.
         ids = [draft if 0 <= draft < 10 else newest_token for draft in given_drafts[row].tolist()]
         assert read[row].tolist() == [newest_token, *ids, *[newest_token] * padding]
         assert positions[row].tolist() == list(range(newest, newest + width))

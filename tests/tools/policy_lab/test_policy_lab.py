@@ -125,11 +125,11 @@ def changed(lines: list[str], at: int, **columns: object) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda lines: [], "it is no trace"),
-        (lambda lines: ["{}"], "it is no trace"),
+        (lambda lines: [], "it is not a trace"),
+        (lambda lines: ["{}"], "it is not a trace"),
         (lambda lines: lines[:1], "it has no steps"),
         (lambda lines: [lines[0].replace('"format": 1', '"format": 2'), *lines[1:]], "format 2"),
-        (lambda lines: [*lines, lines[1][:20]], "it is no trace"),
+        (lambda lines: [*lines, lines[1][:20]], "it is not a trace"),
         (lambda lines: changed(lines, 1, accepted=[1]), "differ in length"),
         (lambda lines: changed(lines, 0, draft_lens=[]), "do not rise from 0"),
         (lambda lines: changed(lines, 0, draft_lens=[0, 7, 3, 1]), "do not rise from 0"),

@@ -62,7 +62,7 @@ void quantise(const float* x, int64_t depth, int64_t groups, uint8_t* inputs, fl
     if (std::isfinite(most) && std::isfinite(factor)) {
       to[group].set(values, factor);
     } else {
-      // Zeros, what is no number, and what is so small that 127 / most is infinite: all are zeros, times the scale.
+      // Zeros, what is not a number, and what is so small that 127 / most is infinite: all are zeros, times the scale.
       std::fill_n(padded, kGroup, 0.0f);
       to[group].set(padded, 0.0f);
     }
