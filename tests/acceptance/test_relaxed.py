@@ -137,7 +137,7 @@ def model() -> LlamaForCausalLM:
 
 @pytest.mark.parametrize(("begin", "end", "name"), [(VOCAB, END, "begin"), (BEGIN, VOCAB + 5, "end")])
 def test_tokens_that_never_come(model: LlamaForCausalLM, begin: int, end: int, name: str) -> None:
-    never = {"name": name, "value": max(begin, end), "reason": re.compile(r"no token id of the target \(0 \.\. 9\)")}
+    never = {"name": name, "value": max(begin, end), "reason": re.compile(r"not a token id of the target \(0 \.\. 9\)")}
     with raises(InvalidOption, **never):
         wrap(model, "none", tiers=(0,), max_len=16, backend="eager", acceptance=Relaxed(begin, end))
 

@@ -51,8 +51,8 @@ def test_human_eval_lines(tmp_path: Path, zipped: bool) -> None:
     ("line", "reason"),
     [
         ("{broken", "Expecting property name"),
-        ("[1, 2]", "no JSON object with 'turns'"),
-        ('{"question": "?"}', "no JSON object with 'turns'"),
+        ("[1, 2]", "not a JSON object with 'turns'"),
+        ('{"question": "?"}', "not a JSON object with 'turns'"),
         ('{"turns": []}', "'turns' must be a list with at least one text"),
         ('{"turns": "text"}', "'turns' must be a list with at least one text"),
         ('{"turns": [3]}', "its prompt must be a text"),

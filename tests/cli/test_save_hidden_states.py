@@ -61,7 +61,7 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ([1], "no JSON object"),
+        ([1], "not a JSON object"),
         ({"id": 1}, "none of"),
         ({"messages": [{"role": "user"}]}, "'role' and 'content'"),
         ({"messages": []}, "'role' and 'content'"),

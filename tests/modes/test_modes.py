@@ -133,7 +133,7 @@ def test_a_name_is_taken_once(name: str) -> None:
 
 @pytest.mark.parametrize("mode", [Echo(), "ngram", torch.nn.Linear, None])
 def test_only_modes_are_registered(mode: Any) -> None:
-    with raises(InvalidOption, name="mode", reason=re.compile(r"no subclass of speccompile\.modes\.Mode")):
+    with raises(InvalidOption, name="mode", reason=re.compile(r"not a subclass of speccompile\.modes\.Mode")):
         modes.register("mine", mode)
     assert "mine" not in modes.available()
 

@@ -194,13 +194,13 @@ def test_forms_of_stopping_criteria(form: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("given", [5, "stop", [never, 5], {}, [None]])
 def test_what_is_no_criterion(given: Any) -> None:
-    with raises(InvalidInput, name="stopping_criteria", reason=re.compile("no StoppingCriteria: it cannot be called")):
+    with raises(InvalidInput, name="stopping_criteria", reason=re.compile("not a StoppingCriteria: it cannot be called")):
         make_criteria(None, None, given)
 
 
 @pytest.mark.parametrize("stop", ["", [], [""], ["ab", ""], ["ab", 5], [b"ab"], ()])
 def test_what_is_no_stop_text(letters: PreTrainedTokenizerFast, stop: Any) -> None:
-    with raises(InvalidInput, name="stop", reason=re.compile("no text and no list of texts")):
+    with raises(InvalidInput, name="stop", reason=re.compile("must be a text or a list of texts")):
         make_criteria(stop, letters, None)
 
 

@@ -53,7 +53,7 @@ NO_PROMPTS = (
 NO_STREAMER = {"name": "streamer"}
 NO_TEXT = {"name": "stop", "reason": re.compile("must be a text or a list of texts")}
 NO_CRITERION = {"name": "stopping_criteria", "reason": re.compile("it cannot be called")}
-OUTSIDE = {"name": "eos_token_id", "reason": re.compile(r"no token id \(0 \.\. 127\); use \[\] for none")}
+OUTSIDE = {"name": "eos_token_id", "reason": re.compile(r"not a token id \(0 \.\. 127\); use \[\] for none")}
 BAD: list[tuple[dict[str, Any], type[SpecCompileError], dict[str, Any]]] = [
     ({"top_h": 0.5, "num_beams": 2}, UnknownOption, {"where": "submit", "names": "num_beams, top_h"}),
     ({"ids": []}, EmptyPrompt, {"row": 0}),

@@ -49,46 +49,46 @@ class FakeEvent:
 
 
 def test_a_device_that_runs_beside_the_host() -> None:
-    device, seconds = Device(), []
+    device, measured = Device(), []
     clock = EventClock(device.event)
 
     def run(seconds: float) -> None:
-        with clock.time(seconds.append):
+        with clock.time(measured.append):
             device.launch(seconds)
 
     run(0.5)
     run(0.25)
     device.launch(7.0)
-    assert seconds == []
+    assert measured == []
     # The first has ended, and the second is on.
     device.go_on(5)
     run(0.125)
-    assert seconds == [0.5]
+    assert measured == [0.5]
     device.go_on(5)
     run(2.0)
     # What was launched between two timed runs belongs to neither.
-    assert seconds == pytest.approx([0.5, 0.25, 0.125])
+    assert measured == pytest.approx([0.5, 0.25, 0.125])
     made = device.events
     for _ in range(20):
         device.go_on(len(device.queue))
         run(1.0)
-    assert device.events == made and len(seconds) == 23
+    assert device.events == made and len(measured) == 23
 
 
 def test_a_host_tells_at_once() -> None:
-    clock, seconds = clock_of(torch.device("cpu")), []
+    clock, measured = clock_of(torch.device("cpu")), []
     assert isinstance(clock, HostClock)
-    with clock.time(seconds.append):
-        assert seconds == []
-    assert len(seconds) == 1 and seconds[0] >= 0
+    with clock.time(measured.append):
+        assert measured == []
+    assert len(measured) == 1 and measured[0] >= 0
 
 
 def test_a_run_that_fails_is_not_counted() -> None:
-    device, seconds = Device(), []
+    device, measured = Device(), []
     for clock in (HostClock(), EventClock(device.event)):
-        with pytest.raises(OSError), clock.time(seconds.append):
+        with pytest.raises(OSError), clock.time(measured.append):
             raise OSError
     device.go_on(len(device.queue))
-    with clock.time(seconds.append):
+    with clock.time(measured.append):
         pass
-    assert seconds == []
+    assert measured == []

@@ -165,7 +165,7 @@ def test_configs_that_are_refused(
 
 
 def test_a_config_of_something_else(model: LlamaForCausalLM, head: DFlashHead, tmp_path: Path) -> None:
-    with raises(InvalidHead, reason=re.compile("no DFlash head")):
+    with raises(InvalidHead, reason=re.compile("not a DFlash head")):
         load_dflash(edited(zlab(head, tmp_path), dflash_config=None), model)
 
 

@@ -286,5 +286,5 @@ def test_what_does_not_fit_is_refused(model: LlamaForCausalLM, head: DFlashHead)
     double.fc.double()
     with raises(InvalidHead, reason=re.compile("float64")):
         dflash(model, double)
-    with raises(InvalidHead, reason=re.compile("no folder")):
+    with raises(InvalidHead, reason=re.compile("not a folder")):
         dflash(model, "/nowhere/at/all")  # type: ignore[arg-type]

@@ -359,5 +359,5 @@ def test_heads_that_do_not_fit_the_target_are_refused(model: LlamaForCausalLM, h
         eagle3(model, head_of(model, "own vocabulary").train())
     with raises(InvalidHead, reason=re.compile("float64")):
         eagle3(model, head_of(model, "own vocabulary").double())
-    with raises(InvalidHead, reason=re.compile("no folder")):
+    with raises(InvalidHead, reason=re.compile("not a folder")):
         eagle3(model, "/nowhere/at/all")

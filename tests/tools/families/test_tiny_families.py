@@ -147,7 +147,7 @@ def test_more_layers_and_other_sizes_can_be_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize("overrides", [{"no_such_size": 1}, {"num_hidden_layers": 3}])
 def test_an_unknown_size_is_refused(overrides: dict[str, Any]) -> None:
-    with raises(InvalidOption, reason=re.compile("no size of this family")):
+    with raises(InvalidOption, reason=re.compile("not a size of this family")):
         tiny_config(family("llama"), **overrides)
 
 
