@@ -92,6 +92,14 @@ class Arena(Mapping[str, torch.Tensor]):
             if tensor.follows_text:
                 self._tensors[name][slot, start:].fill_(tensor.fill)
 
+    def text_state_has_nan(self, slot: int, count: int) -> bool:
+        """Whether what ``slot`` holds of its first ``count`` positions (KV) has a NaN."""
+        return any(
+            bool(self._tensors[name][slot, :count].isnan().any())
+            for name, tensor in self.layout.tensors.items()
+            if tensor.follows_text
+        )
+
     def copy_text_state(self, source: int, target: int, count: int) -> None:
         """Copy what ``source`` holds of its first ``count`` positions (KV) to ``target``."""
         for name, tensor in self.layout.tensors.items():

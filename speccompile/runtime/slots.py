@@ -49,6 +49,8 @@ class Slots:
         source, shared = -1, 0
         if self._reuse and request.params.reuse:
             source, shared = self._longest_prefix(prompt, weights)
+        if source in self._owners and self._is_spoiled(self._owners[source]):
+            source, shared = -1, 0
         slot = self._choose(source, shared)
         del self._free[slot]
         self._owners[slot] = request
@@ -81,9 +83,10 @@ class Slots:
         slot = request.slot
         del self._owners[slot]
         self._arena.reset_slot(slot)
-        if request.error is not None:
+        failed = request.error is not None or self._is_spoiled(request)
+        if failed:
             self._arena.clear_text_state(slot, 0)
-        self._free[slot] = _text_with_kv(request) if request.error is None else []
+        self._free[slot] = [] if failed else _text_with_kv(request)
 
     def _longest_prefix(self, prompt: Sequence[int], weights: Hashable) -> tuple[int, int]:
         """The slot whose KV shares the longest prefix with ``prompt`` (-1 if none does), and the length of that prefix.
@@ -103,6 +106,12 @@ class Slots:
 
         source = max(lengths, key=preference, default=-1)
         return source, lengths.get(source, 0)
+
+    def _is_spoiled(self, request: Request) -> bool:
+        """Whether the KV of ``request`` has a NaN. A first token shows that it has none. A NaN at a token spoils also
+        the tokens before it that are read in the same step, whose KV other prompts could reuse: attention gives the
+        later token no weight there, and 0 times NaN is NaN."""
+        return not request.new_tokens and self._arena.text_state_has_nan(request.slot, request.cached)
 
     def _goes_on(self, slot: int, length: int) -> bool:
         """Whether the recurrent state of ``slot`` can go on after a prefix of that length. Beside it are the inputs of

@@ -113,6 +113,25 @@ def test_a_prompt_with_nan(bad: Make, poisoned: Poisoned, place: int) -> None:
     assert_next_ones_exact(engine, poisoned)
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_beginning_of_a_prompt_with_nan_is_not_reused(bad: Make, poisoned: Poisoned, cancelled: bool) -> None:
+    """Its tokens before the bad one may be spoiled, too: before its first token, which is an error, and if it is cancelled
+    before that."""
+    engine = (bad(prefill_budget=16) if cancelled else bad()).engine
+    others = beside(engine, poisoned)[: 1 if cancelled else 2]
+    (good,) = poisoned.harmless(1, 12, seed=80)
+    begins = poisoned.healthy(6, 9)
+    request = engine.submit([*begins, poisoned.bad, *poisoned.healthy(30 if cancelled else 5, 10)], max_new_tokens=20)
+    if cancelled:
+        while not 7 < request.cached < len(request.prompt):
+            engine.step()
+        request.cancel()
+    follower = engine.submit([*begins, *good], max_new_tokens=12)
+    engine.run()
+    assert_exact(poisoned.model, [*others, follower])
+    assert_clean(engine)
+
+
 @pytest.mark.parametrize("draft_len", [0, 3])
 def test_nan_in_the_middle_of_a_text(bad: Make, poisoned: Poisoned, draft_len: int) -> None:
     """The bad token is the last that can be chosen, at every draft length."""
