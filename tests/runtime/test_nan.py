@@ -115,8 +115,8 @@ def test_a_prompt_with_nan(bad: Make, poisoned: Poisoned, place: int) -> None:
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_the_beginning_of_a_prompt_with_nan_is_not_reused(bad: Make, poisoned: Poisoned, cancelled: bool) -> None:
-    """Its tokens before the bad one may be spoiled, too: before its first token, which is an error, and if it is cancelled
-    before that."""
+    """Its tokens before the bad one may be spoiled, too. A prompt that follows comes before the error, or after it was
+    cancelled."""
     engine = (bad(prefill_budget=16) if cancelled else bad()).engine
     others = beside(engine, poisoned)[: 1 if cancelled else 2]
     (good,) = poisoned.harmless(1, 12, seed=80)
