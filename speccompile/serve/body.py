@@ -25,11 +25,15 @@ async def read_body(request: Request, kind: type[Body], options: ServeOptions) -
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError("the body has to be JSON: send the header Content-Type: application/json", status=415)
-    return checked(parse(await _read(request, options.max_body_bytes), options.max_depth), kind)
+    return checked(parse(await read_bytes(request, options.max_body_bytes), options.max_depth), kind)
 
 
-async def _read(request: Request, most: int) -> bytes:
-    """The body, of at most ``most`` bytes. The rest of a larger one is not read."""
+async def read_bytes(request: Request, most: int) -> bytes:
+    """The body, of at most ``most`` bytes. The rest of a larger one is not read.
+
+    Raises:
+        ApiError: it is larger.
+    """
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

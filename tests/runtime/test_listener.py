@@ -194,9 +194,7 @@ def test_forms_of_stopping_criteria(form: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("given", [5, "stop", [never, 5], {}, [None]])
 def test_what_is_no_criterion(given: Any) -> None:
-    with raises(
-        InvalidInput, name="stopping_criteria", reason=re.compile("not a StoppingCriteria")
-    ):
+    with raises(InvalidInput, name="stopping_criteria", reason=re.compile("not a StoppingCriteria")):
         make_criteria(None, None, given)
 
 

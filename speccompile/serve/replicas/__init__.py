@@ -1,0 +1,1 @@
+"""Replicas of a server under Ray Serve. ``docs/replicas.md`` describes them."""

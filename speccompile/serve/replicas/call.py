@@ -1,0 +1,88 @@
+"""A request of HTTP as a value that travels to a replica, and the parts of its answer that travel back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Scope
+
+from speccompile.serve.body import read_bytes
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request whose body has been read."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+    body: bytes
+
+    def scope(self) -> Scope:
+        """As a server of ASGI has it."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": self.method,
+            "scheme": "http",
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": self.query,
+            "root_path": "",
+            "headers": self.headers,
+        }
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first part of an answer; all others are bytes of its body."""
+
+    status: int
+    headers: Headers
+
+
+async def read_call(request: Request, most: int) -> Call:
+    """The request with its body, of at most ``most`` bytes.
+
+    Raises:
+        ApiError: the body is larger.
+    """
+    body = await read_bytes(request, most)
+    return Call(request.method, request.url.path, request.url.query.encode(), request.headers.raw, body)
+
+
+async def answer(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    """The parts of the answer of ``app``, as it sends them. If the generator is closed, ``app`` sees its client leave.
+
+    Raises:
+        Exception: what ``app`` raises.
+    """
+    sent: asyncio.Queue[Message | None] = asyncio.Queue()
+    left = asyncio.Event()
+    unread = [{"type": "http.request", "body": call.body, "more_body": False}]
+
+    async def receive() -> Message:
+        if unread:
+            return unread.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    running = asyncio.ensure_future(app(call.scope(), receive, sent.put))
+    running.add_done_callback(lambda _: sent.put_nowait(None))
+    try:
+        while (message := await sent.get()) is not None:
+            if message["type"] == "http.response.start":
+                yield Head(message["status"], list(message["headers"]))
+            elif body := message.get("body"):
+                yield body
+        await running
+    finally:
+        left.set()
+        await asyncio.wait([running])

@@ -1,0 +1,131 @@
+"""The server as a Ray Serve application: an ingress passes requests on to replicas, which each have a speculator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import torch
+from ray import serve
+from ray.exceptions import NodeDiedError, RayActorError, WorkerCrashedError
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.requests import Request
+from starlette.responses import Response
+
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.app import create_app
+from speccompile.serve.options import ServeOptions
+from speccompile.serve.replicas.affinity import by_preference, conversation
+from speccompile.serve.replicas.call import Call, Head, answer, read_call
+from speccompile.serve.replicas.relay import Parts, relay
+from speccompile.serve.service import Service
+
+#: How Ray reports that the replica which had a call is gone.
+LOST = (RayActorError, WorkerCrashedError, NodeDiedError, ReplicaUnavailableError)
+#: Paths that any replica answers. Metrics and the page are those of one server, so replicas do not have them.
+PATHS = ("/v1/", "/tokenize", "/health")
+
+
+def ray_app(
+    make_service: Callable[[], Service],
+    options: ServeOptions | None = None,
+    *,
+    threads: int | None = None,
+    imbalance: int = 8,
+    **deployment: Any,
+) -> Application:
+    """The application for ``ray.serve.run``. Replicas share nothing.
+
+    A request goes to the replica that its conversation began on, unless that one has ``imbalance`` more requests than
+    the least loaded one. A request whose replica dies is sent to another one if nothing of its answer was passed on;
+    otherwise it ends with an error.
+
+    Args:
+        make_service: builds what a replica serves, in the replica's process. Ray pickles it.
+        options: those of the service; the ingress needs the largest body.
+        threads: that torch computes with in a replica; by default torch's own choice.
+        deployment: of the replicas, as ``serve.deployment`` accepts them: ``num_replicas``, ``autoscaling_config``,
+            ``ray_actor_options``, ... ``max_ongoing_requests`` is 64 by default. Beyond the engine's slots and
+            ``max_waiting`` together, requests receive status 429.
+    """
+    options = ServeOptions() if options is None else options
+    router = RequestRouterConfig(
+        request_router_class=ConversationRouter, request_router_kwargs={"imbalance": imbalance}
+    )
+    given = {"max_ongoing_requests": 64, "request_router_config": router, **deployment}
+    replicas = serve.deployment(Replica).options(**given).bind(make_service, threads)
+    # It only passes bytes on.
+    ingress = serve.deployment(Ingress).options(max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0})
+    return ingress.bind(replicas, options.max_body_bytes)
+
+
+class Replica:
+    """A server without a socket."""
+
+    def __init__(self, make_service: Callable[[], Service], threads: int | None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._service = make_service()
+        self._app = create_app(self._service)
+
+    def check_health(self) -> None:
+        """Ray restarts the replica if this raises."""
+        if not self._service.is_alive:
+            raise RuntimeError("the engine does not run any more")
+
+    async def answer(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+        async for part in answer(self._app, call):
+            yield part
+
+    def __del__(self) -> None:
+        self._service.close()
+
+
+class Ingress:
+    """Receives requests of HTTP."""
+
+    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
+        self._replicas = replicas.options(stream=True)
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            if not request.url.path.startswith(PATHS):
+                raise ApiError(f"{request.url.path}: replicas answer {', '.join(PATHS)} alone", status=404)
+            return await relay(await read_call(request, self._max_body_bytes), self._ask, LOST)
+        except ApiError as error:
+            return error.response()
+        except BackPressureError:
+            return ApiError("the queue is full; try again later", status=429, code="queue_full").response()
+
+    async def _ask(self, call: Call) -> Parts:
+        parts = self._replicas.answer.remote(call)
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            parts.cancel()
+
+
+class ConversationRouter(RequestRouter):
+    """Sends the turns of a conversation to one replica, which knows their KV."""
+
+    def initialize_state(self, imbalance: int) -> None:
+        self._imbalance = imbalance
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Each replica is a rank; Ray takes the first one that may have one more request."""
+        if not candidate_replicas:
+            return []
+        call = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        text = conversation(call) if isinstance(call, Call) else ""
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        known = self.replica_queue_len_cache
+        queues = {name: known.get(replica.replica_id) or 0 for name, replica in replicas.items()}
+        return [[replicas[name]] for name in by_preference(text, queues, self._imbalance)]

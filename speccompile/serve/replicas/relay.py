@@ -1,0 +1,90 @@
+"""Passes the answer of a replica on, and asks another replica if the first one dies before anything was passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from speccompile.errors import error_line
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.disconnect import ClientLeft, while_connected
+from speccompile.serve.replicas.call import Call, Head
+
+log = logging.getLogger("speccompile.serve")
+
+Parts = AsyncGenerator[Head | bytes, None]
+#: Replicas that are tried, and seconds between them: a dead one is removed from the list meanwhile.
+ATTEMPTS, PAUSE_SECONDS = 4, 0.5
+
+
+async def relay(call: Call, ask: Callable[[Call], Parts], lost: tuple[type[Exception], ...]) -> Response:
+    """The answer of a replica.
+
+    Args:
+        ask: sends a call to some replica. The same call may be sent several times.
+        lost: exceptions by which ``ask`` reports that the replica died.
+    """
+    for attempt in range(ATTEMPTS):
+        parts = ask(call)
+        try:
+            head = await anext(parts)
+            # A stream's head is sent before its first token: with the head alone another replica may still answer.
+            first = await anext(parts, b"")
+        except lost as error:
+            log.warning(
+                "a replica died before it answered (%s): attempt %d of %d", error_line(error), attempt + 1, ATTEMPTS
+            )
+            await parts.aclose()
+            await asyncio.sleep(PAUSE_SECONDS)
+            continue
+        except BaseException:
+            await parts.aclose()
+            raise
+        assert isinstance(head, Head) and isinstance(first, bytes)
+        return _Relayed(head, first, parts, lost)
+    return ApiError("no replica could answer; try again later", status=503, code="no_replica").response()
+
+
+class _Relayed(Response):
+    """An answer whose first part is known. The others follow, until the client leaves."""
+
+    def __init__(self, head: Head, first: bytes, rest: Parts, lost: tuple[type[Exception], ...]) -> None:
+        super().__init__(status_code=head.status)
+        self.raw_headers = head.headers
+        self._first, self._rest, self._lost = first, rest, lost
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send(send))
+        except (ClientLeft, OSError):
+            # An OSError is how a server reports that nothing can be sent.
+            return
+
+    async def _send(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for part in self._parts():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self._rest.aclose()
+
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async for part in self._rest:
+                assert isinstance(part, bytes)
+                yield part
+        except self._lost as error:
+            log.warning("a replica died in the middle of an answer: %s", error_line(error))
+            if self.headers.get("content-type", "").startswith("text/event-stream"):
+                message = "the replica died in the middle of the stream; what came so far is not complete"
+                yield f"data: {json.dumps(ApiError(message, status=500, code='replica_died').body())}\n\n".encode()
+            else:
+                # The connection is closed before the announced length.
+                raise
