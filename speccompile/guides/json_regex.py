@@ -71,7 +71,11 @@ def constant(value: Any) -> str:
         return rf"\{{{SPACE}{COMMA.join(pairs)}{SPACE}\}}"
     if isinstance(value, list | tuple):
         return rf"\[{SPACE}{COMMA.join(map(constant, value))}{SPACE}\]"
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return literal(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def literal(text: str) -> str:
+    """``text``, exactly."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)
 
 

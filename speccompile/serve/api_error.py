@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -50,9 +51,9 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        headers = {429: {"Retry-After": str(RETRY_SECONDS)}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status)
-        return JSONResponse(self.body(), self.status, headers)
+    def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        own = {429: {"Retry-After": str(RETRY_SECONDS)}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status, {})
+        return JSONResponse(self.body(), self.status, {**own, **(headers or {})})
 
 
 def engine_error(error: Exception, prompt_field: str, guide_field: str | None = None) -> ApiError:
@@ -73,7 +74,9 @@ def engine_error(error: Exception, prompt_field: str, guide_field: str | None = 
         return ApiError(str(error), param=guide_field)
     if isinstance(error, InvalidOption | InvalidInput):
         name = str(error.fields["name"])
-        param = guide_field if name == "guide" else _FIELDS.get(name, name)
+        # The engine calls a prompt that is not token ids by its number.
+        renamed = {"guide": guide_field, "prompt 0": prompt_field}
+        param = renamed.get(name, _FIELDS.get(name, name))
         return ApiError(f"{param}: {error.fields['reason']}", param=param)
     if isinstance(error, UserError):
         return ApiError(str(error))

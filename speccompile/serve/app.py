@@ -126,7 +126,7 @@ def _add_errors(app: FastAPI) -> None:
     async def of_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(message, status=error.status_code).response()
+        return ApiError(message, status=error.status_code).response(error.headers)
 
     @app.exception_handler(Exception)
     async def of_server(_: Request, error: Exception) -> Response:

@@ -47,7 +47,7 @@ def parse(data: bytes, max_depth: int) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        ApiError: ``data`` is something else, or nests deeper than ``max_depth``.
+        ApiError: ``data`` is something else, nests deeper than ``max_depth``, or has a string that is no Unicode text.
     """
     too_deep = ApiError(f"the body nests deeper than {max_depth} levels")
     try:
@@ -66,7 +66,28 @@ def parse(data: bytes, max_depth: int) -> dict[str, Any]:
         level = [item for part in values for item in part if isinstance(item, dict | list)]
     if level:
         raise too_deep
+    # Only escapes can write a lone surrogate: the bytes are UTF-8.
+    if b"\\u" in data:
+        _check_text(body, "")
     return body
+
+
+def _check_text(value: Any, path: str) -> None:
+    """Raises ApiError if a string in ``value``, which is at ``path``, has a lone surrogate."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            message = f"{path}: character {error.start} is half of a surrogate pair, which is not a character"
+            raise ApiError(message, param=path, code="invalid_value") from None
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_text(item, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            place = _joined(path, name)
+            _check_text(name, place)
+            _check_text(item, place)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -83,35 +104,44 @@ def checked(body: Mapping[str, Any], kind: type[Body]) -> Body:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _of_validation(error, kind) from None
+        raise _of_validation(error, kind, given) from None
 
 
-def _of_validation(error: ValidationError, kind: type[BaseModel]) -> ApiError:
+def _of_validation(error: ValidationError, kind: type[BaseModel], body: Mapping[str, Any]) -> ApiError:
     found = error.errors(include_url=False)
     unknown = [item for item in found if item["type"] == "extra_forbidden"]
     first = (unknown or found)[0]
     place, context = first["loc"], first.get("ctx", {})
-    param = _path((*place, context["param"]) if "param" in context else place)
+    param = _path(place, body)
+    if "param" in context:
+        param = _joined(param, context["param"])
     if unknown:
         known = f"; these are known: {', '.join(sorted(kind.model_fields))}" if len(place) == 1 else ""
         return ApiError(f"{param}: unknown field{known}", param=param, code="unknown_field")
     if first["type"] == "missing":
+        param = _joined(param, str(place[-1]))
         return ApiError(f"{param}: the field is missing", param=param, code="missing_field")
     reason = first["msg"].removeprefix("Value error, ")
     got = "" if "param" in context else f"; got {shown(first['input'])}"
     return ApiError(f"{param}: {reason}{got}", param=param, code="invalid_value")
 
 
-def _path(parts: tuple[int | str, ...]) -> str:
-    """``messages[0].role``. Names of a union's members, which pydantic adds, are left out."""
+def _path(place: tuple[int | str, ...], value: Any) -> str:
+    """``messages[0].role``, for the place of an error in ``value``. A place may also have names that pydantic gives to
+    the members of a union; no part of ``value`` has them."""
     path = ""
-    for part in parts:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier() and part not in _UNION_MEMBERS:
-            path += f".{part}" if path else part
+    for part in place:
+        if isinstance(value, dict) and str(part) in value:
+            path = f"{path}[{part}]" if isinstance(part, int) else _joined(path, part)
+            value = value[str(part)]
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
     return path
 
 
-#: Names that pydantic gives to members of unions.
-_UNION_MEMBERS = frozenset({"str", "dict", "NamedToolChoice"})
+def _joined(path: str, name: str) -> str:
+    """The field ``name`` of what is at ``path``. A name that is not an identifier is written as JSON."""
+    shown_name = name if name.isidentifier() else json.dumps(name)
+    if not path:
+        return shown_name
+    return f"{path}.{name}" if name.isidentifier() else f"{path}[{shown_name}]"

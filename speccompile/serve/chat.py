@@ -40,11 +40,11 @@ async def chat(service: Service, body: ChatBody) -> Response:
         ApiError: it cannot be followed.
     """
     service.check_model(body.model)
-    grammar = grammar_of(body, service.tokenizer)
     shown = None if body.tool_choice == "none" else body.tools
     ids = await service.in_thread(
         chat_ids, service.tokenizer, body.messages, shown, generation_prompt=body.add_generation_prompt
     )
+    grammar = grammar_of(body, service.tokenizer)
     guide, guide_field = await _guide(service, body, grammar)
     wanted = Wanted(
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
@@ -143,11 +143,7 @@ class _Answer:
         yield DONE
 
     def _read(self, continuation: Continuation, piece: Piece) -> tuple[str, list[ChoiceDeltaToolCall]]:
-        choice = self._choices[continuation.index]
-        found = choice.read(piece)
-        if choice.finish_reason:
-            self._service.counts.finished[choice.finish_reason] += 1
-        return found
+        return self._choices[continuation.index].read(piece)
 
     def _whole_choice(self, continuation: Continuation, choice: _Choice) -> Choice:
         calls = [call.whole() for call in choice.calls]

@@ -12,7 +12,7 @@ from openai.types.completion import Completion
 from openai.types.completion_choice import CompletionChoice, Logprobs
 from starlette.responses import Response
 
-from speccompile.serve.continuation import Continuation, Piece
+from speccompile.serve.continuation import Continuation
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import CompletionBody
 from speccompile.serve.logprobs import CompletionLogprobs
@@ -78,7 +78,7 @@ class _Answer:
         async for continuation, piece in merged(self._continuations):
             if self._body.max_tokens != 0:
                 texts[continuation.index] += piece.text
-            reasons[continuation.index] = self._reason(piece) or reasons[continuation.index]
+            reasons[continuation.index] = piece.finish_reason or reasons[continuation.index]
         choices = []
         for continuation, text, reason in zip(self._continuations, texts, reasons, strict=True):
             places = range(len(continuation.request.new_tokens) if self._body.max_tokens != 0 else 0)
@@ -95,7 +95,7 @@ class _Answer:
             if is_first:
                 text = self._echo(continuation) + text
                 begun.add(continuation.index)
-            reason = self._reason(piece)
+            reason = piece.finish_reason
             if not (text or places or reason):
                 continue
             choice = self._choice(continuation, text, reason, places, is_first=is_first)
@@ -130,11 +130,6 @@ class _Answer:
 
     def _echo(self, continuation: Continuation) -> str:
         return str(self._service.tokenizer.decode(continuation.request.prompt)) if self._body.echo else ""
-
-    def _reason(self, piece: Piece) -> str | None:
-        if piece.finish_reason is not None:
-            self._service.counts.finished[piece.finish_reason] += 1
-        return piece.finish_reason
 
     def _usage(self) -> Any:
         requests = [item.request for item in self._continuations]

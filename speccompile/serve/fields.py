@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from speccompile.serve.base_fields import Fields, wrong
 from speccompile.serve.tool_fields import AnyToolChoice, Tool
 
 MOST_STOPS = 16
@@ -47,17 +47,6 @@ def _prompt(value: Any) -> Any:
     return prompts
 
 
-def wrong(param: str, reason: str) -> PydanticCustomError:
-    """The value of ``param`` is not valid beside another field's."""
-    return PydanticCustomError("fields_disagree", "{reason}", {"param": param, "reason": reason})
-
-
-class Fields(BaseModel):
-    """Fields of one object. Others are refused, and no value is converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 class StreamOptions(Fields):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -73,15 +62,33 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """``json_schema``, ``json_object`` or ``text``."""
+    """``json_schema``, ``json_object``, ``text``, or ``grammar``, whose fields are those of the API's custom tools."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "grammar"]
     json_schema: JsonSchema | None = None
+    syntax: Literal["regex"] | None = None
+    definition: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
-    def _has_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise wrong("json_schema", "it has to be given with type json_schema, and with no other")
+    def _fits_type(self) -> ResponseFormat:
+        for name, kind in (("json_schema", "json_schema"), ("syntax", "grammar"), ("definition", "grammar")):
+            if (self.type == kind) != (getattr(self, name) is not None):
+                raise wrong(name, f"it must be given with type {kind}, and with no other")
+        return self
+
+
+class StructuredOutputs(Fields):
+    """vLLM's name for what a text follows; exactly one of its fields."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = Field(None, min_length=1)
+    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1)
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> StructuredOutputs:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("exactly one of json, regex, choice and json_object must be given")
         return self
 
 
@@ -114,7 +121,7 @@ class Generation(Fields):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(_bias)] = None
@@ -130,6 +137,7 @@ class Generation(Fields):
     ignore_eos: bool = False
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = Field(None, min_length=1)
+    structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
     priority: int = Field(0, gt=-(2**63), lt=2**63)
     # The engine's names.
@@ -138,13 +146,17 @@ class Generation(Fields):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Generation:
-        given = [name for name in ("guided_json", "guided_regex") if getattr(self, name) is not None]
+        names = ("guided_json", "guided_regex", "structured_outputs")
+        given = [name for name in names if getattr(self, name) is not None]
         if self.response_format is not None and self.response_format.type != "text":
             given.append("response_format")
         if len(given) > 1:
             raise wrong(given[0], f"{' and '.join(given)} cannot be followed together")
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "it needs stream=true")
+        most = getattr(self, "max_completion_tokens", None) or self.max_tokens
+        if self.min_tokens is not None and most is not None and self.min_tokens > most:
+            raise wrong("min_tokens", f"it must be at most max_tokens, which is {most}")
         return self
 
 
@@ -201,6 +213,7 @@ class Message(Fields):
     tool_call_id: str | None = None
     # An assistant's message as this server, or the API, has answered it.
     refusal: None = None
+    annotations: list[Any] | None = Field(default=None, max_length=0)
     reasoning_content: str | None = None
 
     @model_validator(mode="after")
@@ -252,4 +265,10 @@ class TokenizeBody(Fields):
     def _one_input(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise wrong("prompt", "give it or messages")
+        if self.messages is None:
+            for name in ("tools", "add_generation_prompt"):
+                if name in self.model_fields_set:
+                    raise wrong(name, "it needs messages")
+        elif "add_special_tokens" in self.model_fields_set and self.add_special_tokens:
+            raise wrong("add_special_tokens", "the chat template writes them; it needs prompt")
         return self

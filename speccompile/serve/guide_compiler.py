@@ -1,4 +1,4 @@
-"""Guides for requests: compiled once, off the engine's thread, within limits."""
+"""Guides for requests: compiled once, off the engine's thread and those of other requests, within limits."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import multiprocessing
 import pickle
 import threading
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from transformers import PreTrainedTokenizerBase
 
-from speccompile.errors import InvalidGuide, SpecCompileError
+from speccompile.errors import InvalidGuide, QueueFull, SpecCompileError
 from speccompile.guides import Guide
 from speccompile.serve.guide_process import READY, GuideSource, run
 from speccompile.serve.options import ServeOptions
 
 _KEPT_GUIDES = 64
+#: Guides that may wait for the one that is being compiled.
+_MOST_WAITING = 16
 _START_SECONDS = 120
 
 
 class GuideCompiler:
-    """Any thread may use it; guides are compiled one at a time.
+    """Compiles one guide at a time, in a thread that waits for a separate process. Known guides wait for nothing.
 
     Args:
         options: the limits.
@@ -30,35 +33,67 @@ class GuideCompiler:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: ServeOptions) -> None:
         self._tokenizer = tokenizer
         self._options = options
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="speccompile-guides")
+        self._waiting: set[Future[Guide]] = set()
         self._lock = threading.Lock()
         self._kept: OrderedDict[GuideSource, Guide] = OrderedDict()
         self._running: tuple[BaseProcess, Connection] | None = None
 
-    def guide(self, source: GuideSource) -> Guide:
-        """The guide of ``source``. Takes up to the limit of seconds; the first call also starts the process.
+    def guide(self, source: GuideSource) -> Future[Guide]:
+        """The guide of ``source``. A future that is cancelled before its turn is not compiled.
+
+        The future raises :class:`InvalidGuide` if the guide cannot be followed or a limit ended its compilation, and
+        :class:`SpecCompileError` if the tokenizer cannot have guides.
 
         Raises:
-            InvalidGuide: it cannot be followed, or a limit ended its compilation.
-            SpecCompileError: the tokenizer cannot have guides.
+            QueueFull: too many guides wait.
         """
+        guide = self._known(source)
+        if guide is not None:
+            known: Future[Guide] = Future()
+            known.set_result(guide)
+            return known
         with self._lock:
-            if source in self._kept:
-                self._kept.move_to_end(source)
-                return self._kept[source]
-            guide = self._compile(source)
-            self._kept[source] = guide
-            if len(self._kept) > _KEPT_GUIDES:
-                self._kept.popitem(last=False)
-            return guide
+            if len(self._waiting) > _MOST_WAITING:
+                raise QueueFull(count=1, waiting=len(self._waiting), limit=_MOST_WAITING)
+            future = self._thread.submit(self._compile_once, source)
+            self._waiting.add(future)
+        future.add_done_callback(self._leave)
+        return future
 
     def start(self) -> None:
         """Start the process, if it does not run yet."""
-        with self._lock:
-            self._connection()
+        self._thread.submit(self._connection).result()
 
     def close(self) -> None:
+        """End the process, also in the middle of a compilation."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        running = self._running
+        if running is not None:
+            running[0].kill()
+        self._thread.shutdown()
+        self._stop()
+
+    def _leave(self, future: Future[Guide]) -> None:
         with self._lock:
-            self._stop()
+            self._waiting.discard(future)
+
+    def _known(self, source: GuideSource) -> Guide | None:
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return self._kept.get(source)
+
+    def _compile_once(self, source: GuideSource) -> Guide:
+        # An earlier one in the queue may have been the same.
+        guide = self._known(source)
+        if guide is None:
+            guide = self._compile(source)
+            with self._lock:
+                self._kept[source] = guide
+                if len(self._kept) > _KEPT_GUIDES:
+                    self._kept.popitem(last=False)
+        return guide
 
     def _compile(self, source: GuideSource) -> Guide:
         connection, seconds = self._connection(), self._options.max_guide_seconds

@@ -18,7 +18,8 @@ def metrics_text(service: Service) -> str:
     """All metrics in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_VllmNames(service))
-    return service.spec.prometheus() + generate_latest(registry).decode()
+    served = generate_latest(registry) + generate_latest(service.counts.registry)
+    return service.spec.prometheus() + served.decode()
 
 
 class _VllmNames(Collector):
@@ -26,7 +27,7 @@ class _VllmNames(Collector):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._labels = {"model_name": service.name, "engine": "0"}
+        self._labels = service.labels
 
     def collect(self) -> Iterator[Any]:
         stats, engine = self._service.spec.stats, self._service.engine
@@ -36,7 +37,9 @@ class _VllmNames(Collector):
         read, reused = stats.prefill_tokens, stats.reused_tokens
         yield self._gauge("num_requests_running", "Requests that have a slot.", running)
         yield self._gauge("num_requests_waiting", "Requests that wait for a slot.", capacity.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the slots that have a request.", running / capacity.slots)
+        # The second names are those of older versions, which dashboards still have.
+        for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
+            yield self._gauge(name, "Share of the slots that have a request.", running / capacity.slots)
         yield self._counter("prompt_tokens", "Prompt tokens, those with known KV included.", read + reused)
         yield self._counter("generation_tokens", "New tokens.", new)
         yield self._counter("prefix_cache_queries", "Prompt tokens.", read + reused)
@@ -51,7 +54,8 @@ class _VllmNames(Collector):
         finished = dict(self._service.counts.finished)
         yield self._counters("request_success", "Choices that ended, by reason.", "finished_reason", finished)
         yield self._histogram("time_to_first_token_seconds", "Seconds to the first token.", stats.first_token_seconds)
-        yield self._histogram("inter_token_latency_seconds", "Seconds a token after.", stats.between_tokens_seconds)
+        for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+            yield self._histogram(name, "Seconds before each further token.", stats.between_tokens_seconds)
         responses = CounterMetricFamily("speccompile_responses", "Responses by status.", labels=["status"])
         for status, count in sorted(self._service.counts.responses.items()):
             responses.add_metric([str(status)], count)

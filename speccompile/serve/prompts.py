@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.fields import Message
 from speccompile.serve.tool_fields import Tool
+
+log = logging.getLogger("speccompile.serve")
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
@@ -46,6 +49,11 @@ def chat_ids(
     except TemplateError as error:
         # Templates raise it themselves, for roles that do not alternate and the like.
         message = f"messages: the chat template refuses them: {error.message or type(error).__name__}"
+        raise ApiError(message, param="messages") from None
+    except Exception as error:
+        # A template is the model's own program, and may fail on what it does not expect.
+        log.exception("the chat template failed")
+        message = f"messages: the chat template fails on them ({type(error).__name__})"
         raise ApiError(message, param="messages") from None
     return list(encoded["input_ids"])
 

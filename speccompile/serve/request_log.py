@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,8 +19,8 @@ from speccompile.serve.disconnect import CLIENT_LEFT
 
 log = logging.getLogger("speccompile.serve")
 
-#: Paths that need no key: a load balancer has none, and the page asks for it.
-_OPEN_PATHS = ("/", "/health")
+#: Paths that need no key: load balancers and Prometheus have none, as in vLLM, and the page asks for it.
+_OPEN_PATHS = ("/", "/health", "/metrics")
 _OPEN_FOLDER = "/page/"
 _POLLED = ("/", "/health", "/live", "/metrics")
 
@@ -34,7 +35,8 @@ class Note:
     started: float = field(default_factory=time.perf_counter)
 
     def line(self, method: str, path: str, status: int) -> str:
-        parts = [f"{method} {path} {status}", f"{time.perf_counter() - self.started:.3f} s"]
+        # Quoted: a path may have line breaks.
+        parts = [f"{method} {quote(path, safe='/:')} {status}", f"{time.perf_counter() - self.started:.3f} s"]
         if self.error is not None:
             # Messages may quote what a user wrote.
             parts.append(f"{self.error.code or self.error.kind} {self.error.param or ''}".rstrip())
@@ -64,7 +66,7 @@ class RequestLog:
     def __init__(self, app: ASGIApp, counts: Counts, api_key: str | None) -> None:
         self._app = app
         self._counts = counts
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,7 +89,10 @@ class RequestLog:
                 await error.response()(scope, receive, noted)
         finally:
             current.reset(token)
-            self._counts.responses[status] += 1
+            # The work for a response ends with it, also if its stream never began.
+            for request in note.requests:
+                request.cancel()
+            self._counts.count(status, note.requests)
             # Polled by the page, dashboards and load balancers.
             quiet = status < 400 and (scope["path"] in _POLLED or scope["path"].startswith(_OPEN_FOLDER))
             log.log(logging.DEBUG if quiet else logging.INFO, "%s", note.line(scope["method"], scope["path"], status))
@@ -96,5 +101,6 @@ class RequestLog:
         if self._key is None or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER):
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
         # In a time that does not depend on where they differ.
-        return hmac.compare_digest(given, self._key)
+        return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"

@@ -122,7 +122,6 @@ class _Answer:
             self._text += piece.text
             if piece.finish_reason is not None:
                 self._reason = piece.finish_reason
-                self._service.counts.finished[piece.finish_reason] += 1
             yield piece.text
 
     def _event(self, kind: type[BaseModel], name: str, **fields: Any) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from speccompile.serve.fields import ChatBody, Fields, JsonSchema, Message, ResponseFormat, wrong
+from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.fields import ChatBody, JsonSchema, Message, ResponseFormat
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -71,12 +71,17 @@ class Service:
     tokenizer: PreTrainedTokenizerBase
     name: str
     options: ServeOptions
-    counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
+        self.counts = Counts(self.labels)
         self.vocabulary = Vocabulary(self.tokenizer)
         self.guides = GuideCompiler(self.tokenizer, self.options)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="speccompile-serve")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """vLLM's, of all metrics under its names."""
+        return {"model_name": self.name, "engine": "0"}
 
     @property
     def engine(self) -> Engine:
@@ -141,7 +146,8 @@ class Service:
             raise ApiError(message, param=param, code="unsupported_field")
         capacity = self.engine.capacity().slots + self.engine.waiting.limit
         if len(prompts) * body.n > capacity:
-            raise ApiError(f"n: more choices than the queue holds ({capacity})", param="n")
+            param = "n" if body.n > 1 else prompts[0].field.partition("[")[0]
+            raise ApiError(f"{param}: more choices than the queue holds ({capacity})", param=param)
         requests: list[Request] = []
         try:
             for index in range(len(prompts) * body.n):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 from speccompile.errors import InvalidGuide, SpecCompileError
 from speccompile.guides import Guide
+from speccompile.guides.json_regex import any_of, literal
 from speccompile.serve.api_error import ApiError, engine_error
-from speccompile.serve.fields import Generation
+from speccompile.serve.fields import Generation, ResponseFormat, StructuredOutputs
 from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.json_object import json_object_regex
 from speccompile.serve.service import Service
@@ -18,14 +21,31 @@ def source_of(body: Generation) -> tuple[GuideSource, str] | None:
     if body.guided_regex is not None:
         return GuideSource("regex", body.guided_regex), "guided_regex"
     if body.guided_json is not None:
-        schema = body.guided_json
-        return GuideSource("json_schema", schema if isinstance(schema, str) else json.dumps(schema)), "guided_json"
+        return _of_schema(body.guided_json), "guided_json"
+    if body.structured_outputs is not None:
+        return _of_structured_outputs(body.structured_outputs), "structured_outputs"
     form = body.response_format
     if form is None or form.type == "text":
         return None
-    if form.json_schema is None:
-        return GuideSource("regex", json_object_regex()), "response_format"
-    return GuideSource("json_schema", json.dumps(form.json_schema.schema_)), "response_format"
+    return _of_format(form), "response_format"
+
+
+def _of_schema(schema: dict[str, Any] | str) -> GuideSource:
+    return GuideSource("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def _of_format(form: ResponseFormat) -> GuideSource:
+    if form.json_schema is not None:
+        return _of_schema(form.json_schema.schema_)
+    return GuideSource("regex", json_object_regex() if form.definition is None else form.definition)
+
+
+def _of_structured_outputs(given: StructuredOutputs) -> GuideSource:
+    if given.json_ is not None:
+        return _of_schema(given.json_)
+    if given.choice is not None:
+        return GuideSource("regex", any_of([literal(text) for text in given.choice]))
+    return GuideSource("regex", json_object_regex() if given.regex is None else given.regex)
 
 
 async def compiled(service: Service, source: GuideSource, field: str) -> Guide:
@@ -34,7 +54,7 @@ async def compiled(service: Service, source: GuideSource, field: str) -> Guide:
         ApiError: it cannot be followed, or is beyond the limits; names ``field``.
     """
     try:
-        guide: Guide = await service.in_thread(service.guides.guide, source)
+        return await asyncio.wrap_future(service.guides.guide(source))
     except InvalidGuide as error:
         # A grammar of tools names the tool whose schema is at fault by its number.
         what = error.fields["what"]
@@ -42,4 +62,3 @@ async def compiled(service: Service, source: GuideSource, field: str) -> Guide:
         raise ApiError(f"{param}: {error.fields['reason']}", param=param, code="invalid_guide") from None
     except SpecCompileError as error:
         raise engine_error(error, field, field) from None
-    return guide

@@ -4,42 +4,64 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+
+from speccompile.serve.base_fields import Fields
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Function(_Fields):
+class Function(Fields):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(_Fields):
+class Tool(Fields):
     type: Literal["function"]
     function: Function
 
 
-class _Named(_Fields):
+class _Named(Fields):
     name: str
 
 
-class NamedToolChoice(_Fields):
+class NamedToolChoice(Fields):
     type: Literal["function"]
     function: _Named
 
 
+class _NamedTool(Fields):
+    type: Literal["function"]
+    function: _Named
+
+
+class _AllowedTools(Fields):
+    mode: Literal["auto", "required"]
+    tools: list[_NamedTool] = Field(min_length=1)
+
+
+class AllowedToolChoice(Fields):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: _AllowedTools
+
+
+_CHOICES: dict[Any, type[Fields]] = {"function": NamedToolChoice, "allowed_tools": AllowedToolChoice}
+
+
 def _choice(value: Any) -> Any:
-    if isinstance(value, NamedToolChoice):
+    if isinstance(value, Fields) or value in ("none", "auto", "required"):
         return value
-    if isinstance(value, str) and value in ("none", "auto", "required"):
-        return value
-    if isinstance(value, dict) and value.get("type") == "function":
-        return NamedToolChoice.model_validate(value)
-    raise ValueError('it has to be "none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in _CHOICES:
+        return _CHOICES[kind].model_validate(value)
+    raise ValueError(
+        'it must be "none", "auto", "required", {"type": "function", "function": {"name": ...}}, '
+        'or {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+    )
 
 
-AnyToolChoice = Annotated[Literal["none", "auto", "required"] | NamedToolChoice, BeforeValidator(_choice)]
+AnyToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice, BeforeValidator(_choice)
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.fields import ChatBody
-from speccompile.serve.tool_fields import NamedToolChoice, Tool
+from speccompile.serve.tool_fields import AllowedToolChoice, NamedToolChoice, Tool
 from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import Arguments, CallBegin, Item
 
@@ -35,18 +35,31 @@ def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGramma
     tools = {tool.function.name: tool for tool in body.tools}
     if len(tools) < len(body.tools):
         raise ApiError("tools: two have the same name", param="tools")
-    chosen: list[Tool] = list(tools.values())
+    names, required = list(tools), choice == "required"
     if isinstance(choice, NamedToolChoice):
-        if choice.function.name not in tools:
-            message = f"tool_choice.function.name: no tool is called {choice.function.name!r}"
-            raise ApiError(message, param="tool_choice.function.name")
-        chosen = [tools[choice.function.name]]
+        names, required = _known([choice.function.name], tools, "tool_choice.function.name"), True
+    elif isinstance(choice, AllowedToolChoice):
+        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+        names = _known(allowed, tools, "tool_choice.allowed_tools.tools")
+        required = choice.allowed_tools.mode == "required"
     return ToolGrammar(
-        tuple((tool.function.name, tool.function.parameters) for tool in chosen),
+        tuple((name, tools[name].function.parameters) for name in names),
         syntax(tokenizer),
-        required=choice not in (None, "auto"),
+        required=required,
         parallel=body.parallel_tool_calls and not isinstance(choice, NamedToolChoice),
     )
+
+
+def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]:
+    """``names`` without repetitions.
+
+    Raises:
+        ApiError: no tool has one of them.
+    """
+    for name in names:
+        if name not in tools:
+            raise ApiError(f"{param}: no tool is called {name!r}", param=param)
+    return list(dict.fromkeys(names))
 
 
 def syntax(tokenizer: PreTrainedTokenizerBase) -> CallSyntax:

@@ -49,8 +49,9 @@ def sent(address: str, body: dict[str, Any], path: str = COMPLETIONS) -> socket.
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_its_request(address: str, spec: Speculator, stream: bool) -> None:
+def test_a_client_that_leaves_cancels_its_request(address: str, client: Client, spec: Speculator, stream: bool) -> None:
     engine, before = spec.engine, spec.stats.emitted_tokens
+    aborted = client.service.counts.finished["abort"]
     connection = sent(address, {**LONG, "stream": stream, "n": 2})
     wait_for(lambda: any(request.new_tokens for request in engine.running))
     requests = engine.running
@@ -58,6 +59,28 @@ def test_a_client_that_leaves_cancels_its_request(address: str, spec: Speculator
     wait_for(lambda: engine.idle)
     assert {request.finish_reason for request in requests} == {"cancelled"}
     assert spec.stats.emitted_tokens - before < 300
+    wait_for(lambda: client.service.counts.finished["abort"] == aborted + 2)
+
+
+def test_a_client_that_leaves_before_its_stream_begins_cancels_its_request(client: Client, spec: Speculator) -> None:
+    data = json.dumps({**LONG, "stream": True}).encode()
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": headers, "query_string": b""}
+    parts = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return parts.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(_: Any) -> None:
+        raise OSError("nothing can be sent")
+
+    aborted = client.service.counts.finished["abort"]
+    asyncio.run(client.app(scope, receive, send))
+    assert client.service.counts.finished["abort"] == aborted + 1
+    wait_for(lambda: spec.engine.idle)
 
 
 def test_a_client_that_leaves_while_it_waits_leaves_the_queue(address: str, spec: Speculator) -> None:
@@ -207,3 +230,10 @@ def test_each_request_is_one_line_of_the_log(client: Client, caplog: pytest.LogC
     assert first.startswith("POST /v1/completions 200, ") and "user 'me'" in first
     assert "2 prompt tokens, 3 new, max_new_tokens" in first and "acceptance length" in first
     assert second.startswith("POST /v1/completions 400, ") and second.endswith(", invalid_value prompt")
+
+
+def test_a_path_cannot_add_a_line_to_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "speccompile.serve"):
+        client.get("/v1/a%0aPOST%20/forged%20200")
+    (record,) = caplog.records
+    assert record.message.startswith("GET /v1/a%0APOST%20/forged%20200 404, ")

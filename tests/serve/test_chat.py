@@ -110,3 +110,28 @@ def test_logprobs_have_text_bytes_and_the_likeliest_tokens(client: Client) -> No
 def test_a_template_that_refuses_a_conversation_is_a_400(client: Client) -> None:
     error = client.refused(PATH, {"messages": [USER, USER]})
     assert error["param"] == "messages" and "alternate" in error["message"]
+
+
+def test_a_template_that_fails_on_a_conversation_is_a_400(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer(), "chat_template", "{{ messages[0].content + 1 }}")
+    error = client.refused(PATH, {"messages": [USER]})
+    assert error["param"] == "messages" and "TypeError" in error["message"]
+
+
+def test_without_a_template_chats_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer(), "chat_template", None)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for body in ({"messages": [USER]}, {"messages": [USER], "tools": tools}):
+        assert "/v1/completions" in client.refused(PATH, body)["message"]
+    assert client.refused("/tokenize", {"messages": [USER]})["param"] == "messages"
+
+
+def test_null_is_as_if_the_field_were_left_out(client: Client) -> None:
+    """A client that sends an answer back as a dict sends all fields of its message."""
+    nulls = dict.fromkeys(("refusal", "audio", "function_call", "tool_calls", "name"))
+    answer = {"role": "assistant", "content": "ab", "annotations": [], **nulls}
+    messages = [USER, answer, {**USER, "name": None}]
+    assert prompt_tokens(client, messages) == prompt_tokens(
+        client, [USER, {"role": "assistant", "content": "ab"}, USER]
+    )
+    assert client.post(PATH, {"messages": messages, "max_tokens": 1, "stream_options": None}).status_code == 200

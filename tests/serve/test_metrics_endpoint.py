@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.serving import MAX_LEN, MODEL, Client, tokenizer
@@ -42,6 +43,61 @@ def test_metrics_have_our_names_and_those_of_vllm(client: Client) -> None:
     assert grown["vllm:request_success_total,length"] == 1 and grown["speccompile_responses_total,200"] == 2
     assert grown["speccompile_emitted_tokens_total"] in (29, 30)
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+
+
+#: What the dashboard of vLLM's repository (examples/online_serving/prometheus_grafana/grafana.json) reads.
+DASHBOARD = {
+    "e2e_request_latency_seconds_bucket",
+    "e2e_request_latency_seconds_count",
+    "e2e_request_latency_seconds_sum",
+    "generation_tokens_total",
+    "gpu_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prompt_tokens_total",
+    "request_decode_time_seconds_sum",
+    "request_generation_tokens_bucket",
+    "request_max_num_generation_tokens_sum",
+    "request_prefill_time_seconds_sum",
+    "request_prompt_tokens_bucket",
+    "request_queue_time_seconds_sum",
+    "request_success_total",
+    "time_per_output_token_seconds_bucket",
+    "time_per_output_token_seconds_count",
+    "time_per_output_token_seconds_sum",
+    "time_to_first_token_seconds_bucket",
+    "time_to_first_token_seconds_count",
+    "time_to_first_token_seconds_sum",
+}
+
+
+def test_every_panel_of_vllms_dashboard_has_data(client: Client) -> None:
+    client.complete("ab", max_tokens=3)
+    text = client.get("/metrics").text
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    labelled = {sample.name for family in families for sample in family.samples if sample.labels.get("model_name")}
+    assert {f"vllm:{name}" for name in DASHBOARD} <= labelled
+    for family in families:
+        assert family.documentation and family.type in ("counter", "gauge", "histogram")
+
+
+def test_requests_are_counted_when_they_end(client: Client) -> None:
+    before = samples(client)
+    client.complete("the end", max_tokens=5, n=2)
+    client.refused("/v1/completions", {"prompt": ""})
+    after = samples(client)
+
+    def grown(name: str) -> float:
+        return after[f"vllm:{name}"] - before.get(f"vllm:{name}", 0)
+
+    assert grown("request_generation_tokens_sum") == 10 and grown("request_generation_tokens_count") == 2
+    assert grown("request_max_num_generation_tokens_sum") == 5 and grown("request_params_n_sum") == 2
+    assert grown("request_prompt_tokens_sum") == 2 * len(tokenizer()("the end")["input_ids"])
+    assert grown("request_params_max_tokens_sum") == 10 and grown("request_success_total,length") == 2
+    parts = [grown(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
+    assert all(part > 0 for part in parts) and sum(parts) == pytest.approx(grown("e2e_request_latency_seconds_sum"))
 
 
 def test_models(client: Client) -> None:

@@ -47,6 +47,20 @@ def test_a_field_that_cannot_be_followed_is_refused_by_name(client: Client, name
     ("fields", "param"),
     [
         ({"temprature": 0}, "temprature"),
+        ({"top-p": 1}, '"top-p"'),
+        ({"str": 1}, "str"),
+        ({"stream": True, "stream_options": {"no usage": 1}}, 'stream_options["no usage"]'),
+        ({"prompt": [10**30]}, "prompt"),
+        ({"prompt": ["a"] * 100}, "prompt"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "root ::= a"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "grammar", "definition": "a"}}, "response_format.syntax"),
+        ({"response_format": {"type": "grammar", "syntax": "lark", "definition": "a"}}, "response_format.syntax"),
+        ({"response_format": {"type": "text", "syntax": "regex"}}, "response_format.syntax"),
         ({"prompt": None}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"prompt": []}, "prompt"),
@@ -96,7 +110,7 @@ def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: s
     error = client.refused(COMPLETIONS, body)
     assert error["param"] == param, error
     assert error["type"] == "invalid_request_error"
-    assert param.split(".")[-1] in error["message"] and "wrap" not in error["message"]
+    assert error["message"].startswith(f"{param}: ") and "wrap" not in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +123,8 @@ def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: s
         ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
         ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
         ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
+        ({"messages": [{**USER, "my mood": "good"}]}, 'messages[0]["my mood"]'),
+        ({"max_completion_tokens": 2, "min_tokens": 3}, "min_tokens"),
         ({"messages": [{"role": "tool", "content": "ab"}]}, "messages[0].tool_call_id"),
         ({"messages": [{**USER, "tool_calls": []}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "a" * 400}]}, "messages"),
@@ -122,6 +138,40 @@ def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: s
 def test_a_wrong_field_of_a_chat_is_named(client: Client, fields: dict[str, Any], param: str) -> None:
     error = client.refused(CHAT, {"messages": [USER]} | fields)
     assert error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a\ud800"}]}, "messages[0].content"),
+        (COMPLETIONS, {"prompt": "\udc00a"}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["b", "\ud800"]}, "stop[1]"),
+        (COMPLETIONS, {"prompt": "a", "prediction": {"type": "content", "content": "\ud800"}}, "prediction.content"),
+        ("/v1/responses", {"input": "\ud800"}, "input"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_by_the_name_of_its_field(
+    client: Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    # Clients refuse to send it, but as an escape.
+    headers, escaped = {"Content-Type": "application/json"}, json.dumps(body)
+    answer = client.call("POST", path, content=escaped, headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param and "surrogate" in error["message"], error
+    whole = escaped.replace("\\ud800", "\\ud83d\\ude42").replace("\\udc00", "\\u00e9")
+    assert client.call("POST", path, content=whole, headers=headers).status_code == 200
+
+
+def test_what_a_tokenization_would_ignore_is_refused(client: Client) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    for body, param in (
+        ({"prompt": "a", "tools": [tool]}, "tools"),
+        ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+    ):
+        assert client.refused("/tokenize", body)["param"] == param
+    assert client.post("/tokenize", {"messages": [USER], "add_special_tokens": False}).status_code == 200
 
 
 def test_the_wrong_model_is_a_404(client: Client) -> None:
@@ -160,7 +210,7 @@ def test_a_body_of_another_type_is_refused(client: Client) -> None:
 def test_unknown_paths_and_methods_have_errors_of_the_same_shape(client: Client) -> None:
     assert client.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
     answer = client.get(COMPLETIONS)
-    assert answer.status_code == 405 and answer.json()["error"]["message"]
+    assert answer.status_code == 405 and answer.json()["error"]["message"] and answer.headers["allow"] == "POST"
     assert client.get("/page/../app.py").status_code == 404 and client.get("/page/..%2fapp.py").status_code == 404
 
 
@@ -181,7 +231,7 @@ def test_a_full_queue_is_a_429_with_a_time_to_wait(client: Client, spec: Specula
     assert client.complete("ab")["usage"]["completion_tokens"] == 16
 
 
-def test_the_api_key_is_needed_everywhere_but_for_health_and_the_page(spec: Speculator) -> None:
+def test_the_api_key_is_needed_everywhere_but_for_health_metrics_and_the_page(spec: Speculator) -> None:
     client = Client(serving.service(spec, api_key="secret"))
     for headers in (
         {},
@@ -190,12 +240,14 @@ def test_the_api_key_is_needed_everywhere_but_for_health_and_the_page(spec: Spec
         {"Authorization": "Bearer \xe9"},
     ):
         encoded = {name: value.encode("latin-1") for name, value in headers.items()}
-        for path in ("/v1/models", "/metrics", "/live"):
+        for path in ("/v1/models", "/live"):
             answer = client.get(path, headers=encoded)
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-        assert client.post(COMPLETIONS, {"prompt": "ab"}, headers=encoded).status_code == 401
-    assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
-    assert client.get("/health").status_code == client.get("/").status_code == 200
+        for path in (COMPLETIONS, CHAT, "/v1/responses", "/tokenize"):
+            assert client.post(path, {"prompt": "ab"}, headers=encoded).status_code == 401
+    for scheme in ("Bearer", "bearer"):
+        assert client.get("/v1/models", headers={"Authorization": f"{scheme} secret"}).status_code == 200
+    assert {client.get(path).status_code for path in ("/health", "/metrics", "/")} == {200}
 
 
 def test_an_answer_to_a_fault_of_the_server_says_nothing_about_it(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
 import json
 import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from speccompile import Speculator
 from speccompile.errors import InvalidGuide
+from speccompile.guides import Guide
 from speccompile.serve import structure
-from speccompile.serve.guide_compiler import GuideCompiler
+from speccompile.serve.fields import CompletionBody
+from speccompile.serve.guide_compiler import _MOST_WAITING, GuideCompiler
 from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.json_object import json_object_regex
 from speccompile.serve.options import ServeOptions
@@ -24,6 +31,8 @@ from support.serving import Client, tokenizer
 COMPLETIONS = "/v1/completions"
 #: As many states as there are subsets of 22 places: compiling it takes gigabytes and minutes.
 HUGE = "(?:[ab]*a[ab]{22})"
+#: Guides are kept, so each slow one has a number of its own.
+NUMBERS = itertools.count()
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 
 
@@ -47,6 +56,35 @@ def compiler() -> Iterator[GuideCompiler]:
 def test_a_schema_is_followed(client: Client, fields: dict[str, Any]) -> None:
     choice = client.complete("ab", max_tokens=40, **fields)["choices"][0]
     assert choice["finish_reason"] == "stop" and set(json.loads(choice["text"])) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "(?:yes|no)!"},
+        {"response_format": {"type": "grammar", "syntax": "regex", "definition": "(?:yes|no)!"}},
+        {"structured_outputs": {"regex": "(?:yes|no)!"}},
+        {"structured_outputs": {"choice": ["yes!", "no!"]}},
+    ],
+)
+def test_a_pattern_is_followed(client: Client, fields: dict[str, Any]) -> None:
+    choice = client.complete("ab", max_tokens=9, **fields)["choices"][0]
+    assert choice["finish_reason"] == "stop" and choice["text"] in ("yes!", "no!")
+
+
+def test_choices_are_texts_not_patterns(client: Client) -> None:
+    choices = ["a.c", "(a", "a b\n", "é{2}"]
+    guide = client.service.guides.guide(
+        structure.source_of(CompletionBody(prompt="a", structured_outputs={"choice": choices}))[0]
+    ).result()
+    for text in [*choices, "abc", "a", "éé", "a b"]:
+        assert guide.matches(tokenizer()(text)["input_ids"]) == (text in choices), text
+
+
+def test_structured_outputs_of_vllm_have_schemas(client: Client) -> None:
+    for schema in (SCHEMA, json.dumps(SCHEMA)):
+        choice = client.complete("ab", max_tokens=40, structured_outputs={"json": schema})["choices"][0]
+        assert set(json.loads(choice["text"])) == {"a"}
 
 
 def test_a_json_object_is_followed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,13 +138,13 @@ def test_a_guide_that_cannot_be_followed_is_named(client: Client, fields: dict[s
 
 def test_guides_are_compiled_once(compiler: GuideCompiler) -> None:
     source = GuideSource("regex", "[ab]{3}")
-    assert compiler.guide(source) is compiler.guide(source)
-    assert compiler.guide(source).matches(tokenizer()("aba")["input_ids"])
+    guide = compiler.guide(source).result()
+    assert guide is compiler.guide(source).result() and guide.matches(tokenizer()("aba")["input_ids"])
 
 
 def test_too_many_states_are_refused(compiler: GuideCompiler) -> None:
     with raises(InvalidGuide, reason=re.compile("states, and the server allows 50")):
-        compiler.guide(GuideSource("regex", "a{60}"))
+        compiler.guide(GuideSource("regex", "a{60}")).result()
 
 
 def test_a_compilation_beyond_the_limits_is_ended_and_the_next_one_works() -> None:
@@ -116,25 +154,76 @@ def test_a_compilation_beyond_the_limits_is_ended_and_the_next_one_works() -> No
         limited.start()
         started = time.monotonic()
         with raises(InvalidGuide, reason=re.compile(says)):
-            limited.guide(GuideSource("regex", HUGE))
+            limited.guide(GuideSource("regex", HUGE)).result()
         assert time.monotonic() - started < 30
-        assert limited.guide(GuideSource("regex", "ab")).matches(tokenizer()("ab")["input_ids"])
+        assert limited.guide(GuideSource("regex", "ab")).result().matches(tokenizer()("ab")["input_ids"])
         limited.close()
 
 
-def test_others_are_served_while_a_guide_is_compiled(client: Client, spec: Speculator) -> None:
-    done = threading.Event()
-    client.service.guides.start()
+def test_slow_guides_keep_no_other_request_waiting(client: Client) -> None:
+    """More of them than the server has threads, and each takes as long as it may."""
+    known = {"prompt": "ab", "guided_regex": "ab", "max_tokens": 4}
+    assert client.post(COMPLETIONS, known).status_code == 200
+    service = client.service
+    with slow_guides(service.guides, 12) as waiting:
+        assert client.complete("ab", max_tokens=2)["usage"]["completion_tokens"] == 2
+        assert client.post(COMPLETIONS, known).status_code == 200
+        assert not any(guide.done() for guide in waiting)
 
-    def compile_slowly() -> None:
-        client.post(COMPLETIONS, {"prompt": "ab", "guided_regex": "(?:[ab]*a[ab]{15})"})
-        done.set()
 
-    thread = threading.Thread(target=compile_slowly)
-    thread.start()
-    served = 0
-    while not done.is_set() and served < 5:
-        client.complete("ab", max_tokens=2)
-        served += 1
-    assert served >= 1
-    thread.join(60)
+def test_a_guide_that_no_client_waits_for_is_not_compiled(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[GuideSource] = []
+    guides = client.service.guides
+    real = guides._compile
+    monkeypatch.setattr(guides, "_compile", lambda source: (compiled.append(source), real(source))[1])
+
+    async def leave() -> None:
+        async with client.connected() as connection:
+            body = {"prompt": "ab", "guided_regex": "c{7}"}
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(connection.post(COMPLETIONS, json=body), 0.2)
+
+    with slow_guides(guides, 1):
+        asyncio.run(leave())
+    assert guides.guide(GuideSource("regex", "c{8}")).result().states
+    assert GuideSource("regex", "c{7}") not in compiled
+
+
+def test_too_many_guides_are_a_429(client: Client) -> None:
+    with slow_guides(client.service.guides, _MOST_WAITING + 1):
+        answer = client.post(COMPLETIONS, {"prompt": "ab", "guided_regex": "d"})
+        assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+    assert client.post(COMPLETIONS, {"prompt": "ab", "guided_regex": "d"}).status_code == 200
+
+
+@contextlib.contextmanager
+def slow_guides(compiler: GuideCompiler, count: int) -> Iterator[list[Future[Guide]]]:
+    """``count`` guides of which the first is being compiled; they end with the context."""
+    compiler.start()
+    released = threading.Event()
+    real = compiler._compile
+
+    def compile_later(source: GuideSource) -> Guide:
+        released.wait(60)
+        return real(source)
+
+    with mock.patch.object(compiler, "_compile", compile_later):
+        waiting = [compiler.guide(GuideSource("regex", f"slow{next(NUMBERS)}")) for _ in range(count)]
+        try:
+            yield waiting
+        finally:
+            for guide in waiting:
+                guide.cancel()
+            released.set()
+            concurrent.futures.wait(waiting, 60)
+
+
+def test_closing_does_not_wait_for_a_compilation() -> None:
+    compiler = GuideCompiler(tokenizer(), ServeOptions(max_guide_seconds=60, max_guide_megabytes=8000))
+    compiler.start()
+    guide = compiler.guide(GuideSource("regex", HUGE))
+    time.sleep(0.3)
+    assert guide.running()
+    started = time.monotonic()
+    compiler.close()
+    assert time.monotonic() - started < 10 and isinstance(guide.exception(), InvalidGuide)

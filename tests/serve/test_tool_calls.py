@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks.tool_schemas import is_valid, random_schema
 from speccompile.guides import regex_guide
+from speccompile.serve.fields import ChatBody
 from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
-from speccompile.serve.tools import Call, Calls
+from speccompile.serve.tools import Call, Calls, grammar_of
 from support.serving import Client, tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -199,3 +200,21 @@ def test_tools_are_in_the_prompt_unless_the_choice_is_none(client: Client) -> No
 def test_tools_that_cannot_be_followed_are_named(client: Client, fields: dict[str, Any], param: str) -> None:
     error = client.refused(CHAT, {"messages": [USER]} | fields)
     assert error["param"] == param, error
+
+
+def test_some_tools_may_be_allowed(client: Client) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("now", "weather", "then")]
+
+    def allowed(mode: str, *names: str) -> dict[str, Any]:
+        chosen = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": chosen}}
+
+    fields = {"tools": tools, "parallel_tool_calls": False, "max_tokens": 90}
+    choice = client.chat("the end", **fields, tool_choice=allowed("required", "then"))["choices"][0]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["then"]
+    body = ChatBody.model_validate({"messages": [USER], "tools": tools, "tool_choice": allowed("auto", "now", "now")})
+    grammar = grammar_of(body, tokenizer())
+    assert grammar is not None and [name for name, _ in grammar.tools] == ["now"] and not grammar.required
+    for choice in (allowed("required", "other"), allowed("never", "now"), allowed("auto")):
+        error = client.refused(CHAT, {"messages": [USER], "tools": tools, "tool_choice": choice})
+        assert error["param"].startswith("tool_choice.allowed_tools")
