@@ -11,7 +11,7 @@ import pytest
 from speccompile import Speculator
 from speccompile.serve.app import PAGE, create_app
 from support import serving
-from support.browser import DESKTOP, PHONE, Browser, browser, needs_browser
+from support.browser import DESKTOP, PHONE, Browser, browser
 from support.serving import Client
 
 
@@ -56,8 +56,8 @@ def address(client: Client) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as window:
+def window() -> Iterator[Browser]:
+    with browser() as window:
         yield window
 
 
@@ -66,7 +66,6 @@ def ask(window: Browser, text: str) -> None:
     window.click("#send")
 
 
-@needs_browser
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_an_answer_is_shaded_by_its_drafters(
@@ -99,7 +98,6 @@ def test_an_answer_is_shaded_by_its_drafters(
     assert window.messages() == []
 
 
-@needs_browser
 def test_a_phone_shows_the_engine_in_place_of_the_chat(address: str, window: Browser) -> None:
     window.open(address, PHONE)
     shown = "return ['panel', 'form'].map((id) => document.getElementById(id).checkVisibility())"
@@ -111,7 +109,6 @@ def test_a_phone_shows_the_engine_in_place_of_the_chat(address: str, window: Bro
     assert window.run(shown) == [False, True]
 
 
-@needs_browser
 def test_an_answer_can_be_stopped_and_a_fault_is_shown(address: str, window: Browser, client: Client) -> None:
     window.open(address)
     engine = client.service.engine
@@ -133,7 +130,6 @@ def test_an_answer_can_be_stopped_and_a_fault_is_shown(address: str, window: Bro
     assert window.run("return document.getElementById('empty').checkVisibility()")
 
 
-@needs_browser
 def test_a_key_is_asked_for(client: Client, spec: Speculator, window: Browser) -> None:
     service = serving.service(spec, api_key="secret")
     with serving.listening(create_app(service), lifespan="off") as address:

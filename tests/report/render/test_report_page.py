@@ -5,18 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from speccompile.report.render.page import packed, page
+from support.browser import Browser, browser
 from support.reports import tiny_report, tree_report, with_layers
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 ASSETS = files("speccompile.report.render") / "assets"
 WIDTHS = (1280, 480)
 
@@ -56,20 +54,9 @@ def test_without_scripts_the_verdict_is_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("needs Chromium and its driver (Debian: apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        yield driver
-    finally:
-        driver.quit()
+def window() -> Iterator[Browser]:
+    with browser() as window:
+        yield window
 
 
 @pytest.fixture(scope="module")
@@ -81,115 +68,106 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(browser: Any, path: Path, address: str = "") -> Any:
-    """The browser with the page; ``address`` is what is chosen in it."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    browser.get("about:blank")
-    browser.get(f"{path.as_uri()}#{address}")
-    WebDriverWait(browser, 20).until(
-        lambda driver: driver.execute_script("return document.getElementById('app').dataset.ready")
-    )
-    return browser
+def opened(window: Browser, path: Path, address: str = "") -> None:
+    """Open the page; ``address`` is what is chosen in it."""
+    window.driver.get("about:blank")
+    window.driver.get(f"{path.as_uri()}#{address}")
+    window.wait_for("document.getElementById('app').dataset.ready")
 
 
-def text_of(browser: Any, selector: str) -> str:
-    return str(browser.find_element("css selector", selector).text)
+def text_of(window: Browser, selector: str) -> str:
+    return str(window.driver.find_element("css selector", selector).text)
 
 
-def errors(browser: Any) -> list[str]:
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+def errors(window: Browser) -> list[str]:
+    return [entry["message"] for entry in window.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def chosen(browser: Any, selector: str, text: str) -> None:
+def chosen(window: Browser, selector: str, text: str) -> None:
     """Click the element whose text begins so."""
-    items = browser.find_elements("css selector", selector)
+    items = window.driver.find_elements("css selector", selector)
     item = next(item for item in items if item.text.startswith(text))
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", item)
+    window.run("arguments[0].scrollIntoView({block: 'center'})", item)
     item.click()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["tiny", "tree"])
-def test_it_fits_and_reports_no_error(browser: Any, folder: Path, name: str, width: int, scheme: str) -> None:
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    )
-    opened(browser, folder / f"{name}.html")
-    assert tiny_report().verdict[0][:10] in text_of(browser, "#verdict")
+def test_it_fits_and_reports_no_error(window: Browser, folder: Path, name: str, width: int, scheme: str) -> None:
+    window.show((width, 900), scale=1, dark=scheme == "dark")
+    opened(window, folder / f"{name}.html")
+    assert tiny_report().verdict[0][:10] in text_of(window, "#verdict")
     # The page itself does not scroll sideways: wide tables and graphs do, each by itself.
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    size = browser.execute_script("return document.documentElement.scrollHeight")
+    assert window.run("return document.documentElement.scrollWidth") <= width
+    size = window.run("return document.documentElement.scrollHeight")
     shot = {"captureBeyondViewport": True, "clip": {"x": 0, "y": 0, "width": width, "height": size, "scale": 1}}
-    image = browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
+    image = window.driver.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
     assert len(image) > 50_000
-    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    background = window.run("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
-    assert not errors(browser)
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert not errors(window)
+    window.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_why_a_tier_is_slow_is_two_clicks_away(browser: Any, folder: Path) -> None:
-    opened(browser, folder / "tiny.html", "tier=K%3D0")
-    chosen(browser, ".waterfall .head", "K=3")
+def test_why_a_tier_is_slow_is_two_clicks_away(window: Browser, folder: Path) -> None:
+    opened(window, folder / "tiny.html", "tier=K%3D0")
+    chosen(window, ".waterfall .head", "K=3")
     tier = tiny_report().tiers[-1]
-    assert tier.explanation[0] in text_of(browser, "#why")
-    chosen(browser, "#why td button", "attention")
-    assert "attention" in text_of(browser, ".columns.why")
-    assert "tier=K%3D3" in browser.current_url and "region=attention" in browser.current_url
-    assert not errors(browser)
+    assert tier.explanation[0] in text_of(window, "#why")
+    chosen(window, "#why td button", "attention")
+    assert "attention" in text_of(window, ".columns.why")
+    assert "tier=K%3D3" in window.driver.current_url and "region=attention" in window.driver.current_url
+    assert not errors(window)
 
 
-def test_what_a_pass_changed_is_two_clicks_away(browser: Any, folder: Path) -> None:
-    opened(browser, folder / "tiny.html")
-    chosen(browser, "nav .links a", "Step")
-    chosen(browser, ".passes button", "commit")
+def test_what_a_pass_changed_is_two_clicks_away(window: Browser, folder: Path) -> None:
+    opened(window, folder / "tiny.html")
+    chosen(window, "nav .links a", "Step")
+    chosen(window, ".passes button", "commit")
     stage = next(stage for stage in tiny_report().tiers[-1].program.stages if stage.name == "commit")
-    assert stage.summary in text_of(browser, "#code")
-    shown = browser.find_elements("css selector", "#code .add")
+    assert stage.summary in text_of(window, "#code")
+    shown = window.driver.find_elements("css selector", "#code .add")
     added = [line for line in stage.diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert [item.get_attribute("textContent") for item in shown] == added
-    assert browser.find_elements("css selector", ".graph .box.added")
-    assert not errors(browser)
+    assert window.driver.find_elements("css selector", ".graph .box.added")
+    assert not errors(window)
 
 
-def test_the_keyboard_opens_a_region_and_shows_a_call(browser: Any, folder: Path) -> None:
+def test_the_keyboard_opens_a_region_and_shows_a_call(window: Browser, folder: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    opened(browser, folder / "tiny.html")
-    region = browser.find_element("css selector", '[data-box="region:choose"]')
-    before = len(browser.find_elements("css selector", ".graph [data-box]"))
-    browser.execute_script("arguments[0].focus()", region)
+    opened(window, folder / "tiny.html")
+    region = window.driver.find_element("css selector", '[data-box="region:choose"]')
+    before = len(window.driver.find_elements("css selector", ".graph [data-box]"))
+    window.run("arguments[0].focus()", region)
     region.send_keys(Keys.ENTER)
-    boxes = browser.find_elements("css selector", '.graph [data-box^="call:"]')
-    assert len(boxes) > 0 and len(browser.find_elements("css selector", ".graph [data-box]")) > before
-    browser.execute_script("arguments[0].focus()", boxes[0])
+    boxes = window.driver.find_elements("css selector", '.graph [data-box^="call:"]')
+    assert len(boxes) > 0 and len(window.driver.find_elements("css selector", ".graph [data-box]")) > before
+    window.run("arguments[0].focus()", boxes[0])
     boxes[0].send_keys(Keys.ARROW_DOWN)
-    assert browser.switch_to.active_element.get_attribute("data-box") != boxes[0].get_attribute("data-box")
-    browser.switch_to.active_element.send_keys(Keys.ENTER)
-    assert "added by" in text_of(browser, "#step .card")
-    assert browser.find_elements("css selector", "#code .target")
+    assert window.driver.switch_to.active_element.get_attribute("data-box") != boxes[0].get_attribute("data-box")
+    window.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert "added by" in text_of(window, "#step .card")
+    assert window.driver.find_elements("css selector", "#code .target")
     # Every control can be reached: links, buttons, boxes.
-    unreachable = browser.execute_script(
+    unreachable = window.run(
         "return [...document.querySelectorAll('[role=button], a')].filter(item => item.tabIndex < 0).length"
     )
-    assert unreachable == 0 and not errors(browser)
+    assert unreachable == 0 and not errors(window)
 
 
-def test_64_layers_are_folded_until_they_are_opened(browser: Any, folder: Path) -> None:
-    opened(browser, folder / "deep.html", "program=model&stage=capture")
-    assert len(browser.find_elements("css selector", ".graph [data-box]")) < 40
-    opened(browser, folder / "deep.html")
-    layers = browser.find_element("css selector", '[data-box="region:layers"]')
+def test_64_layers_are_folded_until_they_are_opened(window: Browser, folder: Path) -> None:
+    opened(window, folder / "deep.html", "program=model&stage=capture")
+    assert len(window.driver.find_elements("css selector", ".graph [data-box]")) < 40
+    opened(window, folder / "deep.html")
+    layers = window.driver.find_element("css selector", '[data-box="region:layers"]')
     assert "64 x decoder_layer" in layers.text
     layers.click()
-    assert len(browser.find_elements("css selector", '.graph [data-box^="call:"]')) == 64
-    assert not errors(browser)
+    assert len(window.driver.find_elements("css selector", '.graph [data-box^="call:"]')) == 64
+    assert not errors(window)
 
 
-def test_a_tree_is_drawn(browser: Any, folder: Path) -> None:
-    opened(browser, folder / "tree.html")
-    assert len(browser.find_elements("css selector", "#tree circle")) == 6
+def test_a_tree_is_drawn(window: Browser, folder: Path) -> None:
+    opened(window, folder / "tree.html")
+    assert len(window.driver.find_elements("css selector", "#tree circle")) == 6
