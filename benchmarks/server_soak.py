@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -43,8 +44,10 @@ MAX_BODY_BYTES = 64 * 1024
 SHARES = {"whole": 40, "streamed": 30, "left": 12, "dropped": 6, "malformed": 8, "raises": 4}
 #: A request that takes longer hangs.
 PATIENCE = 120.0
-#: Memory may grow by this share after the first part of the time.
+#: Memory may grow by this share after the first part of the time, and is read so often; of a short run it says nothing.
 GROWTH, WARM_UP = 0.02, 1 / 6
+READINGS, LINES = 600, 20
+LEAST_SECONDS = 300.0
 MALFORMED: tuple[tuple[bytes, int], ...] = (
     (b"{", 400),
     (b"\xff\xfe{}", 400),
@@ -114,14 +117,15 @@ class Soak:
     async def _watch(self, started: float, seconds: float) -> None:
         while True:
             now = time.monotonic() - started
+            if len(self.memory) % (READINGS // LINES) == 0:
+                typer.echo(self._line(now))
             self.memory.append((now, resident_bytes()))
-            waiting = self.engine.capacity().waiting
-            typer.echo(
-                f"{now:6.0f} s, {self.memory[-1][1] / 2**20:.1f} MiB, {waiting} waiting, "
-                + ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
-                + f", {len(self.problems)} problems"
-            )
-            await asyncio.sleep(max(1.0, seconds / 20))
+            await asyncio.sleep(seconds / READINGS)
+
+    def _line(self, now: float) -> str:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+        waiting, problems = self.engine.capacity().waiting, len(self.problems)
+        return f"{now:6.0f} s, {resident_bytes() / 2**20:.1f} MiB, {waiting} waiting, {counts}, {problems} problems"
 
     async def _one(self, client: httpx2.AsyncClient, kind: str) -> None:
         ask: Callable[[httpx2.AsyncClient], Awaitable[str]] = getattr(self, f"_{kind}")
@@ -218,13 +222,28 @@ class Soak:
         if capacity.free_slots != capacity.slots or capacity.waiting:
             self.problems.append(f"{capacity} when no client is left")
 
+    def check_whole_run(self, seconds: float) -> None:
+        """What can be said only of a run that was long enough."""
+        if seconds < LEAST_SECONDS:
+            return
+        self.problems += [f"{kind}: none has ended" for kind in SHARES if not self.counts[kind]]
+        if self.growth > GROWTH:
+            self.problems.append(f"memory grew by {self.growth:.1%}")
+
     @property
-    def growth(self) -> float:
-        """Of memory, from the end of the warm-up on: the mean of the last part over that of the first one."""
+    def resident(self) -> tuple[float, float, float]:
+        """Bytes at the end of the warm-up and at the end, each the median of a tenth of the rest, and the most of that
+        rest."""
         end = self.memory[-1][0]
         later = [size for moment, size in self.memory if moment >= end * WARM_UP]
-        part = max(1, len(later) // 4)
-        return sum(later[-part:]) / sum(later[:part]) - 1
+        part = max(1, len(later) // 10)
+        return statistics.median(later[:part]), statistics.median(later[-part:]), max(later)
+
+    @property
+    def growth(self) -> float:
+        """Of memory, from the end of the warm-up on."""
+        first, last, _ = self.resident
+        return last / first - 1
 
 
 def main(
@@ -248,12 +267,14 @@ def main(
         with listening(service) as address:
             soak = Soak(address, spec.engine, answers, new_tokens, rate, random.Random(seed))
             asyncio.run(soak.run(60 * minutes))
+    soak.check_whole_run(60 * minutes)
+    first, last, most = (size / 2**20 for size in soak.resident)
+    typer.echo(f"{sum(soak.counts.values())} requests in {minutes:g} minutes: {dict(sorted(soak.counts.items()))}")
     typer.echo(
-        f"{sum(soak.counts.values())} requests: {dict(soak.counts)}; memory {soak.growth:+.2%} after the warm-up"
+        f"resident memory {first:.1f} MiB after the warm-up, {last:.1f} MiB in the end ({soak.growth:+.2%}), "
+        f"at most {most:.1f} MiB"
     )
-    # Of a few seconds memory says nothing.
-    if minutes >= 5 and soak.growth > GROWTH:
-        soak.problems.append(f"memory grew by {soak.growth:.1%}")
+    typer.echo(f"wrong texts, requests that hung, and other problems: {len(soak.problems)}")
     for problem in soak.problems[:20]:
         typer.echo(problem, err=True)
     raise typer.Exit(1 if soak.problems else 0)
