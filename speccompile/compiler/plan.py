@@ -241,6 +241,9 @@ def _check_trees(options: WrapOptions, mode: Mode, rule: Rule, info: ModelInfo) 
     if not any(isinstance(shape, Tree) for shape in options.draft_lens):
         return
     reason = tree_refusal(mode, rule)
+    trees = (shape for shape in options.draft_lens if isinstance(shape, Tree))
+    if not reason and (wide := next((tree for tree in trees if tree.branches > info.vocab_size), None)) is not None:
+        reason = f"{wide} branches more often than the vocabulary has tokens, {info.vocab_size}"
     if not reason and info.device.type not in mode.tree_devices:
         reason = f"mode {mode.name!r} proposes them on {' and '.join(mode.tree_devices)} alone"
     if reason:

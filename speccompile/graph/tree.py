@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from speccompile.errors import InvalidOption
+from speccompile.utils.numbers import python_numbers
 
 #: State of a ready drafter's proposals: tokens and parents ``[N, P]``, and how many there are, ``[N]``.
 PROPOSAL = ("tree_tokens", "tree_parents", "tree_count")
@@ -19,7 +20,7 @@ class Tree(int):
 
     Attributes:
         depth: of the deepest node: a step accepts at most so many draft tokens.
-        branches: most children of a node.
+        branches: of a dynamic tree, most children of a node; of a static one, its greatest branch index plus one.
         parents: of a static tree, the parent of each node from 1 on; None for a dynamic one.
         ranks: of a static tree, which child of its parent each of these nodes is.
     """
@@ -28,6 +29,14 @@ class Tree(int):
     branches: int
     parents: tuple[int, ...] | None
     ranks: tuple[int, ...] | None
+
+    def __new__(cls, *given: Any) -> Tree:
+        """
+        Raises:
+            InvalidOption: always. A number does not say which tree.
+        """
+        reason = "give the shape: Tree.static(paths), or Tree.dynamic(nodes, depth, branches)"
+        raise InvalidOption(where="Tree", name="arguments", value=given, reason=reason)
 
     @classmethod
     def static(cls, paths: Iterable[Iterable[int]]) -> Tree:
@@ -43,7 +52,7 @@ class Tree(int):
 
         if not isinstance(paths, Iterable):
             raise refuse("give paths from the root, such as [(0,), (1,), (0, 0)]")
-        given = [tuple(path) if isinstance(path, Iterable) else path for path in paths]
+        given = [tuple(map(python_numbers, path)) if isinstance(path, Iterable) else path for path in paths]
         for path in given:
             whole = isinstance(path, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in path)
             if not whole or not path or min(path) < 0:
@@ -67,6 +76,7 @@ class Tree(int):
         Raises:
             InvalidOption: a number is not valid, or the tree cannot have so many nodes.
         """
+        nodes, depth, branches = map(python_numbers, (nodes, depth, branches))
         for name, value in (("nodes", nodes), ("depth", depth), ("branches", branches)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 reason = "it must be an int of at least 1"
@@ -77,8 +87,7 @@ class Tree(int):
         if branches == 1 and nodes > depth:
             reason = f"with one branch, a tree of depth {depth} has {depth} nodes"
             raise InvalidOption(where="Tree.dynamic", name="nodes", value=nodes, reason=reason)
-        most = sum(branches**level for level in range(1, depth + 1))
-        if nodes > most:
+        if branches > 1 and nodes > (most := _most_nodes(depth, branches, nodes)):
             reason = f"with {branches} branches, a tree of depth {depth} has at most {most} nodes"
             raise InvalidOption(where="Tree.dynamic", name="nodes", value=nodes, reason=reason)
         return cls._of(nodes, depth, branches, None, None)
@@ -106,17 +115,15 @@ class Tree(int):
             widest = [min(self.branches**level, int(self) - level + 1) for level in range(1, self.depth + 1)]
             levels = (f"level {level}: up to {count} nodes" for level, count in enumerate(widest, 1))
             return "\n".join([f"{int(self)} nodes, the likeliest", *levels])
-        paths, lines = self.paths, ["0  the newest token"]
-
-        def add(path: tuple[int, ...], indent: str) -> None:
-            children = sorted(other for other in paths if other[:-1] == path)
-            for child in children:
-                last = child == children[-1]
-                name = ".".join(map(str, child))
-                lines.append(f"{indent}{'└─' if last else '├─'} {paths.index(child) + 1}  {name}")
-                add(child, indent + ("   " if last else "│  "))
-
-        add((), "")
+        node_of = {path: node for node, path in enumerate(self.paths, 1)}
+        # In this order a token's continuations follow it.
+        ordered = sorted(node_of)
+        last_child = {path[:-1]: path for path in ordered}
+        lines, bars = ["0  the newest token"], [""]
+        for path in ordered:
+            last = last_child[path[:-1]] == path
+            lines.append(f"{bars[len(path) - 1]}{'└─' if last else '├─'} {node_of[path]}  {'.'.join(map(str, path))}")
+            bars[len(path) :] = [bars[len(path) - 1] + ("   " if last else "│  ")]
         return "\n".join(lines)
 
     @property
@@ -159,6 +166,17 @@ class Tree(int):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tree.of, (self.fields,)
+
+
+def _most_nodes(depth: int, branches: int, enough: int) -> int:
+    """Most nodes of a tree of that depth, where every node has two or more children; or a number from ``enough`` on."""
+    level = most = branches
+    for _ in range(depth - 1):
+        if most >= enough:
+            break
+        level *= branches
+        most += level
+    return most
 
 
 def in_order(shapes: Iterable[int]) -> tuple[int, ...]:

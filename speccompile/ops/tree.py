@@ -104,7 +104,10 @@ def _check_parents(parents: list[int]) -> None:
     """Raises RuntimeError."""
     for index, parent in enumerate(parents):
         if not 0 <= parent <= index:
-            raise RuntimeError(f"speccompile::fit_tree: draft token {index} has the parent {parent}")
+            raise RuntimeError(
+                f"speccompile::fit_tree: draft token {index + 1} of a proposed tree has the parent {parent}, and must "
+                "have that of a token before it: 0 for the newest token of the text, 1 for the first draft token"
+            )
 
 
 def _fit_row(

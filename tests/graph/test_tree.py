@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,11 +74,25 @@ def test_it_is_pickled_and_printed_as_code(tree: Tree) -> None:
         (lambda: Tree.dynamic(4, 5, 2), "depth", "at most 4 deep"),
         (lambda: Tree.dynamic(4, 2, 1), "nodes", "has 2 nodes"),
         (lambda: Tree.dynamic(4, 2, 1.5), "branches", "an int"),
+        (lambda: Tree.dynamic(10**9, 10**8, 1), "nodes", "has 100000000 nodes"),
+        (lambda: Tree(8), "arguments", r"Tree\.static\(paths\)"),
     ],
 )
 def test_malformed_trees_are_refused(make: Callable[[], Tree], name: str, reason: str) -> None:
     with raises(InvalidOption, name=name, reason=re.compile(reason)):
         make()
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    assert Tree.dynamic(np.int64(8), np.int32(4), np.int64(3)) == Tree.dynamic(8, 4, 3)  # type: ignore[arg-type]
+    assert Tree.static(np.array([[0], [1]])) == Tree.static([(0,), (1,)])
+    assert repr(Tree.static([(np.int64(0),)])) == "Tree.static([(0,)])"  # type: ignore[list-item]
+
+
+def test_large_trees_take_no_longer_than_their_nodes() -> None:
+    assert Tree.dynamic(nodes=10**9, depth=10**9, branches=2).depth == 10**9
+    line = Tree.static([(0,) * depth for depth in range(1, 1200)]).draw().splitlines()
+    assert line[-1].endswith(f"1199  {'.'.join('0' * 1199)}")
 
 
 def test_a_drawing_has_every_node_under_its_parent() -> None:

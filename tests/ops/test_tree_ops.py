@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile import Tree
 from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.passes.step.tree_accept import at_the_root, next_node
 from support.tree_cases import proposals, shapes
 
 assert load_cpu_ops() is None
@@ -133,11 +134,49 @@ def test_a_walk_is_the_longest_path_of_the_targets_tokens(parents: tuple[int, ..
     assert not any(drafts[0, node - 1] == target[0, found[-1]] for node in children)
 
 
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def test_all_drafts_and_targets_of_a_tree_of_three_levels(greedy: bool) -> None:
+    """``exact`` over three tokens: what is emitted is what the target writes alone, up to where no draft is right."""
+    tree, vocab = Tree.static([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]), 3
+    of = torch.tensor([-1, *(tree.parents or ())])
+    drafts = torch.cartesian_prod(*[torch.arange(-1, vocab)] * int(tree))
+    # Siblings differ; what follows no draft is none.
+    one = (drafts[:, 0] != drafts[:, 1]) & (drafts[:, 2] != drafts[:, 3])
+    there = drafts >= 0
+    drafts = drafts[one & (there[:, 0] | ~there[:, 2:4].any(1)) & (there[:, 2] | ~there[:, 4])]
+    target = torch.cartesian_prod(*[torch.arange(vocab)] * (tree + 1))
+    count = len(drafts)
+    drafts, target = drafts.repeat_interleave(len(target), 0), target.repeat(count, 1)
+    of = of.expand(len(drafts), -1)
+    if greedy:
+        path, accepted = OPS.walk_tree(target, drafts, of, tree.depth)
+    else:
+        now, walks, accepted = at_the_root(drafts[:, 0])
+        nodes = [now]
+        for _ in range(tree.depth):
+            step = next_node(drafts, of, now, target.gather(1, now[:, None]), walks, accepted)
+            now, walks, accepted = step
+            nodes.append(now)
+        path = torch.stack(nodes, 1)
+    emitted = target.gather(1, path)
+    # The target alone: its token after each text. Where the tree has no node of that text, nothing more is emitted.
+    node, alive, right = torch.zeros_like(accepted), torch.ones_like(accepted, dtype=torch.bool), torch.zeros_like(accepted)
+    for depth in range(tree.depth + 1):
+        token = target.gather(1, node[:, None])[:, 0]
+        assert torch.equal(emitted[alive, depth], token[alive])
+        child = torch.full_like(node, -1)
+        for other in range(1, tree + 1):
+            child = torch.where((of[:, other] == node) & (drafts[:, other - 1] == token), other, child)
+        alive = alive & (child > 0)
+        node, right = torch.where(alive, child, node), right + alive
+    assert torch.equal(accepted, right) and set(accepted.tolist()) == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_parent_that_comes_later_is_refused(form: str) -> None:
-    with pytest.raises(RuntimeError, match="draft token 0 has the parent 2"):
+    with pytest.raises(RuntimeError, match="draft token 1 .* has the parent 2, and must have"):
         fit([[5, 6]], [[2, 0]], [2], Tree.dynamic(2, 2, 2), form)
-    with pytest.raises(RuntimeError, match="draft token 1 has the parent -1"):
+    with pytest.raises(RuntimeError, match="draft token 2 .* has the parent -1, and must have"):
         fit([[5, 6]], [[0, -1]], [2], Tree.dynamic(2, 2, 2), form)
 
 

@@ -38,7 +38,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> native_fit_tree(
     const int64_t most =
         std::max<int64_t>(0, std::min({numbers(own_count)[row], numbers(own_limit)[row], proposed}));
     for (int64_t i = 0; i < most; ++i) {
-      STD_TORCH_CHECK(of[i] >= 0 && of[i] <= i, "speccompile::fit_tree: draft token ", i, " has the parent ", of[i]);
+      STD_TORCH_CHECK(
+          of[i] >= 0 && of[i] <= i, "speccompile::fit_tree: draft token ", i + 1, " of a proposed tree has the parent ",
+          of[i], ", and must have that of a token before it: 0 for the newest token of the text, 1 for the first draft ",
+          "token");
     }
     const FittedTree out{
         numbers(drafts) + row * nodes, numbers(taken) + row * (nodes + 1), numbers(depths) + row * (nodes + 1)};
