@@ -37,7 +37,7 @@ from speccompile.report.data import (
 from speccompile.report.fallbacks import fallbacks_of
 from speccompile.report.measure import CONTEXT, RUNS_IN_PARTS, StepTimes, measure_steps
 from speccompile.report.memory import memory_of
-from speccompile.report.names import short_name
+from speccompile.report.names import short_names
 from speccompile.report.programs import bodies_of, program
 from speccompile.report.source import Source
 from speccompile.report.traffic import Reads
@@ -63,8 +63,9 @@ def collect(
     """
     times, decoded = times or {}, decoded or {}
     shown = [draft_len for draft_len, rows in source.tiers if rows == source.rows]
-    tiers = explained([_tier(source, draft_len, times, bandwidth, decoded.get(draft_len)) for draft_len in shown])
-    acceptance = None if stats is None or not stats.steps else _acceptance(stats)
+    names = short_names(shown)
+    tiers = explained([_tier(source, k, names, times, bandwidth, decoded.get(k)) for k in shown])
+    acceptance = None if stats is None or not stats.steps else _acceptance(stats, names)
     fallbacks = tuple(fallbacks_of(source.config, source.info, source.observed))
     buffers = buffers_of(source.layout, source.observed, {spec.name for spec in source.config.mode.state()})
     ports = {
@@ -143,6 +144,7 @@ def _model_program(source: Source) -> Program:
 def _tier(
     source: Source,
     draft_len: int,
+    names: Mapping[int, str],
     all_times: Mapping[int, StepTimes],
     bandwidth: float | None,
     decoded: Decoded | None,
@@ -161,12 +163,13 @@ def _tier(
     bodies = bodies_of(graph, reads, of_calls)
     regions = region_costs(nodes, bodies, times, bandwidth)
     if times is not None and decoded is not None:
-        regions = (*regions, RegionCost("host", _host_ms(decoded, all_times), 0, None))
+        step_ms = {names[k]: step.fastest for k, step in all_times.items()}
+        regions = (*regions, RegionCost("host", _host_ms(decoded, step_ms), 0, None))
     drafters = [drafter.last.graph for drafter in stages.drafters]
     calls = kernels_called(graph, graph.device.type, source.code(graph, *drafters), drafters)
     nbytes = sum(cost.nbytes for cost in regions)
     return TierReport(
-        name=short_name(draft_len),
+        name=names[draft_len],
         draft_len=int(draft_len),
         rows=rows,
         width=graph.sizes["T"],
@@ -187,11 +190,10 @@ def _tier(
     )
 
 
-def _host_ms(decoded: Decoded, times: Mapping[int, StepTimes]) -> float:
-    """Milliseconds of a decoded step besides those of its executable."""
-    by_name = {short_name(draft_len): step.fastest for draft_len, step in times.items()}
+def _host_ms(decoded: Decoded, step_ms: Mapping[str, float]) -> float:
+    """Milliseconds of a decoded step besides those of its executable. ``step_ms``: by the names of the tiers."""
     steps = sum(decoded.tier_steps.values())
-    inside = sum(count * by_name[name] for name, count in decoded.tier_steps.items())
+    inside = sum(count * step_ms[name] for name, count in decoded.tier_steps.items())
     return max(0.0, decoded.step_ms - inside / steps) if steps else 0.0
 
 
@@ -242,13 +244,13 @@ def _build(source: Source) -> Span | None:
     return Span("build", sum(source.seconds.values()), parts)
 
 
-def _acceptance(stats: Stats) -> Acceptance:
+def _acceptance(stats: Stats, names: Mapping[int, str]) -> Acceptance:
     return Acceptance(
         acceptance_length=stats.acceptance_length,
         steps=stats.steps,
         emitted=stats.emitted_tokens,
         proposed_at=tuple(stats.proposed_at),
         accepted_at=tuple(stats.accepted_at),
-        tier_steps={short_name(draft_len): count for draft_len, count in sorted(stats.tier_steps.items())},
-        tier_seconds={short_name(draft_len): seconds for draft_len, seconds in sorted(stats.tier_seconds.items())},
+        tier_steps={names[draft_len]: count for draft_len, count in sorted(stats.tier_steps.items())},
+        tier_seconds={names[draft_len]: seconds for draft_len, seconds in sorted(stats.tier_seconds.items())},
     )

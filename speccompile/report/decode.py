@@ -10,7 +10,7 @@ from pathlib import Path
 from speccompile.graph.tree import chains, depth_of
 from speccompile.policies.fixed import Fixed
 from speccompile.report.data import Decoded, TraceReport
-from speccompile.report.names import short_name
+from speccompile.report.names import short_names
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.stats import Counters
@@ -59,6 +59,7 @@ def _decode(
     finally:
         if path is not None:
             engine.policies.end_record()
+    names = short_names(engine.draft_lens)
     steps = {k: count - before.get(k, 0) for k, count in engine.stats.tier_steps.items() if count > before.get(k, 0)}
     own_steps, own_length = _own(path, draft_len) if path is not None and total.row_steps else (0, None)
     return Decoded(
@@ -68,7 +69,7 @@ def _decode(
         acceptance_length=total.acceptance_length,
         own_steps=own_steps if path is not None else steps.get(draft_len, 0),
         own_length=own_length if path is not None else total.acceptance_length,
-        tier_steps={short_name(k): count for k, count in sorted(steps.items())},
+        tier_steps={names[k]: count for k, count in sorted(steps.items())},
         step_ms=1e3 * seconds / max(1, total.row_steps),
         tokens_per_second=tokens / seconds if seconds else 0.0,
         per_position=tuple(total.per_position[: depth_of(draft_len)]),

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from speccompile.graph.tree import Tree
+from collections.abc import Iterable
+
+from speccompile.graph.tree import Tree, in_order
 
 
-def short_name(draft_len: int) -> str:
-    """Of a tier: ``K=7``, or a tree by its nodes and depth."""
+def short_names(draft_lens: Iterable[int]) -> dict[int, str]:
+    """Of each tier: ``K=7``, or a tree by its nodes and depth. Of trees that have the same, all but the first also have
+    a number."""
+    names: dict[int, str] = {}
+    for draft_len in in_order(draft_lens):
+        name = _short_name(draft_len)
+        alike = sum(_short_name(other) == name for other in names)
+        names[draft_len] = name if not alike else f"{name} ({alike + 1})"
+    return names
+
+
+def _short_name(draft_len: int) -> str:
     if not isinstance(draft_len, Tree):
         return f"K={draft_len}"
     return f"{'tree' if draft_len.parents else 'dynamic tree'} of {int(draft_len)}, depth {draft_len.depth}"

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import speccompile
+from speccompile import Tree
 from speccompile.errors import InvalidOption, InvalidTrace
 from speccompile.report.data import Node, Program
+from speccompile.report.names import short_names
 from support.reports import PROMPT, TREE, tiny_report, tree_report
 from support.tiny import tiny_llama
 
@@ -133,6 +135,13 @@ def test_a_tree_is_a_tier() -> None:
     assert tier.name == "tree of 5, depth 3" and tier.draft_len == 5
     assert "node" not in tier.name and tier.measured is not None
     assert tier.cost is not None and tree_report().trace is None
+
+
+def test_tiers_have_names_of_their_own() -> None:
+    trees = [Tree.dynamic(5, 3, branches) for branches in (2, 3, 5)]
+    names = short_names([0, 5, TREE, *reversed(trees)])
+    assert [names[tree] for tree in trees] == [f"dynamic tree of 5, depth 3{number}" for number in ("", " (2)", " (3)")]
+    assert names[TREE] == "tree of 5, depth 3" and len(set(names.values())) == len(names) == 6
 
 
 def test_memory_counts_every_tensor_once() -> None:
