@@ -27,7 +27,7 @@ from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.draft_segments import segment_state
 from speccompile.modes.network.split import PROBABILITIES
 from speccompile.passes.base import Pass
-from speccompile.passes.step.judge_chain import chain_state
+from speccompile.passes.step.judge_chain import tree_outcome_state
 from speccompile.passes.user_pass import state_specs_of
 from speccompile.sampling.pipeline import sampling_state
 
@@ -54,7 +54,7 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *sampling_state(),
         *recorded_state(vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores),
         *config.mode.state(),
-        *([*config.mode.tree_state(), *chain_state()] if config.trees else []),
+        *([*config.mode.tree_state(), *tree_outcome_state()] if config.trees else []),
         *split_state(config),
         *config.rule.state(),
         *(spec for item in config.passes for spec in state_specs_of(item)),

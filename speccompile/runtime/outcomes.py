@@ -10,20 +10,20 @@ import torch
 from speccompile.graph.arena import Arena
 from speccompile.utils.devices import traits_of
 
-#: Where tiers are trees: what became of the chain in the tree.
-OF_CHAIN = ("chain_accepted", "chain_judged")
+#: Where tiers are trees: what became of the chain in the tree, and how deep the tree was.
+OF_TREE = ("chain_accepted", "chain_judged", "deepest_draft")
 
 
 def pack(arena: Arena) -> torch.Tensor:
     """int64 ``[4 + T, N]``: emitted, accepted and proposed tokens of each slot, whether it is alive, and its newest
-    tokens, of which as many are of the newest run as were emitted. Where tiers are trees ``[4 + T + 2, N]``:
-    ``OF_CHAIN``, which are of a run whose tier was one."""
+    tokens, of which as many are of the newest run as were emitted. Where tiers are trees ``[4 + T + 3, N]``:
+    ``OF_TREE``, which are of a run whose tier was one."""
     emitted, length, tokens = arena["emitted"], arena["length"], arena["tokens"]
     # In bounds for any slot: there are T places after max_len.
     places = (length - emitted)[:, None] + torch.arange(arena.layout.max_width, device=arena.device)
     columns = torch.stack([emitted, arena["accepted"], arena["proposed"], arena["alive"].long()])
-    of_chain = [arena[name][None] for name in OF_CHAIN if name in arena]
-    return torch.cat([columns, tokens.gather(1, places).T, *of_chain])
+    of_tree = [arena[name][None] for name in OF_TREE if name in arena]
+    return torch.cat([columns, tokens.gather(1, places).T, *of_tree])
 
 
 class Buffer(Protocol):
@@ -101,6 +101,6 @@ class Outcomes:
 
     @staticmethod
     def of(arena: Arena, pack: Callable[[], torch.Tensor]) -> Outcomes:
-        of_chain = len([name for name in OF_CHAIN if name in arena])
-        shape = (4 + arena.layout.max_width + of_chain, arena.layout.max_batch + 1)
+        of_tree = len([name for name in OF_TREE if name in arena])
+        shape = (4 + arena.layout.max_width + of_tree, arena.layout.max_batch + 1)
         return Outcomes(pack, (lambda: PinnedBuffer(shape)) if traits_of(arena.device).asynchronous else HostBuffer)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from speccompile.graph.arena import Arena
-from speccompile.graph.tree import Tree, depth_of
+from speccompile.graph.tree import Tree
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
-from speccompile.runtime.outcomes import OF_CHAIN, Outcome, Outcomes
+from speccompile.runtime.outcomes import OF_TREE, Outcome, Outcomes
 from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.policy_inputs import done_of, draft_sources
 from speccompile.runtime.prompt_reader import PromptReader
@@ -181,7 +182,8 @@ class Scheduler:
     def _collect(self, flight: Flight) -> None:
         """Deliver the emitted tokens of a run. A request that ended during the run receives none of them."""
         columns = flight.outcome.read()
-        self._learn(flight, columns)
+        of_tree = columns[-len(OF_TREE) :] if isinstance(flight.draft_len, Tree) else ()
+        self._learn(flight, columns, of_tree[:2])
         for request, source in zip(flight.rows, flight.sources, strict=True):
             if request.finished:
                 continue
@@ -190,7 +192,7 @@ class Scheduler:
                 self._retry_without_drafts(request)
                 continue
             self._batch.without_drafts.discard(request)
-            depth = depth_of(flight.draft_len)
+            depth = of_tree[2][request.slot] if of_tree else None
             self._stats.count(emitted, accepted, proposed, depth)
             request.stats.count(emitted, accepted, proposed, depth)
             request.stats.count_drafts(source, accepted, proposed)
@@ -198,8 +200,9 @@ class Scheduler:
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, accepted, source)
         self._departures.retire(flight.rows)
 
-    def _learn(self, flight: Flight, columns: list[list[int]]) -> None:
-        """Report a run to a policy that learns. The seconds of a run are unknown if others were launched after it."""
+    def _learn(self, flight: Flight, columns: list[list[int]], chain: Sequence[list[int]]) -> None:
+        """Report a run to a policy that learns; ``chain`` is what became of that in a tree. The seconds of a run are
+        unknown if others were launched after it."""
         milliseconds = None
         if not self.late:
             seconds = time.perf_counter() - flight.started
@@ -209,7 +212,6 @@ class Scheduler:
         if not self._policies.learns:
             return
         slots = [request.slot for request in flight.rows]
-        chain = columns[-len(OF_CHAIN) :] if isinstance(flight.draft_len, Tree) else ()
         done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds, chain)
         self._policies.note(done, [row.draft_len for row in flight.offered])
 

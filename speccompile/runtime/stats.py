@@ -41,7 +41,7 @@ class Counters:
         self.accepted_at = [0] * self.max_draft_len
 
     def count(self, emitted: int, accepted: int, proposed: int, depth: int | None = None) -> None:
-        """One step of a row; ``depth`` of its tree, whose nodes share positions, None of a chain."""
+        """One step of a row; ``depth`` of the deepest draft of a tree, whose nodes share positions, None of a chain."""
         self.row_steps += 1
         self.emitted_tokens += emitted
         self.draft_tokens += proposed

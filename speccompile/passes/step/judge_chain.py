@@ -1,4 +1,5 @@
-"""What a chain would have had accepted beside a tree: the first choice at each depth is a part of the tree."""
+"""What became of a tree: how deep its drafts were, and what a chain would have had accepted beside it. The first choice
+at each depth is a part of the tree."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from speccompile.graph.tree import Tree
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 
-def chain_state() -> list[StateSpec]:
-    """``chain_accepted`` and ``chain_judged`` int64 ``[N]``, of the newest step whose drafts were a tree."""
-    return [StateSpec(name, (N,), torch.int64) for name in ("chain_accepted", "chain_judged")]
+def tree_outcome_state() -> list[StateSpec]:
+    """``chain_accepted``, ``chain_judged`` and ``deepest_draft`` int64 ``[N]``, of the newest step whose drafts were a
+    tree."""
+    return [StateSpec(name, (N,), torch.int64) for name in ("chain_accepted", "chain_judged", "deepest_draft")]
 
 
 @dataclass(frozen=True)
 class JudgeChain(Pass):
-    """For policies, which learn of a chain from what becomes of a tree. Nothing that a step emits depends on it."""
+    """For policies, which learn of a chain from what becomes of a tree, and for statistics. Nothing that a step emits
+    depends on it."""
 
     tree: Tree
 
@@ -32,8 +35,9 @@ class JudgeChain(Pass):
     def run(self, graph: StepGraph) -> Changes:
         values = [graph.values[name] for name in ("drafts", "parents", "path", "row_accepted")]
         found = graph.insert(chain_in_tree, *values, others=other_branches(self.tree))
-        state = [graph.state(spec.name) for spec in chain_state()]
-        graph.insert(store, graph.values["slots"], *found, *state)
+        deepest = graph.insert(deepest_draft, graph.values["drafts"], graph.values["depths"])
+        state = [graph.state(spec.name) for spec in tree_outcome_state()]
+        graph.insert(store, graph.values["slots"], *found, deepest, *state)
         return Changes(1)
 
 
@@ -73,12 +77,17 @@ def chain_in_tree(
     return count, count + (first & (of == end)).any(1)
 
 
-def store(
-    slots: torch.Tensor,
-    accepted: torch.Tensor,
-    judged: torch.Tensor,
-    to_accepted: torch.Tensor,
-    to_judged: torch.Tensor,
-) -> None:
-    to_accepted.index_put_((slots,), accepted)
-    to_judged.index_put_((slots,), judged)
+def deepest_draft(drafts: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+    """The greatest depth of a node that has a draft, int64 ``[B]``; 0 where none has.
+
+    Args:
+        drafts: ``[B, nodes]``, -1 where there is none; depths: ``[B, 1 + nodes]``.
+    """
+    return torch.where(drafts >= 0, depths[:, 1:], 0).amax(1)
+
+
+def store(slots: torch.Tensor, *found_and_state: torch.Tensor) -> None:
+    """Write values ``[B]`` to as many state tensors ``[N]``, which follow them."""
+    count = len(found_and_state) // 2
+    for value, kept in zip(found_and_state[:count], found_and_state[count:], strict=True):
+        kept.index_put_((slots,), value)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from speccompile import Tree
 from speccompile.ops.tree import walk_tree
-from speccompile.passes.step.judge_chain import chain_in_tree, other_branches
+from speccompile.passes.step.judge_chain import chain_in_tree, deepest_draft, other_branches
 
 
 def judged(drafts: list[int], parents: list[int], target: list[int], others: tuple[int, ...]) -> tuple[int, int]:
@@ -40,6 +40,12 @@ def test_the_chain_is_the_first_child_of_each_node(seed: int) -> None:
     path, accepted = walk_tree(*tensors, depth)
     found = chain_in_tree(*tensors[1:], path, accepted, others=others)
     assert [int(value) for value in found] == list(judged(drafts, parents, target, others))
+
+
+def test_nodes_without_a_draft_are_not_deep() -> None:
+    # Two trees of the form [(0,), (1,), (0, 0), (0, 0, 0)].
+    drafts, depths = torch.tensor([[3, -1, 4, -1], [-1, -1, -1, -1]]), torch.tensor([[0, 1, 1, 2, 3]] * 2)
+    assert deepest_draft(drafts, depths).tolist() == [2, 0]
 
 
 def test_other_branches_of_a_static_tree() -> None:
