@@ -221,7 +221,9 @@ def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
     for kind in KINDS:
         for tree in config.trees:
             yield tree_pipeline(config, tree, 1, kind)
-        for draft_len in {0, config.max_draft_len}:
+            if config.mode.split and (own := drafter_pipeline(config, tree, 1, kind)):
+                yield own
+        for draft_len in {0, config.chains[-1]}:
             yield tier_pipeline(config, draft_len, 1, kind)
             yield mixed_pipeline(config, draft_len, 1, kind)
             if config.mode.split and (own := drafter_pipeline(config, draft_len, 1, kind)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ import torch
 from transformers import LlamaForCausalLM
 
 import speccompile
+from speccompile import Tree
 from speccompile.errors import CannotSave, InvalidatedFact, InvalidOption, PassFailed, VerifierError
 from speccompile.graph.state import N, S
 from speccompile.graph.verify import state_writes
+from speccompile.heads import Eagle3Head
 from speccompile.passes import Changes, Pass, StateSpec, StepGraph, facts
 from speccompile.speculator.speculator import Speculator
+from support.errors import raises as refuses
+from support.plans import planned
 from support.tiny import tiny_llama
 
 OPTIONS: dict[str, Any] = {"tiers": (0, 2), "max_len": 48, "backend": "eager"}
@@ -156,6 +161,16 @@ def test_a_wrong_place_or_name_is_refused_before_the_build(
     with pytest.raises(InvalidOption) as refused:
         speccompile.wrap(model, passes=[own(**fields)], **OPTIONS)
     assert refused.value.fields["name"] == "passes" and reason in refused.value.fields["reason"]
+
+
+def test_anchors_are_the_passes_of_the_tiers_that_are_built(model: LlamaForCausalLM) -> None:
+    """Also those of a drafter of trees that runs before the step; and none of chains where all drafts are trees."""
+    options: dict[str, Any] = OPTIONS | {"tiers": (0, Tree.dynamic(4, 2, 2))}
+    head = Eagle3Head.random(model, taps=(0, 0, 1))
+    for mode, given, anchor in (("eagle3", {"draft": head}, "store_tree"), ("suffix", {}, "read_tree")):
+        assert planned(model, mode, passes=[own(after=anchor)], **given, **options).config.passes
+    with refuses(InvalidOption, name="passes", reason=re.compile("'read_drafts', which is not among the passes")):
+        planned(model, "suffix", passes=[own(after="read_drafts")], **options)
 
 
 def test_a_fact_that_it_takes_away_names_it(model: LlamaForCausalLM) -> None:
