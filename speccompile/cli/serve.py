@@ -33,10 +33,9 @@ def run(
         except ImportError as error:
             reason = f"it needs {error.name}: pip install 'speccompile[serve]'"
             raise InvalidOption(where="the command line", name="serve", value=model, reason=reason) from error
-        # The likeliest tokens beside the chosen one are read from a step's logits, which no step of a tree keeps.
-        trees = any(isinstance(tier, Tree) for tier in options.draft_lens)
-        options = replace(options, scores=not trees)
-        if options.mode == Auto.name and not trees:
+        # The likeliest tokens beside the chosen one are read from a step's logits.
+        options = replace(options, scores=True)
+        if options.mode == Auto.name and not any(isinstance(tier, Tree) for tier in options.draft_lens):
             # Several drafters draft no trees.
             options = replace(options, mode_options={"predictions": True, **options.mode_options})
         # Before the model is loaded, since that takes a while.

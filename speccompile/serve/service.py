@@ -19,7 +19,7 @@ from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError, engine_error
 from speccompile.serve.continuation import Continuation
 from speccompile.serve.counts import Counts
-from speccompile.serve.fields import ChatBody, Generation
+from speccompile.serve.fields import Generation
 from speccompile.serve.guide_compiler import GuideCompiler
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
@@ -140,10 +140,6 @@ class Service:
 
     def _submit(self, prompts: Sequence[Prompt], body: Generation, wanted: Wanted) -> list[Request]:
         arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
-        if wanted.top_logprobs and "kept_logits" not in self.engine.arena:
-            param = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
-            message = f"{param}: the server has tiers of trees, and knows no log-probability but a token's own"
-            raise ApiError(message, param=param, code="unsupported_field")
         capacity = self.engine.capacity().slots + self.engine.waiting.limit
         if len(prompts) * body.n > capacity:
             param = "n" if body.n > 1 else prompts[0].field.partition("[")[0]
