@@ -123,6 +123,12 @@ class BuildConfig:
         return "proposed" in self.mode.goals and self.max_draft_len > 0 and not self.rule.fills_drafts
 
     @property
+    def truncates_trees(self) -> bool:
+        """The same of the nodes of proposed trees."""
+        proposed = any("tree_proposed" in item.provides for item in self.mode.tree_commit_passes())
+        return bool(self.trees) and proposed
+
+    @property
     def mixes(self) -> bool:
         """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone, and
         it makes no difference to the text which step reads the prompt's last token. The prompt's rows would need one

@@ -24,7 +24,7 @@ from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafti
 from speccompile.passes.native.step_ops import UseStepOps
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placement import place_passes
-from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts
+from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts, TruncateTree
 from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
@@ -245,6 +245,7 @@ def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
     if kind not in ("greedy", "inner"):
         goals.add("guide_advanced")
         goals.update(["drafts_truncated"] * config.truncates_drafts)
+        goals.update(["tree_truncated"] * config.truncates_trees)
     if kind in ("scored", "prompt_scored"):
         goals.add("logprobs_recorded")
         goals.update(["scores_recorded"] * config.scores)
@@ -315,6 +316,7 @@ def _after_commit(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
         passes += [ChooseCommit(), *[ChooseDrafting()] * proposes]
     if kind not in ("greedy", "inner"):
         passes += [AdvanceGuide(), *[TruncateDrafts()] * config.truncates_drafts]
+        passes += [TruncateTree()] * config.truncates_trees
     return passes
 
 

@@ -23,6 +23,7 @@ OF_FACTS: dict[Region, frozenset[str]] = {
             "proposed",
             "drafting_chosen",
             "drafts_truncated",
+            "tree_truncated",
             "guide_advanced",
             "tree_proposed",
             "drafter_read",

@@ -87,11 +87,57 @@ def allowed_lens(
     draft_lens.index_put_((slots,), torch.minimum(draft_lens[slots], count))
 
 
+def allowed_trees(
+    tree_tokens: torch.Tensor,
+    tree_parents: torch.Tensor,
+    tree_count: torch.Tensor,
+    slots: torch.Tensor,
+    guide_state: torch.Tensor,
+    tables: Sequence[torch.Tensor],
+) -> None:
+    """Keep of the proposed trees of the rows' ``slots`` ``[B]`` the tokens that are allowed after those on their path.
+    They move up in the order that they have, and their parents are numbered anew.
+
+    Args:
+        tree_tokens, tree_parents: ``[N, P]``; tree_count: ``[N]``; as :func:`speccompile.ops.tree.fit_tree` has them.
+    """
+    if no_row_is_guided(guide_state, slots):
+        return
+    automata, drafts, parents = Automata(slots, *tables), tree_tokens[slots], tree_parents[slots]
+    count = tree_count[slots]
+    places = torch.arange(drafts.shape[1], device=slots.device)
+    free, kept = guide_state[slots] < 0, torch.zeros_like(slots)
+    # Of each node, the newest token first: its state, and its number among those that are kept, -1 if it is not.
+    states, numbers = [guide_state[slots]], [kept]
+    found, of = drafts.clone(), parents.clone()
+    for index in range(drafts.shape[1]):
+        parent = parents[:, index, None].clamp(0, index)
+        state = automata.move(torch.stack(states, 1).gather(1, parent)[:, 0], drafts[:, index])
+        number = torch.stack(numbers, 1).gather(1, parent)[:, 0]
+        good = (index < count) & (number >= 0) & (free | (state >= 0))
+        here = good[:, None] & (places == kept[:, None])
+        found = torch.where(here, drafts[:, index, None], found)
+        of = torch.where(here, number[:, None], of)
+        kept = kept + good
+        states.append(state)
+        numbers.append(torch.where(good, kept, -1))
+    for state, value in ((tree_tokens, found), (tree_parents, of), (tree_count, kept)):
+        state.index_put_((slots,), value)
+
+
 _ADVANCE = (
     "(Tensor(a!) guide_state, Tensor slots, Tensor tokens, Tensor length, Tensor emitted, int most, Tensor[] tables)"
 )
 _TRUNCATE = "(Tensor(a!) draft_lens, Tensor slots, Tensor draft_tokens, Tensor guide_state, Tensor[] tables)"
-for _name, _schema, _function in (("advance_guide_", _ADVANCE, advance), ("truncate_drafts_", _TRUNCATE, allowed_lens)):
+_TREES = (
+    "(Tensor(a!) tree_tokens, Tensor(b!) tree_parents, Tensor(c!) tree_count, Tensor slots, Tensor guide_state, "
+    "Tensor[] tables)"
+)
+for _name, _schema, _function in (
+    ("advance_guide_", _ADVANCE, advance),
+    ("truncate_drafts_", _TRUNCATE, allowed_lens),
+    ("truncate_trees_", _TREES, allowed_trees),
+):
     _library.define(f"{_name}{_schema} -> ()")
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"speccompile::{_name}", lambda *_: None, lib=_library)

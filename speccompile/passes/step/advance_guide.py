@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import PROPOSAL
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 _TABLES = ("guide_width", "guide_classes", "guide_moves")
@@ -45,6 +46,21 @@ class TruncateDrafts(Pass):
         return Changes(1)
 
 
+@dataclass(frozen=True)
+class TruncateTree(Pass):
+    """The same of a proposed tree: nodes that the guide forbids, and what follows them, are taken out."""
+
+    name: ClassVar[str] = "truncate_tree"
+    looks_for: ClassVar[str] = "the tree that a ready drafter proposed"
+    requires: ClassVar[Facts] = facts("guide_advanced", "tree_proposed")
+    provides: ClassVar[Facts] = facts("tree_truncated")
+
+    def run(self, graph: StepGraph) -> Changes:
+        state = [graph.state(name) for name in (*PROPOSAL, "guide_state", *_TABLES)]
+        graph.insert(truncate_tree, graph.values["slots"], *state)
+        return Changes(1)
+
+
 def advance(
     guide_state: torch.Tensor,
     slots: torch.Tensor,
@@ -59,3 +75,7 @@ def advance(
 
 def truncate(draft_lens: torch.Tensor, slots: torch.Tensor, *others: torch.Tensor) -> None:
     torch.ops.speccompile.truncate_drafts_(draft_lens, slots, *others[:2], others[2:])
+
+
+def truncate_tree(slots: torch.Tensor, *state: torch.Tensor) -> None:
+    torch.ops.speccompile.truncate_trees_(*state[:3], slots, state[3], state[4:])
