@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, Tree, load, wrap
@@ -23,6 +26,7 @@ from support.families import model_of
 from support.guide_tokenizers import EOS, common
 from support.shape_texts import texts_by_shapes
 from support.tiny import tiny_llama
+from support.tree_cases import proposals
 from support.tree_drafter import STRIDE, VOCAB, Branching
 
 NEW = 30
@@ -140,6 +144,24 @@ def test_sequences_of_shapes_follow_a_guide() -> None:
     assert spec.stats.accepted_tokens > 0
 
 
+def test_no_node_breaks_the_guide() -> None:
+    guide = regex_guide("((ab|ba|c)d){8,}", common())
+    spec = wrap(tiny_llama(vocab=300), "suffix", tiers=(0, WIDE), max_len=MAX_LEN, backend="eager", policy=Fixed(WIDE))
+    options: dict[str, Any] = {"do_sample": True, "seed": 3, "guide": guide, "eos_token_id": EOS}
+    request = spec.engine.submit(PROMPTS[0] * 3, max_new_tokens=50, **options)
+    nodes = 0
+    while not request.finished:
+        spec.engine.step()
+        count = int(spec.arena["tree_count"][request.slot]) if not request.finished else 0
+        paths: list[list[int]] = [[]]
+        for node in range(count):
+            parent, token = (int(spec.arena[name][request.slot, node]) for name in ("tree_parents", "tree_tokens"))
+            paths.append([*paths[parent], token])
+            assert guide.matches([*request.new_tokens, *paths[-1]], whole=False)
+        nodes += count
+    assert nodes > 20 and spec.stats.accepted_tokens > 0
+
+
 def test_requests_may_limit_their_nodes(specs: dict[str, Speculator], expected: dict[str, list[list[int]]]) -> None:
     spec = specs["greedy"]
     spec.set_tier(WIDE)
@@ -213,6 +235,92 @@ def test_statistics_are_by_depth(specs: dict[str, Speculator], tmp_path: Path) -
         pass
 
 
+def propose(spec: Speculator, slot: int, tokens: list[int], parents: list[int]) -> None:
+    """Let the next step of a tree have this proposal."""
+    for name, values in (("tree_tokens", tokens), ("tree_parents", parents)):
+        spec.arena[name][slot, : len(values)] = torch.tensor(values)
+    spec.arena["tree_count"][slot] = len(tokens)
+
+
+def test_depths_without_a_node_do_not_count(specs: dict[str, Speculator], expected: dict[str, list[list[int]]]) -> None:
+    spec, text = specs["greedy"], expected["greedy"][0]
+    spec.set_tier(0)
+    request = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW)
+    while not request.new_tokens:
+        spec.engine.step()
+    spec.set_tier(DEEP)
+    spec.stats.reset()
+    right = text[len(request.new_tokens)]
+    # Two first tokens, the second of which is right, and one after the first.
+    propose(spec, request.slot, [(right + 1) % VOCAB, right, 0], [0, 0, 1])
+    spec.engine.step()
+    assert (spec.stats.draft_tokens, spec.stats.accepted_tokens) == (3, 1)
+    assert spec.stats.proposed_at[:4] == [1, 1, 0, 0] and spec.stats.accepted_at[:3] == [1, 0, 0]
+    request.cancel()
+
+
+#: Steps, each with the parents of a proposal, how often a token is right, and a seed.
+proposed_steps = st.lists(
+    st.tuples(proposals, st.sampled_from([0.5, 0.9]), st.integers(0, 2**16)), min_size=3, max_size=8
+)
+
+
+@pytest.fixture(scope="module")
+def whole(model: LlamaForCausalLM) -> Iterator[Speculator]:
+    """With a tree that has room for any proposal."""
+    tiers = (0, 2, Tree.dynamic(nodes=12, depth=12, branches=12), STATIC)
+    with wrap(model, "suffix", tiers=tiers, max_batch=2, max_len=MAX_LEN, backend="eager", policy="fixed:0") as spec:
+        yield spec
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(proposed_steps, st.sampled_from(PROMPTS[:2]))
+def test_after_random_trees_the_kv_is_that_of_transformers(
+    whole: Speculator, model: LlamaForCausalLM, steps: list[tuple[tuple[int, ...], float, int]], prompt: list[int]
+) -> None:
+    """A step takes the longest path of right tokens, and its KV is that of a fresh forward over the text."""
+    text = texts_of_transformers(model, prompt)
+    *_, static, tree = whole.tiers
+    whole.set_tier(0)
+    request = whole.engine.submit(prompt, max_new_tokens=100)
+    while not request.new_tokens:
+        whole.engine.step()
+    for parents, share, seed in steps:
+        known = len(prompt) + len(request.new_tokens)
+        rng, tokens, right = random.Random(seed), [], {0: 0}
+        for node, parent in enumerate(parents, 1):
+            beside = [tokens[i] for i in range(node - 1) if parents[i] == parent]
+            wanted = text[known + right[parent]] if parent in right else -1
+            if parent in right and wanted not in beside and rng.random() < share:
+                right[node] = right[parent] + 1
+                tokens.append(wanted)
+            else:
+                tokens.append(rng.choice([token for token in range(VOCAB) if token not in (wanted, *beside)]))
+        propose(whole, request.slot, tokens, list(parents))
+        whole.set_tier(rng.choice([tree, tree, static]) if parents else 2)
+        whole.engine.step()
+        emitted = len(prompt) + len(request.new_tokens) - known
+        assert prompt + request.new_tokens == text[: known + emitted]
+        assert emitted == max(right.values()) + 1 or whole.engine.tier.draft_len != tree
+    with torch.no_grad():
+        layers = model(torch.tensor([text[: known + emitted - 1]])).past_key_values.layers
+    for number, layer in enumerate(layers):
+        for part, theirs in (("k", layer.keys), ("v", layer.values)):
+            ours = whole.arena[f"{part}_{number}"][request.slot, : known + emitted - 1]
+            torch.testing.assert_close(ours, theirs[0].transpose(0, 1), rtol=1e-4, atol=1e-4)
+    request.cancel()
+
+
+@functools.cache
+def _texts(model: LlamaForCausalLM, prompt: tuple[int, ...]) -> list[int]:
+    ids = torch.tensor([prompt])
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=105, do_sample=False)[0].tolist()
+
+
+def texts_of_transformers(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
+    return _texts(model, tuple(prompt))
+
+
 def test_rows_that_want_no_drafts_run_no_tree(specs: dict[str, Speculator], runs: list[str]) -> None:
     spec = specs["greedy"]
     spec.set_tier(WIDE)
@@ -264,6 +372,12 @@ def test_the_default_policy_takes_trees(model: LlamaForCausalLM, monkeypatch: py
 def test_what_has_no_trees_is_refused(model: LlamaForCausalLM, mode: str, options: dict[str, Any], reason: str) -> None:
     with raises(InvalidTiers, reason=re.compile(re.escape(reason))):
         wrap(model, mode, tiers=(0, STATIC), max_len=MAX_LEN, backend="eager", **options)
+
+
+def test_trees_branch_at_most_as_often_as_there_are_tokens(model: LlamaForCausalLM) -> None:
+    for tree in (Tree.static([(VOCAB,)]), Tree.dynamic(9, 3, 10**30)):
+        with raises(InvalidTiers, reason=re.compile(f"more often than the vocabulary has tokens, {VOCAB}")):
+            wrap(model, "suffix", tiers=(0, tree), max_len=MAX_LEN, backend="eager")
 
 
 def test_models_that_run_their_own_attention_have_no_trees() -> None:

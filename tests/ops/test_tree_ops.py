@@ -160,7 +160,8 @@ def test_all_drafts_and_targets_of_a_tree_of_three_levels(greedy: bool) -> None:
         path = torch.stack(nodes, 1)
     emitted = target.gather(1, path)
     # The target alone: its token after each text. Where the tree has no node of that text, nothing more is emitted.
-    node, alive, right = torch.zeros_like(accepted), torch.ones_like(accepted, dtype=torch.bool), torch.zeros_like(accepted)
+    node, right = torch.zeros_like(accepted), torch.zeros_like(accepted)
+    alive = torch.ones_like(accepted, dtype=torch.bool)
     for depth in range(tree.depth + 1):
         token = target.gather(1, node[:, None])[:, 0]
         assert torch.equal(emitted[alive, depth], token[alive])
@@ -174,9 +175,9 @@ def test_all_drafts_and_targets_of_a_tree_of_three_levels(greedy: bool) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_parent_that_comes_later_is_refused(form: str) -> None:
-    with pytest.raises(RuntimeError, match="draft token 1 .* has the parent 2, and must have"):
+    with pytest.raises(RuntimeError, match=r"draft token 1 .* has the parent 2, and must have"):
         fit([[5, 6]], [[2, 0]], [2], Tree.dynamic(2, 2, 2), form)
-    with pytest.raises(RuntimeError, match="draft token 2 .* has the parent -1, and must have"):
+    with pytest.raises(RuntimeError, match=r"draft token 2 .* has the parent -1, and must have"):
         fit([[5, 6]], [[0, -1]], [2], Tree.dynamic(2, 2, 2), form)
 
 
