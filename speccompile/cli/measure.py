@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from speccompile.graph.tree import Tree
 from speccompile.runtime.check import Difference, first_difference
 from speccompile.speculator.speculator import Speculator
 
@@ -135,7 +136,7 @@ def tier_variant(spec: Speculator, draft_len: int, name: str | None = None) -> V
 
 
 def tier_name(draft_len: int) -> str:
-    return f"speccompile K={draft_len}"
+    return f"speccompile {draft_len}" if isinstance(draft_len, Tree) else f"speccompile K={draft_len}"
 
 
 def measure(
