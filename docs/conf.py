@@ -12,6 +12,7 @@ project = "speccompile"
 copyright = "The authors of speccompile, Apache-2.0"
 extensions = [
     "error_list",
+    "pass_list",
     "repository_links",
     "myst_parser",
     "sphinx.ext.autodoc",

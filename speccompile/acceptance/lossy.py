@@ -57,7 +57,7 @@ class LossyAccept(Pass):
 
 @dataclass(frozen=True)
 class LossyAcceptSampled(LossyAccept):
-    """The same over scores."""
+    """Accepts as :class:`LossyAccept`, over scores of drawn tokens."""
 
     name: ClassVar[str] = "lossy_accept_sampled"
     looks_for: ClassVar[str] = "scores and drafts"

@@ -98,7 +98,8 @@ def first_drafts(
 
 @dataclass(frozen=True)
 class ReadFirstTree(Pass):
-    """The same in a step of a tree. A row's lookup is one of one branch; what is deeper than ``tree`` is left out."""
+    """Takes a row's lookup as a tree of one branch, and the network's tree where there is none. Drafts deeper than
+    ``tree`` are left out."""
 
     tree: Tree
 

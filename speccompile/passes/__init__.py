@@ -1,7 +1,7 @@
 """Passes over step graphs: what a pass is, and the pipeline that runs, checks and records them.
 
-``Pass`` is the class to derive from for ``wrap(passes=[...])``; ``docs/architecture.md`` lists the passes that can be
-anchors, and the values that they leave in ``graph.values``.
+``Pass`` is the class to derive from for ``wrap(passes=[...])``. ``docs/architecture/passes.md`` lists the passes that
+can be anchors, and the values that they leave in ``graph.values``.
 """
 
 from speccompile.graph.state import StateSpec

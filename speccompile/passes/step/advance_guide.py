@@ -32,8 +32,8 @@ class AdvanceGuide(Pass):
 
 @dataclass(frozen=True)
 class TruncateDrafts(Pass):
-    """A ready drafter does not know the guides. Its proposals are truncated before the first token that the guide
-    forbids, so that the next step is no wider than necessary."""
+    """Truncates the proposals of a ready drafter before the first token that the guide forbids. The next step is then
+    no wider than necessary."""
 
     name: ClassVar[str] = "truncate_drafts"
     looks_for: ClassVar[str] = "the proposals of a ready drafter"

@@ -22,7 +22,7 @@ def tree_outcome_state() -> list[StateSpec]:
 
 @dataclass(frozen=True)
 class JudgeChain(Pass):
-    """For policies, which learn of a chain from what becomes of a tree, and for statistics. Nothing that a step emits
+    """Counts, in a step of a tree, the drafts that a chain would have had accepted, for policies and statistics. No output
     depends on it."""
 
     tree: Tree

@@ -19,8 +19,8 @@ KV = re.compile(r"[kv]_\d+")
 
 @dataclass(frozen=True)
 class MovePath(Pass):
-    """The KV of all layers at once. What the nodes beside the path have left is after the end of the sequence, as the
-    KV of rejected drafts of a chain is.
+    """Moves the KV of the accepted path, in all layers, to where a chain would have left it. KV of other nodes is after
+    the end of the sequence, as that of rejected drafts of a chain is.
 
     Args:
         logits: ``logits`` become those of the nodes on the path, ``[B, 1 + depth, V]``.

@@ -16,9 +16,8 @@ from speccompile.passes.step.propose_tree import ProposeTree
 
 @dataclass(frozen=True)
 class ProposeFromHidden(Propose):
-    """As :class:`Propose`, of a function that takes the rows' hidden states after ``tokens`` and ``length``: what was
-    tapped at the last token that the target has read, ``[B, taps * M]``. The newest token, which follows it, has not
-    been read yet."""
+    """Proposes as :class:`Propose`, by a function that also accepts the rows' hidden states: the taps at the last
+    token that the target has processed, ``[B, taps * M]``. The newest token, which follows it, is not processed yet."""
 
     name: ClassVar[str] = "propose_from_hidden"
     looks_for: ClassVar[str] = "committed tokens and tapped hidden states"
@@ -30,7 +29,7 @@ class ProposeFromHidden(Propose):
 
 @dataclass(frozen=True)
 class ProposeTreeFromHidden(ProposeTree):
-    """As :class:`ProposeTree`, of such a function.
+    """Proposes a tree as :class:`ProposeTree`, by a function that also accepts the rows' hidden states.
 
     Args:
         weights: as :class:`Propose` has them.

@@ -15,8 +15,8 @@ from speccompile.passes.step.tap_hidden import MarkTaps, take_marks
 
 @dataclass(frozen=True)
 class MarkSaved(MarkTaps):
-    """The same for what is saved, beside what a drafter may have tapped. Before all that takes rows away from the
-    lm_head, or the lm_head from the step."""
+    """Names the hidden states that are saved, as :class:`MarkTaps` those of a drafter. It runs before the passes that
+    remove rows from the lm_head, or the lm_head from the step."""
 
     name: ClassVar[str] = "mark_saved"
     prefix: ClassVar[str] = "saved"

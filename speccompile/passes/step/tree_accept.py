@@ -19,8 +19,9 @@ from speccompile.passes.step.sample import draw, process
 
 @dataclass(frozen=True)
 class TreeGreedyAccept(Pass):
-    """Names ``target_tokens`` ``[B, 1 + depth]`` and ``path`` ``[B, 1 + depth]``, the target's tokens after the nodes
-    on the accepted path and these nodes, and ``row_accepted`` ``[B]``."""
+    """The rule ``exact`` on a tree, without noise. Names ``target_tokens`` ``[B, 1 + depth]`` and ``path``
+    ``[B, 1 + depth]``, the target's tokens after the nodes on the accepted path and these nodes, and ``row_accepted``
+    ``[B]``."""
 
     tree: Tree
 
@@ -47,10 +48,10 @@ def greedy_path(
 
 @dataclass(frozen=True)
 class TreeExactAccept(Pass):
-    """The same for tokens that are drawn. Noise depends on the position alone, so all nodes of a depth share it. Only
-    nodes on the path are judged: the logits of one node go through the request's pipeline, with the path as its text,
-    and the drawn token decides which node is next. Also names ``path_scores_0``, ``path_scores_1``, ..., what that
-    pipeline made of the logits of each node on the path, float32 ``[B, 1, V]``."""
+    """The rule ``exact`` on a tree, for tokens that are drawn. Noise depends on the position alone, so all nodes of a
+    depth share it. Only nodes on the path are judged: the logits of one node go through the request's pipeline, with
+    the path as its text, and the drawn token decides which node is next. Also names ``path_scores_0``,
+    ``path_scores_1``, ..., what that pipeline made of the logits of each node on the path, float32 ``[B, 1, V]``."""
 
     tree: Tree
 

@@ -1,0 +1,86 @@
+"""The directive ``pass-list``: every pass of the package, with what it does and its facts, read from the classes.
+
+``python docs/_ext/pass_list.py`` prints the list as Markdown.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from speccompile.passes.base import Pass
+
+#: Packages with passes, and what their passes are for.
+GROUPS = {
+    "passes.target": "Over the captured model",
+    "passes.step": "Of a step",
+    "modes": "Of drafters",
+    "acceptance": "Of acceptance rules",
+    "passes.native": "Choice of fused ops",
+}
+
+
+def passes() -> list[type[Pass]]:
+    """All passes that can run, in the order of their names."""
+    for package in GROUPS:
+        module = importlib.import_module(f"speccompile.{package}")
+        for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
+            importlib.import_module(found.name)
+    kinds = {kind for kind in _subclasses(Pass) if kind.__module__.startswith("speccompile.")}
+    runnable = [kind for kind in kinds if not inspect.isabstract(kind) and hasattr(kind, "name")]
+    return sorted(runnable, key=lambda kind: (kind.name, kind.__name__))
+
+
+def _subclasses(kind: type[Pass]) -> Iterator[type[Pass]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
+def purpose(kind: type[Pass]) -> str:
+    """The first sentence of the docstring, in Markdown."""
+    first = re.split(r"(?<=\.)\s", " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()), maxsplit=1)[0]
+    return re.sub(r":\w+:`~?\.?([\w.]+)`", r"``\1``", first).replace("``", "`").replace("|", "\\|")
+
+
+def facts(kind: type[Pass]) -> str:
+    """What it requires, provides and invalidates."""
+    words = (("requires", kind.requires), ("provides", kind.provides), ("invalidates", kind.invalidates))
+    return "; ".join(f"{word} {', '.join(sorted(names))}" for word, names in words if names)
+
+
+def markdown() -> str:
+    lines = []
+    for package, title in GROUPS.items():
+        lines += [f"### {title}", "", "| pass | | facts |", "|---|---|---|"]
+        for kind in passes():
+            if kind.__module__.startswith(f"speccompile.{package}."):
+                lines.append(f"| `{kind.name}` | {purpose(kind)} | {facts(kind)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+class PassList(SphinxDirective):
+    """The list, as sections of the page."""
+
+    def run(self) -> list[nodes.Node]:
+        for kind in passes():
+            self.env.note_dependency(inspect.getfile(kind))
+        return self.parse_text_to_nodes(markdown(), allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("pass-list", PassList)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    print(markdown())
