@@ -1,6 +1,6 @@
 """The options of ``wrap``. Nothing here imports torch: the command line shows and checks them before that.
 
-``python -m speccompile.compiler.options`` prints the table of docs/guide.md.
+``python -m speccompile.compiler.options`` prints the table of docs/reference/options.md.
 """
 
 from __future__ import annotations

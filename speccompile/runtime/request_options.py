@@ -2,7 +2,7 @@
 
 A value is checked here as far as that is possible without the model and the engine. Nothing here imports torch, since
 the command line shows some of the options. ``python -m speccompile.runtime.request_options`` prints the table of
-docs/guide.md.
+docs/reference/options.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of ``train_head``. Nothing here imports torch: the command line shows and checks them before that.
 
-``python -m speccompile.training.train_options`` prints the table of docs/guide.md.
+``python -m speccompile.training.train_options`` prints the table of docs/reference/options.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Options of a call as a frozen dataclass, each with its default, its check and one sentence of documentation.
 
-The sentence is written here alone. It is the help of the command line and a row of the table in ``docs/guide.md``, and
-the option's paragraph in the docstring of the call begins with it; tests compare them.
+The sentence is written here alone. It is the help of the command line and a row of the table in
+``docs/reference/options.md``, and the option's paragraph in the docstring of the call begins with it; tests compare
+them.
 """
 
 from __future__ import annotations

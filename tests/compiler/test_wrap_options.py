@@ -26,7 +26,7 @@ from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
 from support.tiny import tiny_llama
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 #: Parameters of ``wrap`` that are not options.
 OTHERS = {"model", "progress", "mode_options"}
 #: The module; the package's attribute of that name is the function.
@@ -55,8 +55,8 @@ def test_each_paragraph_of_the_docstring_begins_with_the_sentence_of_its_option(
     assert not different_paragraphs(speccompile.wrap, WrapOptions)
 
 
-def test_the_guide_has_the_table_of_the_options() -> None:
-    inside = GUIDE.read_text().split("<!-- wrap options -->")[1].split("<!-- end of wrap options -->")[0]
+def test_the_page_of_options_has_the_table_of_the_options() -> None:
+    inside = OPTIONS_PAGE.read_text().split("<!-- wrap options -->")[1].split("<!-- end of wrap options -->")[0]
     assert inside.strip() == WrapOptions.table(), "put what python -m speccompile.compiler.options prints into it"
 
 

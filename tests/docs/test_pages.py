@@ -1,4 +1,4 @@
-"""The code of the pages runs over a tiny model: README.md, then docs/guide.md, then every other page by itself."""
+"""The code of the pages runs over a tiny model: README.md, the first page of the guides, then every other page."""
 
 from __future__ import annotations
 
@@ -23,25 +23,36 @@ from support import serving
 from support.pages import ROOT, blocks, pages
 from support.tiny import tiny_llama
 
-#: The guide continues the README.
-CONTINUED = ("README.md", "docs/guide.md")
+#: These leave the names that every other page begins with.
+CONTINUED = ("README.md", "docs/guides/index.md")
+#: Pages whose example continues that of another page.
+CONTINUES = {"docs/guides/online_learning.md": "docs/guides/training.md"}
 SERVER, DEFAULT_ADDRESS = "docs/server.md", "http://127.0.0.1:8000"
-OTHERS = [page for page in pages() if page not in (*CONTINUED, SERVER) and blocks(page)]
+OTHERS = [
+    (*filter(None, [CONTINUES.get(page)]), page)
+    for page in pages()
+    if page not in (*CONTINUED, SERVER, *CONTINUES.values()) and blocks(page)
+]
 TEMPLATE = "{% for message in messages %}<{{ message['content'] }}>{% endfor %}"
 
 
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """``wrap`` compiles nothing, ``pretrained.load`` returns a tiny model, and what blocks register is taken back."""
+    """``wrap`` compiles nothing, and ``pretrained.load`` returns a tiny model."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "examples").symlink_to(ROOT / "examples")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speccompile, "wrap", functools.partial(speccompile.wrap, backend="eager"))
-        patch.setattr(registry, "_modes", dict(registry._modes))
-        patch.setattr(backends, "_own", dict(backends._own))
         patch.chdir(folder)
-        registered, options = dict(pipeline.REGISTERED), dict(pipeline.OPTIONS)
         yield patch
+
+
+@pytest.fixture(autouse=True)
+def what_blocks_register_is_removed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_modes", dict(registry._modes))
+    monkeypatch.setattr(backends, "_own", dict(backends._own))
+    registered, options = dict(pipeline.REGISTERED), dict(pipeline.OPTIONS)
+    yield
     for table, before in ((pipeline.REGISTERED, registered), (pipeline.OPTIONS, options)):
         table.clear()
         table.update(before)
@@ -49,7 +60,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def readme(patched: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The names that the README's and the guide's blocks leave."""
+    """The names that the blocks of the README and of the guides' first page leave."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
     model = tiny_llama(layers=6, vocab=256, max_positions=2048)
@@ -67,9 +78,18 @@ def run(page: str, namespace: dict[str, Any]) -> None:
         exec(compile(block, f"<{page}>", "exec"), namespace)
 
 
-def test_every_block_of_the_readme_and_the_guide_runs(readme: dict[str, Any]) -> None:
-    assert sum(len(blocks(page)) for page in CONTINUED) >= 8
+def test_every_block_of_the_readme_runs(readme: dict[str, Any]) -> None:
+    assert len(blocks("README.md")) >= 2
     assert torch.is_tensor(readme["ids"])
+
+
+def test_every_guide_begins_with_an_example() -> None:
+    """Code comes before the first section; a page of steps has it in the first one."""
+    for page in pages():
+        if page.startswith("docs/guides/") and page != "docs/guides/index.md":
+            beginning = (ROOT / page).read_text().split("\n## ")
+            first = beginning[1] if page == "docs/guides/training.md" else beginning[0]
+            assert re.search(r"^(```python| {4}\S)", first, re.MULTILINE), page
 
 
 def test_every_block_of_the_server_page_runs() -> None:
@@ -83,10 +103,12 @@ def test_every_block_of_the_server_page_runs() -> None:
                 exec(compile(block.replace(DEFAULT_ADDRESS, address), f"<{SERVER}>", "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", OTHERS)
-def test_every_block_of_a_page_runs(page: str, readme: dict[str, Any]) -> None:
+@pytest.mark.parametrize("names", OTHERS, ids=lambda names: names[-1])
+def test_every_block_of_a_page_runs(names: tuple[str, ...], readme: dict[str, Any]) -> None:
     """Each begins with the names that the README leaves: ``model``, ``tokenizer``, ``spec``, and ``ids``."""
-    run(page, dict(readme))
+    namespace = dict(readme)
+    for page in names:
+        run(page, namespace)
 
 
 def test_links_of_the_readme_lead_to_files_and_headings() -> None:
@@ -112,6 +134,13 @@ def test_paths_in_pages_exist() -> None:
     for page in pages():
         for file in re.findall(named, (ROOT / page).read_text()):
             assert (ROOT / file).exists(), (page, file)
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    for folder in ("benchmarks", "examples", "speccompile"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for page in re.findall(r"docs/[\w/.-]+\.md", file.read_text()):
+                assert (ROOT / page).is_file(), (file, page)
 
 
 def test_public_names_in_pages_exist() -> None:

@@ -22,7 +22,7 @@ from speccompile.utils.options import Options
 from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 CALLS: list[tuple[Any, type[Options]]] = [
     (Engine.submit, SubmitOptions),
     (Speculator.generate, GenerateOptions),
@@ -55,8 +55,8 @@ def test_each_paragraph_of_a_docstring_begins_with_the_sentence_of_its_option(ca
     assert not different_paragraphs(call, options)
 
 
-def test_the_guide_has_the_table_of_the_options_of_submit() -> None:
-    inside = GUIDE.read_text().split("<!-- submit options -->")[1].split("<!-- end of submit options -->")[0]
+def test_the_page_of_options_has_the_table_of_the_options_of_submit() -> None:
+    inside = OPTIONS_PAGE.read_text().split("<!-- submit options -->")[1].split("<!-- end of submit options -->")[0]
     assert inside.strip() == SubmitOptions.table(), "run python -m speccompile.runtime.request_options"
 
 
