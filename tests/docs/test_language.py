@@ -1,0 +1,24 @@
+"""The documentation is written in plain technical English: words that the project's style avoids do not occur."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.pages import ROOT, pages
+from support.plain_words import AVOIDED, found, prose
+
+#: Pages of the site that are written elsewhere in the repository are not held yet.
+HELD = ("README.md", *pages())
+
+
+def test_pages_avoid_the_words_of_the_list() -> None:
+    occurrences = [(page, *item) for page in HELD for item in found(ROOT / page)]
+    assert not occurrences, [(page, number, name, AVOIDED[name]) for page, name, number, _ in occurrences]
+
+
+def test_the_words_are_found_in_prose_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("A `takes` b.\n\n    takes = 1\n\n```python\ntakes = 2\n```\n\nIt takes an int, so that it ends.\n")
+    lines = [(number, AVOIDED[name]) for name, number, _ in found(page)]
+    assert lines == [(9, "two sentences"), (9, "accepts, needs, copies")]
+    assert len(prose(page.read_text()).splitlines()) == 9
