@@ -143,7 +143,10 @@ def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None
     if (seen := acceptance_of(tier, acceptance, trace)) is None:
         return f"{sentence}; what it has is not known."
     sentence = f"{sentence}, and has {seen[0]:.2f} ({seen[1]})"
-    return f"{sentence}: {gain:.2f} times as fast as K=0." if gain is not None else f"{sentence}."
+    if gain is None:
+        return f"{sentence}."
+    # As decoded it differs from length over cost: prompts have steps of other tiers, and the machine other work.
+    return f"{sentence}: {'decoded ' * (tier.decoded is not None)}{gain:.2f} times as fast as K=0."
 
 
 def _best(tiers: Sequence[TierReport], gains: Mapping[str, float]) -> str:

@@ -27,7 +27,7 @@ def test_it_says_what_a_tier_costs_and_has() -> None:
     assert first == "Speculation pays: K=3 is 1.62 times as fast as K=0."
     assert second == (
         "K=3 costs 1.27 times K=0, breaks even at an acceptance length of 1.27, and has 2.06 (3 prompts): "
-        "1.62 times as fast as K=0."
+        "decoded 1.62 times as fast as K=0."
     )
 
 
