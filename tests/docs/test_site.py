@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
+import runpy
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +21,9 @@ from sphinx.util.inventory import InventoryFile
 
 import speccompile
 from speccompile import errors
-from support.pages import DOCS, ROOT, pages
+from support.browser import browser
+from support.pages import DOCS, ROOT, build_site, pages
+from support.pictures import SCHEMES, WIDTHS, photographed
 
 EXTERNAL = Path(__file__).with_name("external_links.txt")
 
@@ -43,23 +45,6 @@ class Links(HTMLParser):
                 self.anchors.add(value)
 
 
-def build(output: Path) -> int:
-    """The exit code of ``make docs``. In its own process: autodoc leaves its own defaults in signatures."""
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-d",
-        f"{output}-trees",
-        str(DOCS),
-        str(output),
-    ]
-    return subprocess.run(command, check=False).returncode
-
-
 def links(site: Path) -> dict[Path, Links]:
     return {file: Links(file) for file in site.rglob("*.html")}
 
@@ -71,7 +56,7 @@ def external(found: dict[Path, Links]) -> list[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site") / "html"
-    assert build(folder) == 0, "warnings are above"
+    assert build_site(folder) == 0, "warnings are above"
     return folder
 
 
@@ -108,6 +93,12 @@ def canonical(name: str) -> str:
     return f"{value.__module__}.{value.__qualname__}" if inspect.isclass(value) else name
 
 
+def test_every_pass_is_listed(site: Path) -> None:
+    text = (site / "architecture" / "passes.html").read_text()
+    names = {kind.name for kind in runpy.run_path(str(DOCS / "_ext" / "pass_list.py"))["passes"]()}
+    assert len(names) > 50 and not [name for name in names if f">{name}<" not in text]
+
+
 def test_every_error_is_listed_with_a_message(site: Path, inventory: set[str]) -> None:
     classes = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
     assert {f"speccompile.errors.{value.__name__}" for value in classes} <= inventory
@@ -133,6 +124,15 @@ def test_no_internal_link_is_dead(site: Path) -> None:
     assert not dead
 
 
+def test_the_front_page_fits_and_the_console_has_no_error(site: Path) -> None:
+    with browser() as window:
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                window.show((width, 900), scale=1, dark=scheme == "dark")
+                window.driver.get((site / "index.html").as_uri())
+                photographed(window, "docs", width, scheme)
+
+
 def test_external_links_are_listed(site: Path) -> None:
     assert external(links(site)) == EXTERNAL.read_text().split()
 
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        if build(Path(folder) / "html"):
+        if build_site(Path(folder) / "html"):
             sys.exit(1)
         EXTERNAL.write_text("\n".join(external(links(Path(folder) / "html"))) + "\n")
     print(EXTERNAL.relative_to(ROOT))
