@@ -492,6 +492,12 @@ class CorruptTexts(SpecCompileError):
     )
 
 
+class CorruptCheckpoint(SpecCompileError):
+    """A training cannot continue from a checkpoint."""
+
+    template = "{path} cannot be continued from: {reason}. {advice}; or give another output folder."
+
+
 class TrainingNotSaved(SpecCompileError):
     """A checkpoint or a trained head cannot be written."""
 

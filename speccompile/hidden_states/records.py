@@ -6,7 +6,6 @@ The fields are those of the files that TensorRT-LLM (``SaveHiddenStatesResourceM
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import CorruptRecords, error_line
 from speccompile.hidden_states.options import FINAL, SaveHiddenStates
+from speccompile.hidden_states.target_id import target_id
 
 FORMAT = 1
 #: The key of the header in a file's metadata.
@@ -88,7 +88,7 @@ class About:
 
     Args:
         model: class of the target.
-        weights: a digest of some of its weights' values, and to what they were rounded.
+        weights: what follows the class in the target's :func:`~speccompile.hidden_states.target_id.target_id`.
         layers: captured ones, -1 being the final norm.
         dtype: of the hidden states.
     """
@@ -106,14 +106,8 @@ def about(model: PreTrainedModel, options: SaveHiddenStates, weights: str = "sam
         weights: the option of ``wrap``. Records of rounded weights are those of another model.
     """
     dtype = str(model.dtype).removeprefix("torch.")
-    rounded = "" if weights == "same" else f" {weights}"
-    return About(type(model).__name__, f"{weights_digest(model)}{rounded}", options.layers(model), dtype)
-
-
-def weights_digest(model: PreTrainedModel) -> str:
-    """A digest of the first values of each weight, which differs between models of one architecture."""
-    values = [weight.detach().reshape(-1)[:4].float() for weight in model.parameters()]
-    return hashlib.sha256(torch.cat(values).cpu().numpy().tobytes()).hexdigest()[:16]
+    name, _, rest = target_id(model, weights).partition(" ")
+    return About(name, rest, options.layers(model), dtype)
 
 
 def encode(about: About, records: Sequence[Record]) -> bytes:

@@ -14,7 +14,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.graph.stage import Stages
 from speccompile.graph.step_graph import Route
-from speccompile.hidden_states.records import weights_digest
+from speccompile.hidden_states.target_id import target_id
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.kernel_list import KernelCall, kernels_called
@@ -76,9 +76,8 @@ class Inspection(SpeculatorBase):
 
     @property
     def target_id(self) -> str:
-        """An identifier of the target: its class, a digest of some values of its weights, and their form if rounded."""
-        model, form = self._open()[1].model, self._options.weights
-        return " ".join([type(model).__name__, weights_digest(model), *[form] * (form != "same")])
+        """An identifier of the target: its class, a digest of its weights, and their form if rounded."""
+        return target_id(self._open()[1].model, self._options.weights)
 
     @property
     def hidden_states(self) -> RecordWriter:

@@ -43,12 +43,12 @@ class Examples(Sequence[Example]):
     """All texts, in their order. Their token ids are in memory, their hidden states are not.
 
     Args:
-        target: id of the target that they were made by.
+        targets: ids of the target that they were made by; several where an earlier version named it otherwise.
         states: records by the examples' names; None if the target has to read them.
     """
 
     items: tuple[Example, ...]
-    target: str
+    targets: tuple[str, ...]
     states: SavedHiddenStates | None = None
 
     def __len__(self) -> int:
@@ -103,7 +103,8 @@ def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> E
         learn_from: ``answers`` or ``all``.
 
     Raises:
-        InvalidInput: there are none, they have tokens that the target does not know, or folders are by several targets.
+        InvalidInput: there are none, they have tokens that the target does not know, or folders are by targets of
+            several classes or forms.
         CorruptTexts, CorruptRecords: a file is cut off or changed.
     """
     parts = [data] if isinstance(data, Folder) else list(data)
@@ -111,9 +112,10 @@ def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> E
     states = next((part for part in opened if isinstance(part, SavedHiddenStates)), None)
     if states is not None and len(opened) > 1:
         raise InvalidInput(name="the texts", reason="hidden states are trained on alone; give one folder of them")
-    targets = {_target(part) for part in opened}
-    if len(targets) != 1:
-        reason = f"they are by the targets {', '.join(sorted(targets))}" if targets else "no folder is given"
+    targets = sorted({_target(part) for part in opened})
+    # The class, and the form that weights were rounded to; the digest between them is compared with the target's.
+    if len({(target.split(" ")[0], *target.split(" ")[2:]) for target in targets}) != 1:
+        reason = f"they are by the targets {', '.join(targets)}" if targets else "no folder is given"
         raise InvalidInput(name="the texts", reason=reason)
     items = []
     for place, part in enumerate(opened):
@@ -132,7 +134,7 @@ def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> E
     if greatest >= vocab:
         reason = f"they have the token {greatest}, and the target's vocabulary ends at {vocab - 1}"
         raise InvalidInput(name="the texts", reason=f"{reason}; are they of another tokenizer?")
-    return Examples(tuple(items), targets.pop(), states)
+    return Examples(tuple(items), tuple(targets), states)
 
 
 def _target(opened: SavedTexts | SavedHiddenStates) -> str:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.heads import DFlashConfig, DFlashHead, load_dflash, save_dflash
+from speccompile.hidden_states.target_id import target_id
 from speccompile.modes.dflash.checkpoints import assistant_config
 from speccompile.modes.dflash.config import spread_taps
 from speccompile.modes.dflash.head import SOURCE
@@ -31,8 +32,8 @@ class Training(HeadKind):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        if self._given is not None:
-            return self._given.config.taps
+        if self.given is not None:
+            return self.given.config.taps
         count, given = len(decoder_layers(self.target)[1]), self.options.layers
         if given is None:
             # The last layer is read after the final norm, unlike the others.
@@ -47,8 +48,7 @@ class Training(HeadKind):
         return tuple(given)
 
     @cached_property
-    def _given(self) -> DFlashHead | None:
-        """The head that the training begins with, in float32; None for a new one."""
+    def given(self) -> DFlashHead | None:
         options = self.options
         if options.start in NEW:
             return None
@@ -66,9 +66,14 @@ class Training(HeadKind):
             own.to(torch.float32).requires_grad_(True)
         return head
 
+    @property
+    def given_form(self) -> str:
+        assert self.given is not None
+        return repr(self.given.config)
+
     def build(self, counts: torch.Tensor, always: Collection[int]) -> DFlashHead:
-        if self._given is not None:
-            return self._given
+        if self.given is not None:
+            return self.given
         text = self.target.config.get_text_config(decoder=True)
         config = DFlashConfig.for_target(
             self.target,
@@ -95,7 +100,7 @@ class Training(HeadKind):
         return BlockTraining(head, teacher, **sizes)
 
     def save(self, head: nn.Module, folder: Path) -> None:
-        save_dflash(cast(DFlashHead, head), folder)
+        save_dflash(cast(DFlashHead, head), folder, target_id=target_id(self.target))
 
 
 def _mask_token(counts: torch.Tensor, always: Collection[int]) -> int:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.heads import Eagle3Config, Eagle3Head, default_taps, load_eagle3, save_eagle3
+from speccompile.hidden_states.target_id import target_id
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.beginnings import final_scale, layer_weights
 from speccompile.training.draft_vocab import default_size, most_frequent
@@ -29,8 +30,8 @@ class Training(HeadKind):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        if self._given is not None:
-            return self._given.config.taps
+        if self.given is not None:
+            return self.given.config.taps
         count, given = len(decoder_layers(self.target)[1]), self.options.layers
         taps = default_taps(count) if given is None else tuple(given)
         if taps[-1] >= count:
@@ -39,8 +40,7 @@ class Training(HeadKind):
         return taps
 
     @cached_property
-    def _given(self) -> Eagle3Head | None:
-        """The head that the training begins with, in float32; None for a new one."""
+    def given(self) -> Eagle3Head | None:
         options = self.options
         if options.start in NEW:
             return None
@@ -58,9 +58,14 @@ class Training(HeadKind):
             parameter.requires_grad_(not name.startswith("embed_tokens."))
         return head
 
+    @property
+    def given_form(self) -> str:
+        assert self.given is not None
+        return repr(self.given.config)
+
     def build(self, counts: torch.Tensor, always: Collection[int]) -> Eagle3Head:
-        if self._given is not None:
-            return self._given
+        if self.given is not None:
+            return self.given
         vocab = len(counts)
         size = self.options.draft_vocab or default_size(vocab)
         if size > vocab:
@@ -99,7 +104,8 @@ class Training(HeadKind):
 
     def save(self, head: nn.Module, folder: Path) -> None:
         layout: Any = self.options.layout
-        save_eagle3(cast(Eagle3Head, head), folder, layout=layout, target=type(self.target).__name__)
+        name, noted = type(self.target).__name__, target_id(self.target)
+        save_eagle3(cast(Eagle3Head, head), folder, layout=layout, target=name, target_id=noted)
 
 
 @torch.no_grad()

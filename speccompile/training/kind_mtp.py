@@ -7,6 +7,7 @@ One module is trained, which drafts token after token, reading its own output fr
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -28,17 +29,27 @@ class Training(HeadKind):
     the target's, and stay."""
 
     mode: ClassVar[str] = "mtp_eagle_one_model"
+    keeps_tokens: ClassVar[bool] = False
 
     @property
     def taps(self) -> tuple[int, ...]:
         return (len(decoder_layers(self.target)[1]) - 1,)
 
+    @cached_property
+    def given(self) -> MtpHead | None:
+        options = self.options
+        return None if options.start in NEW else load_mtp(options.start, self.target).first()
+
+    @property
+    def given_form(self) -> str:
+        assert self.given is not None
+        return repr(self.given.variant)
+
     def build(self, counts: torch.Tensor, always: Collection[int]) -> MtpHead:
-        if self.options.start in NEW:
+        head = self.given
+        if head is None:
             head = MtpHead.random(self.target, 1, self.options.seed)
             _begin(head, self.target, as_target=self.options.start == "target")
-        else:
-            head = load_mtp(self.options.start, self.target).first()
         chain = MtpChain(head)
         for own in (head.layers, head.norms):
             own.to(torch.float32).requires_grad_(True)

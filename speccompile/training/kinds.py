@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from speccompile.hidden_states.target_id import weights_digest
 from speccompile.training.teacher import Teacher
 from speccompile.training.train_options import KINDS, TrainOptions
 
@@ -28,9 +31,12 @@ class HeadKind(ABC):
 
     Attributes:
         mode: the mode that drafts with such a head.
+        given: the head that the training begins with, in float32; None for a new one.
     """
 
     mode: ClassVar[str]
+    #: Whether a new head depends on the tokens ``always`` of :meth:`build`.
+    keeps_tokens: ClassVar[bool] = True
 
     def __init__(self, target: PreTrainedModel, options: TrainOptions) -> None:
         self.target, self.options = target, options
@@ -43,6 +49,29 @@ class HeadKind(ABC):
         Raises:
             InvalidHead: the target has no such layers.
         """
+
+    @cached_property
+    @abstractmethod
+    def given(self) -> nn.Module | None:
+        """Loaded when it is asked for.
+
+        Raises:
+            InvalidHead, HeadKeys: it cannot be loaded, or not be trained.
+            InvalidOption: an option would change what it has already.
+        """
+
+    @property
+    @abstractmethod
+    def given_form(self) -> str:
+        """What the head that the training begins with is, beside its weights."""
+
+    def depends_on(self, always: Collection[int]) -> dict[str, Any]:
+        """By name, what the head to train depends on beside options, texts and target: a given one on its contents, a
+        new one on the tokens ``always`` of :meth:`build`."""
+        if self.given is None:
+            return {"kept tokens": sorted(set(always)) if self.keeps_tokens else []}
+        form = hashlib.sha256(self.given_form.encode()).hexdigest()[:16]
+        return {"start's weights": weights_digest(self.given), "start's form": form}
 
     @abstractmethod
     def build(self, counts: torch.Tensor, always: Collection[int]) -> nn.Module:

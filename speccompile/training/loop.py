@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -24,16 +22,15 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.training_args import ParallelMode
 
 from speccompile.errors import TrainingDiverged, TrainingNotSaved, error_line
 from speccompile.training.acceptance import JUDGED, Acceptance
 from speccompile.training.batches import Batch, Batches
+from speccompile.training.checkpoints import Signature, newest_checkpoint
 from speccompile.training.train_options import TrainOptions
 from speccompile.utils.devices import traits_of
 
-#: Of a checkpoint's files the one that is written last.
-STATE = "trainer_state.json"
-CHECKPOINTS = "checkpoint-*"
 #: What torch.save raises when the disk does not take a file.
 _TORCH_SAVE = ("PytorchStreamWriter", "unexpected pos", "inline_container")
 
@@ -89,16 +86,26 @@ def train(
     held_out: Batches,
     arguments: TrainingArguments,
     *,
+    training: str,
     minutes: float | None,
     progress: bool,
-) -> TrainerState:
-    """Train ``module``, from the newest checkpoint in the folder on if there is one; it has the weights of the best
-    checkpoint afterwards.
+) -> tuple[TrainerState, dict[int, Acceptance], Acceptance]:
+    """Train ``module``, from the newest checkpoint in the folder on if there is one. It has the weights of the best
+    checkpoint afterwards; before the first evaluation, the newest ones.
+
+    Args:
+        training: a digest of what the training depends on.
+
+    Returns:
+        The state, the acceptance by step, and that of the weights that ``module`` has.
 
     Raises:
         TrainingDiverged: the loss is not finite.
         TrainingNotSaved: the disk does not take a checkpoint.
+        CorruptCheckpoint: a checkpoint is damaged or of another training.
     """
+    folder = Path(str(arguments.output_dir))
+    newest = newest_checkpoint(folder, training)
     trainer = _Trainer(
         model=module,
         args=arguments,
@@ -106,35 +113,23 @@ def train(
         eval_dataset=held_out,
         data_collator=_only,
         compute_metrics=cast(Any, _metrics),
-        callbacks=[Judge()],
+        callbacks=[Judge(), Signature(folder, training)],
     )
     if minutes is not None:
         trainer.add_callback(Slice(minutes))
     if progress:
         trainer.add_callback(Progress())
     trainer.remove_callback(PrinterCallback)
-    newest = newest_checkpoint(Path(str(arguments.output_dir)))
     try:
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(part in str(error) for part in _TORCH_SAVE):
             raise
-        raise TrainingNotSaved(folder=str(arguments.output_dir), reason=error_line(error)) from error
+        raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
     state: TrainerState = trainer.state
-    return state
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete one; what a killed process left of others is removed."""
-    found = sorted(folder.glob(CHECKPOINTS), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    for path in found:
-        try:
-            json.loads((path / STATE).read_text())
-            return path
-        except (OSError, ValueError):
-            # Another process of this training may do so, too.
-            shutil.rmtree(path, ignore_errors=True)
-    return None
+    curve = curve_of(state)
+    best = state.best_global_step
+    return state, curve, acceptance_of(trainer.evaluate()) if best is None else curve[best]
 
 
 class _Trainer(Trainer):
@@ -157,6 +152,12 @@ def _metrics(found: EvalPrediction) -> dict[str, float]:
     return Acceptance.of(torch.as_tensor(found.predictions).sum(0)).metrics()
 
 
+def curve_of(state: TrainerState) -> dict[int, Acceptance]:
+    """The evaluations by step."""
+    name = f"eval_length_{JUDGED}"
+    return {int(entry["step"]): acceptance_of(entry) for entry in state.log_history if name in entry}
+
+
 def acceptance_of(metrics: Mapping[str, float]) -> Acceptance:
     """What ``Trainer`` has logged of an evaluation."""
     names = [name for name in metrics if name.startswith("eval_accepted_")]
@@ -176,7 +177,8 @@ class Judge(TrainerCallback):
 
 
 class Slice(TrainerCallback):
-    """Stops after so many minutes, with a checkpoint."""
+    """Stops after so many minutes, with a checkpoint. Heads are judged at the same steps as without it, so that the
+    same one is the best."""
 
     def __init__(self, minutes: float) -> None:
         self._ends = time.monotonic() + 60 * minutes
@@ -184,8 +186,12 @@ class Slice(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        if time.monotonic() >= self._ends:
-            control.should_evaluate = control.should_save = control.should_training_stop = True
+        ends = torch.tensor(int(time.monotonic() >= self._ends), device=args.device)
+        if args.parallel_mode is ParallelMode.DISTRIBUTED:
+            # All processes stop after the same step.
+            torch.distributed.broadcast(ends, 0)
+        if ends:
+            control.should_save = control.should_training_stop = True
         return control
 
 

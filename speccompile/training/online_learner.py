@@ -20,6 +20,7 @@ from torch import nn
 
 from speccompile.errors import TrainingDiverged
 from speccompile.heads import Eagle3Head, save_eagle3
+from speccompile.hidden_states.target_id import target_id
 from speccompile.runtime.learning import Pupil, ServedText
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.acceptance import JUDGED, Acceptance
@@ -129,7 +130,8 @@ class OnlineLearner:
             OSError: the folder cannot be written.
         """
         with self._lock:
-            save_eagle3(self._live, folder, target=type(self._pupil.target).__name__)
+            target = self._pupil.target
+            save_eagle3(self._live, folder, target=type(target).__name__, target_id=target_id(target))
 
     def close(self, *, wait: bool) -> None:
         self._stop.set()

@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from speccompile.errors import InvalidInput, TrainingNotSaved, error_line
 from speccompile.hidden_states import Record, SavedHiddenStates
-from speccompile.hidden_states.records import About, encode, weights_digest
+from speccompile.hidden_states.records import About, encode
+from speccompile.hidden_states.target_id import target_id
 from speccompile.training.batches import padded, plan_batches
 from speccompile.training.examples import Example, Examples
 from speccompile.training.teacher import Teacher
@@ -34,9 +35,8 @@ def with_states(examples: Examples, teacher: Teacher, folder: Path, batch_tokens
         CorruptRecords: a file there is cut off or changed.
         TrainingNotSaved: the disk does not take them.
     """
-    about = About(
-        type(teacher.target).__name__, weights_digest(teacher.target), teacher.taps, str(DTYPE).removeprefix("torch.")
-    )
+    name, _, digest = target_id(teacher.target).partition(" ")
+    about = About(name, digest, teacher.taps, str(DTYPE).removeprefix("torch."))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = SavedHiddenStates(folder)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, TrainingNotSaved, error_line
-from speccompile.hidden_states.records import weights_digest
-from speccompile.training.acceptance import JUDGED, Acceptance
+from speccompile.hidden_states.target_id import is_id_of, target_id
+from speccompile.training.acceptance import Acceptance
 from speccompile.training.batches import Batches
 from speccompile.training.examples import Data, Examples, read_examples
 from speccompile.training.kinds import kind_of
@@ -22,12 +23,11 @@ from speccompile.training.teacher import Teacher
 from speccompile.training.train_options import TrainOptions
 from speccompile.utils.whole_files import write_whole
 
-if TYPE_CHECKING:
-    pass
-
 #: In the output folder: checkpoints and what they depend on; hidden states; how the head did.
 CHECKPOINTS, STATES, REPORT = "checkpoints", "states", "training.json"
 _GIVEN = "given.json"
+#: Of that file. The first one had less of what a training depends on.
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class TrainedHead:
 
     Args:
         folder: its checkpoint, which ``wrap(mode=mode, draft=folder)`` loads.
-        acceptance: of the best head so far, on texts that were held out.
+        acceptance: of this head, on texts that were held out: the best one so far, or, before the first evaluation, the
+            newest.
         step, steps: how far the training is, and its end.
         curve: acceptance by step.
         mode: the mode that drafts with it.
@@ -67,8 +68,9 @@ def train_head(
 
     The loop is transformers' ``Trainer``: on several GPUs start the process with ``accelerate launch`` or ``torchrun``.
     A call that was killed, or that ``options.minutes`` ended, continues from its newest checkpoint when it is made
-    again; the weights are then the same, bit for bit, as without the interruption, where the device computes the same
-    twice. The head that is written is the best one on the texts that are held out, by acceptance length at 3 drafts.
+    again. The weights, the evaluations and the head that is written are then the same, bit for bit, as without the
+    interruption, where the device computes the same twice. That head is the best one on the texts that are held out, by
+    acceptance length at 3 drafts; evaluations are ``options.eval_every`` steps apart, with one at the end.
 
     Args:
         target: in eval mode. Its weights are not changed.
@@ -82,13 +84,15 @@ def train_head(
 
     Raises:
         InvalidOption: the target does not have that layer, or the library accelerate is not installed.
-        InvalidInput: the texts are of another target, or too few; the folder has a training of other options.
+        InvalidInput: the texts are of another target, or too few; the folder has a training of other options, texts or
+            weights, with another tokenizer, or on another number of devices.
         InvalidHead: there cannot be such a head for this target.
         UnsupportedModel: the target's logits are not a linear of its final hidden state, times a factor and capped as
             its config has it.
         ModelInTraining: the target is in training mode.
         TrainingDiverged: the loss is not finite.
         TrainingNotSaved: the disk does not take what is written.
+        CorruptCheckpoint: a checkpoint there was damaged, or copied from another training.
         CorruptTexts, CorruptRecords: a file is cut off or changed.
     """
     options = TrainOptions() if options is None else options
@@ -106,29 +110,38 @@ def train_head(
     examples = read_examples(data, vocab, max_len=options.max_len, learn_from=options.learn_from)
     _check_target(examples, teacher)
     kept, held_out = examples.split(options.held_out)
-    checkpoints = folder / CHECKPOINTS
-    _check_given(checkpoints, examples, teacher, options)
-    head = kind.build(kept.counts(vocab), _always(target, tokenizer))
+    checkpoints, always = folder / CHECKPOINTS, _always(target, tokenizer)
     arguments = loop.arguments(checkpoints, options, target.device)
+    # Contents and not the path of a head; the precision that was chosen.
+    settled = {"precision": "bfloat16" if arguments.bf16 else "float32"}
+    if kind.given is not None:
+        settled["start"] = "head"
+    given = {
+        "format": FORMAT,
+        "options": options.as_json() | settled,
+        "processes": arguments.world_size,
+        "target": target_id(target),
+        "texts": examples.digest(),
+        **kind.depends_on(always),
+    }
+    training = _check_given(checkpoints, given)
+    head = kind.build(kept.counts(vocab), always)
     if examples.states is None and options.states:
         with arguments.main_process_first(desc="hidden states"):
             examples = with_states(examples, teacher, folder / STATES, options.batch_tokens, progress=progress)
         kept, held_out = examples.split(options.held_out)
     train_data, held_out_data = (Batches(part, options.batch_tokens, options.seed) for part in (kept, held_out))
     module = kind.training(head, teacher)
-    state = loop.train(module, train_data, held_out_data, arguments, minutes=options.minutes, progress=progress)
-    curve = {
-        int(entry["step"]): loop.acceptance_of(entry) for entry in state.log_history if f"eval_length_{JUDGED}" in entry
-    }
-    # The last step is always judged.
-    assert state.best_global_step is not None
+    state, curve, acceptance = loop.train(
+        module, train_data, held_out_data, arguments, training=training, minutes=options.minutes, progress=progress
+    )
     if arguments.process_index == 0:
         try:
             kind.save(head, folder)
             _write_report(folder, examples, options, state, curve)
         except OSError as error:
             raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
-    return TrainedHead(folder, curve[state.best_global_step], state.global_step, state.max_steps, curve, kind.mode)
+    return TrainedHead(folder, acceptance, state.global_step, state.max_steps, curve, kind.mode)
 
 
 def _always(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
@@ -139,12 +152,11 @@ def _always(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
 
 def _check_target(examples: Examples, teacher: Teacher) -> None:
     """Raises InvalidInput."""
-    # What follows is the form that its weights were rounded to.
-    theirs = " ".join(examples.target.split()[:2])
-    ours = f"{type(teacher.target).__name__} {weights_digest(teacher.target)}"
-    if theirs != ours:
-        reason = f"they are by the target {theirs}, and this is {ours}; let this target write texts (make_texts)"
-        raise InvalidInput(name="the texts", reason=reason)
+    for theirs in examples.targets:
+        if not is_id_of(theirs, teacher.target):
+            ours = target_id(teacher.target)
+            reason = f"they are by the target {theirs}, and this is {ours}; let this target write texts (make_texts)"
+            raise InvalidInput(name="the texts", reason=reason)
     if examples.states is not None:
         layers = examples.states.about.layers if examples.states.about else ()
         if layers != teacher.taps:
@@ -152,37 +164,45 @@ def _check_target(examples: Examples, teacher: Teacher) -> None:
             raise InvalidInput(name="the hidden states", reason=reason)
 
 
-def _check_given(folder: Path, examples: Examples, teacher: Teacher, options: TrainOptions) -> None:
-    """Note what the checkpoints of ``folder`` depend on.
+def _check_given(folder: Path, given: dict[str, Any]) -> str:
+    """Note what the checkpoints of ``folder`` depend on. Returns a digest of it.
 
     Raises:
         InvalidInput: it has checkpoints that depend on other things.
         TrainingNotSaved: the folder cannot be written.
     """
-    given = {
-        "options": options.as_json(),
-        "target": f"{type(teacher.target).__name__} {weights_digest(teacher.target)}",
-        "texts": examples.digest(),
-    }
-    # As it is read back.
-    given = json.loads(json.dumps(given))
+    text = json.dumps(given, indent=2) + "\n"
     path = folder / _GIVEN
     if path.exists():
         try:
             theirs = json.loads(path.read_text())
-            pairs = [(name, theirs["options"].get(name), value) for name, value in given["options"].items()]
-            pairs += [(name, theirs[name], given[name]) for name in ("target", "texts")]
+            same_format = theirs["format"] == FORMAT
+            pairs = list(_differences(theirs, json.loads(text)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(name=f"the folder {folder}", reason=f"{_GIVEN}: {error_line(error)}") from error
-        if changed := ", ".join(f"{name} {old} and not {new}" for name, old, new in pairs if old != new):
+        if not same_format:
+            reason = "its training was begun by another version of speccompile; give another folder"
+            raise InvalidInput(name=f"the folder {folder.parent}", reason=reason)
+        if changed := ", ".join(f"{name} {old} and not {new}" for name, old, new in pairs):
             reason = f"its training was begun with {changed}; give another folder"
             raise InvalidInput(name=f"the folder {folder.parent}", reason=reason)
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(given, indent=2) + "\n").encode())
-    except OSError as error:
-        raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
+    else:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text.encode())
+        except OSError as error:
+            raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, their value and ours of what differs, options one by one."""
+    for name in dict.fromkeys([*ours, *theirs]):
+        old, new = theirs.get(name), ours.get(name)
+        if name == "options" and isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new)
+        elif old != new:
+            yield name, old, new
 
 
 def _write_report(
@@ -190,7 +210,7 @@ def _write_report(
 ) -> None:
     report = {
         "options": options.as_json(),
-        "target": examples.target,
+        "target": ", ".join(examples.targets),
         "texts": {"number": len(examples), "tokens": examples.tokens, "digest": examples.digest()},
         "step": state.global_step,
         "steps": state.max_steps,

@@ -95,6 +95,7 @@ __all__ = [
     "is_composite",
     "is_traceable_wrapper_subclass",
     "parse_to",
+    "persistent_buffers",
     "pick_vec_isa",
     "pytree",
     "standalone_compile",
@@ -166,6 +167,13 @@ def without_fake_cache() -> Iterator[None]:
         yield
     finally:
         dynamo_config.fake_tensor_cache_enabled = before
+
+
+def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A module's own buffers that are part of its state dict, by name. ``state_dict``, the public way, copies weights
+    that a hook unpacks."""
+    left_out = module._non_persistent_buffers_set
+    return {name: value for name, value in module.named_buffers(recurse=False) if name not in left_out}
 
 
 def _held(value: Any) -> list[Any]:

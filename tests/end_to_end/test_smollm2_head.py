@@ -10,9 +10,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import speccompile
 from speccompile.cli.models import encode, max_len_for
 from speccompile.cli.prompts import BUILT_IN
+from speccompile.hidden_states.target_id import is_id_of
+from speccompile.training import read_texts
 
 HEAD = Path(__file__).parents[2] / "heads" / "smollm2-135m-instruct"
 NEW_TOKENS = 20
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("texts", ["texts", "texts-by-topic"])
+def test_its_texts_are_of_the_model(texts: str, smollm2: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> None:
+    """They name it as the version did that wrote them."""
+    assert is_id_of(read_texts(HEAD / texts).source.target, smollm2[0])
 
 
 @pytest.mark.real

@@ -99,6 +99,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "TextsNotWritten": {"folder": "texts", "reason": "OSError: [Errno 28] No space left on device"},
     "NoTexts": {"count": 256, "reasons": "3 duplicate, 253 long"},
     "CorruptTexts": {"path": "texts/texts_000001.npz", "reason": "BadZipFile: File is not a zip file"},
+    "CorruptCheckpoint": {
+        "path": "head/checkpoints/checkpoint-200/optimizer.pt",
+        "reason": "it is not what the training wrote",
+        "advice": "Delete the folder head/checkpoints/checkpoint-200, and the same call continues from the checkpoint "
+        "before it",
+    },
     "TrainingNotSaved": {"folder": "head", "reason": "OSError: No space left on device"},
     "TrainingDiverged": {"loss": float("nan"), "step": 12, "rate": "0.01"},
     "RequestFailed": {"reason": "ZeroDivisionError: division by zero"},

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from speccompile.hidden_states.records import weights_digest
+from speccompile.hidden_states.target_id import target_id
 from speccompile.training import Source, TrainingText, TrainOptions
 from speccompile.training.text_files import Progress, encode
 from support.tiny import tiny_llama
@@ -46,10 +46,6 @@ def quick(**changes: Any) -> TrainOptions:
 
 def quick_kind(kind: str, **changes: Any) -> TrainOptions:
     return TrainOptions(kind=kind, **(QUICK_BY_KIND[kind] | changes))
-
-
-def target_id(model: PreTrainedModel) -> str:
-    return f"{type(model).__name__} {weights_digest(model)}"
 
 
 def greedy_texts(model: PreTrainedModel, count: int, *, prompt: int = 3, new: int = 29, seed: int = 0) -> torch.Tensor:

@@ -37,4 +37,4 @@ def test_states_of_another_text_are_refused(examples: Examples, ids: list[int]) 
 @pytest.fixture
 def examples() -> Examples:
     text = Example("0", torch.tensor([1, 2, 3], dtype=torch.int32), torch.ones(3, dtype=torch.bool))
-    return Examples((text,), "target")
+    return Examples((text,), ("target",))

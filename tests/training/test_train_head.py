@@ -28,11 +28,12 @@ from speccompile.errors import (
     UnsupportedModel,
 )
 from speccompile.heads import Eagle3Head, save_eagle3
+from speccompile.hidden_states.target_id import target_id
 from speccompile.training import TrainedHead, train_head
 from speccompile.training.unrolled import UnrolledTraining
 from support.errors import raises
 from support.tiny import tiny_llama
-from support.training_data import TAPS, VOCAB, greedy_texts, learnable, quick, target_id, write_texts
+from support.training_data import TAPS, VOCAB, greedy_texts, learnable, quick, write_texts
 
 PROMPT = 3
 
@@ -232,6 +233,22 @@ def test_minutes_end_a_training_that_the_same_call_continues(
     found = train_head(model, texts, tmp_path, quick(**options), progress=False)
     last = f"checkpoints/checkpoint-{found.steps}"
     assert found.finished and same(one_epoch.folder / last, tmp_path / last)
+
+
+def test_slices_write_the_same_head_as_a_training_in_one_go(
+    model: LlamaForCausalLM, texts: Path, one_epoch: TrainedHead, tmp_path: Path
+) -> None:
+    """They end between the evaluations, and judge nothing there."""
+    options = {"epochs": 1, "eval_every": 5}
+    steps: list[int] = []
+    while not steps or steps[-1] < one_epoch.steps:
+        found = train_head(model, texts, tmp_path, quick(**options, minutes=0), progress=False)
+        steps.append(found.step)
+        assert found.curve.items() <= one_epoch.curve.items()
+    assert steps == list(range(1, one_epoch.steps + 1))
+    assert found.curve == one_epoch.curve and found.acceptance == one_epoch.acceptance
+    assert same(tmp_path, one_epoch.folder)
+    assert (tmp_path / "training.json").read_text() == (one_epoch.folder / "training.json").read_text()
 
 
 def train_two_epochs(texts: Path, folder: Path) -> None:

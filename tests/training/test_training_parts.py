@@ -42,7 +42,7 @@ def test_batches_have_each_text_once_and_hold_their_tokens() -> None:
 def test_held_out_texts_stay_held_out_when_texts_are_added() -> None:
     def examples(count: int) -> Examples:
         ids, mask = torch.zeros(3, dtype=torch.int32), torch.ones(3, dtype=torch.bool)
-        return Examples(tuple(Example(str(number), ids, mask) for number in range(count)), "Model 0")
+        return Examples(tuple(Example(str(number), ids, mask) for number in range(count)), ("Model 0",))
 
     held = [{item.name for item in examples(count).split(0.1)[1].items} for count in (200, 1000)]
     assert held[0] == {name for name in held[1] if int(name) < 200} and 60 < len(held[1]) < 140

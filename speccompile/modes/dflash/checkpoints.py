@@ -25,6 +25,7 @@ from speccompile.modes.network.checkpoint_files import (
     read_tensors,
     renamed,
 )
+from speccompile.modes.network.made_for import check_made_for, noted
 from speccompile.utils.whole_files import write_whole
 
 #: transformers' names of the same tensors, tried in this order.
@@ -55,21 +56,26 @@ def load_dflash(source: str | Path, target: PreTrainedModel) -> DFlashHead:
             value.copy_(tensors[key])
     for module in head.own:
         module.requires_grad_(False)
+    check_made_for(folder, name, target)
     return head
 
 
-def save_dflash(head: DFlashHead, folder: str | Path, *, dtype: torch.dtype = torch.float16) -> None:
+def save_dflash(
+    head: DFlashHead, folder: str | Path, *, dtype: torch.dtype = torch.float16, target_id: str | None = None
+) -> None:
     """Write ``config.json`` and ``model.safetensors`` of transformers' assistant model.
 
     Args:
         folder: created if it does not exist. Each file is complete or absent, also after the process is killed.
         dtype: of the weights.
+        target_id: of the target, see :func:`~speccompile.hidden_states.target_id.target_id`; noted in the config, so
+            that a wrap of another target warns.
 
     Raises:
         InvalidHead: transformers' class cannot be what the head is.
         OSError: the disk does not take it.
     """
-    config = assistant_config(head, str(dtype).removeprefix("torch."))
+    config = assistant_config(head, str(dtype).removeprefix("torch.")) | noted(target_id)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {}

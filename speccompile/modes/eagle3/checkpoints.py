@@ -24,6 +24,7 @@ from speccompile.modes.network.checkpoint_files import (
     read_tensors,
     renamed,
 )
+from speccompile.modes.network.made_for import check_made_for
 from speccompile.sampling.draft_vocab import check_d2t, target_ids
 
 #: Other names of the same tensors, tried in this order.
@@ -70,6 +71,7 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     head.load_state_dict(tensors, strict=False)
     head = head.to(target.device, target.dtype).eval()
     head.share(**target_weights)
+    check_made_for(folder, name, target)
     return head.requires_grad_(False)
 
 

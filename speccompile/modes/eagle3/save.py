@@ -14,6 +14,7 @@ from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.config_files import LAYER_IDS
 from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.network.made_for import noted
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.utils.whole_files import write_whole
 
@@ -36,6 +37,7 @@ def save_eagle3(
     draft_len: int = 3,
     embedding: bool = False,
     target_name: str | None = None,
+    target_id: str | None = None,
 ) -> None:
     """Write ``config.json`` and ``model.safetensors``.
 
@@ -48,6 +50,8 @@ def save_eagle3(
             speculators' own class (0.9) does not, and drafts with zeros instead.
         target_name: hub id or folder of the target, for the config of speculators' layout, whose class reads the
             target's config when it loads a head.
+        target_id: of the target, see :func:`~speccompile.hidden_states.target_id.target_id`; noted in the config, so
+            that a wrap of another target warns.
 
     Raises:
         InvalidOption: ``layout`` is not one of the two.
@@ -69,6 +73,7 @@ def save_eagle3(
         if layout == "speculators"
         else _specforge(head.config, kind)
     )
+    config |= noted(target_id)
     write_whole(path / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
 
 

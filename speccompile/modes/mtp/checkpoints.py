@@ -24,6 +24,7 @@ from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.layouts import LAYOUTS, SHARED, KeyLayout, layout_of
 from speccompile.modes.mtp.variants import VARIANTS, MtpVariant
 from speccompile.modes.network.checkpoint_files import checkpoint_folder
+from speccompile.modes.network.made_for import check_made_for
 
 INDEX = "model.safetensors.index.json"
 #: The suffix of the scales of a weight in 8 bits (DeepSeek-V3), one for each block.
@@ -47,7 +48,8 @@ def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVar
         reason = "the target was not loaded from a checkpoint; give the folder of one as draft="
         raise InvalidHead(source="of MTP modules", reason=reason)
     layers = len(decoder_layers(target)[1])
-    files = _files(_folder(name, layers), name)
+    folder = _folder(name, layers)
+    files = _files(folder, name)
     layout = layout_of(files, layers)
     if layout is None:
         known = "; ".join(each.name for each in LAYOUTS)
@@ -62,6 +64,7 @@ def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVar
         raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
     head.layers.requires_grad_(False)
     head.norms.requires_grad_(False)
+    check_made_for(folder, name, target)
     return head
 
 

@@ -15,9 +15,11 @@ from transformers.core_model_loading import PrefixChange, revert_weight_conversi
 
 from speccompile.errors import InvalidHead
 from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.hidden_states.target_id import target_id
 from speccompile.modes.mtp.checkpoints import Modules
 from speccompile.modes.mtp.head import SOURCE, MtpHead
 from speccompile.modes.mtp.layouts import LAYOUTS
+from speccompile.modes.network.made_for import noted
 from speccompile.utils.whole_files import write_whole
 
 #: In ``architectures`` of the config: the folder has modules alone, and no model.
@@ -53,6 +55,7 @@ def save_mtp(head: MtpHead, target: PreTrainedModel, folder: str | Path, *, dtyp
     config |= {"architectures": [ARCHITECTURE], "num_nextn_predict_layers": modules}
     config["dtype"] = str(dtype).removeprefix("torch.")
     config.pop("quantization_config", None)
+    config |= noted(target_id(target))
     write_whole(path / "model.safetensors", save(tensors, {"format": "pt"}))
     write_whole(path / "config.json", (json.dumps(config, indent=2, sort_keys=True, default=str) + "\n").encode())
 

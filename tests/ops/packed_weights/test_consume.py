@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import isolated
 from speccompile.errors import ModelChanged, ModelConsumed, WeightsReplaced
+from speccompile.hidden_states.target_id import target_id
 from speccompile.lowering import kernels
 from speccompile.ops.cpu import packing
 from speccompile.pretrained import fetch_smollm2
@@ -110,6 +111,7 @@ def test_the_text_is_the_models_own(name: str) -> None:
     with torch.no_grad():
         assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
     assert torch.equal(greedy(model, new=20), wanted)
+    assert target_id(model) == target_id(plain) == spec.target_id
     assert spec.check(PROMPTS, max_new_tokens=20, eos_token_id=[]).largest_logit_change < 0.05
     if name != "bfloat16":
         for draft_len in (0, 3):
