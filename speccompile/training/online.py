@@ -27,7 +27,7 @@ class OnlineTraining(Options):
         default=0.1,
         metadata=option(
             "Part of the time that one thread of low priority trains while requests run; without any it trains all the "
-            "time. With 0 only `spec.learn(steps)` trains.",
+            "time, until 20 judgements in a row took nothing. With 0 only `spec.learn(steps)` trains.",
             Number(0, 1),
         ),
     )

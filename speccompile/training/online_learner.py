@@ -34,8 +34,10 @@ from speccompile.utils.low_priority import start_low_priority
 MAX_NORM = 0.5
 #: Judgements that are remembered.
 HISTORY = 1024
-#: Seconds after which a thread that waits looks whether requests still run.
+#: Seconds after which a thread that waits looks whether requests still run, or whether it has to end.
 LOOK_AGAIN = 0.05
+#: Judgements in a row that took nothing, after which the thread waits for another text.
+PATIENCE = 20
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,10 @@ class OnlineLearner:
         self._arrived: deque[ServedText] = deque()
         self._draws = random.Random(options.seed)
         self._steps = 0
-        # One thread trains at a time.
-        self._lock = threading.Lock()
+        # Judgements since weights were taken or a text arrived.
+        self._in_vain = 0
+        # One thread trains at a time. That of the context ``paused`` may.
+        self._lock = threading.RLock()
         self._wake, self._stop = threading.Event(), threading.Event()
         self.history: deque[Learnt] = deque(maxlen=HISTORY)
         self.error: Exception | None = None
@@ -100,7 +104,7 @@ class OnlineLearner:
         """Train so many steps, judge, and use the new weights if they draft better.
 
         Raises:
-            TrainingDiverged: the loss is not finite. The head stays as it was.
+            TrainingDiverged: the loss is not finite. The head stays as it was, and a later call begins with it.
         """
         with self._lock:
             made = 0
@@ -109,17 +113,24 @@ class OnlineLearner:
             return self._judge(made) if made else Learnt(0)
 
     def work(self) -> bool:
-        """One step, and a judgement when it is time. Returns False if there is nothing to train on."""
-        with self._lock:
-            if not self._step():
+        """One step, and a judgement when it is time. Returns False if there is nothing to learn, or no more time."""
+        while not self._lock.acquire(timeout=LOOK_AGAIN):
+            # What holds it may wait for this thread to end.
+            if self._stop.is_set():
+                return False
+        try:
+            if (self._in_vain >= PATIENCE and not self._arrived) or not self._step():
                 return False
             if self._steps % self._options.judge_every == 0:
                 self._judge(self._options.judge_every)
             return True
+        finally:
+            self._lock.release()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No training and no new weights within the context; it waits for a training step that runs."""
+        """No training and no new weights within the context, but by calls of this thread; it waits for a training step
+        that runs."""
         with self._lock:
             yield
 
@@ -141,7 +152,7 @@ class OnlineLearner:
 
     def _step(self) -> bool:
         while self._arrived:
-            text = self._arrived.popleft()
+            text, self._in_vain = self._arrived.popleft(), 0
             self._ring.add(replace(text, choices=self._teacher.choices(text.final)))
         texts = self._ring.sample(self._options.batch_tokens, self._draws)
         if not texts:
@@ -151,6 +162,7 @@ class OnlineLearner:
             loss = self._trained(**as_batch(texts))["loss"]
             value = float(loss.detach())
             if not math.isfinite(value):
+                self._begin_again()
                 raise TrainingDiverged(loss=value, step=self._steps + 1, rate=f"{self._options.learning_rate:.2g}")
             self._optimizer.zero_grad()
             loss.backward()
@@ -159,6 +171,11 @@ class OnlineLearner:
         self._steps += 1
         return True
 
+    def _begin_again(self) -> None:
+        """Train the head that drafts, as it is, from here on."""
+        _copy_values(self._live, self._copy)
+        self._optimizer.state.clear()
+
     @torch.no_grad()
     def _judge(self, steps: int) -> Learnt:
         newest = as_batch(self._ring.newest())
@@ -166,12 +183,14 @@ class OnlineLearner:
             Acceptance.of(module.eval()(**newest)["counts"][0]) for module in (self._judged, self._trained)
         )
         taken = after.length(JUDGED) > before.length(JUDGED)
+        self._in_vain = 0 if taken else self._in_vain + 1
         if taken:
-            values = {name: value.detach() for name, value in self._copy.named_parameters() if value.requires_grad}
-            self._pupil.adopt(values)
-            live = dict(self._live.named_parameters())
-            for name, value in values.items():
-                live[name].copy_(value)
+            self._pupil.adopt(_values(self._copy))
+            _copy_values(self._copy, self._live)
+        elif after.length(JUDGED) < before.length(JUDGED):
+            # Otherwise a copy that has lost what the head knows would have to learn it again before anything is taken.
+            self._begin_again()
+        # One that drafts equally well goes on: what it learnt may not show yet on so few tokens.
         self.history.append(Learnt(steps, taken, before, after))
         return self.history[-1]
 
@@ -215,6 +234,18 @@ class _Background:
         while not self._idle() and (left := until - time.monotonic()) > 0:
             if self._stop.wait(min(left, LOOK_AGAIN)):
                 return
+
+
+def _values(head: nn.Module) -> dict[str, torch.Tensor]:
+    """What is trained, by name."""
+    return {name: value.detach() for name, value in head.named_parameters() if value.requires_grad}
+
+
+@torch.no_grad()
+def _copy_values(source: nn.Module, to: nn.Module) -> None:
+    new = _values(source)
+    for name, value in _values(to).items():
+        value.copy_(new[name])
 
 
 def _trainable(head: Eagle3Head) -> Eagle3Head:

@@ -17,7 +17,7 @@ from speccompile.hidden_states.target_id import is_id_of, target_id
 from speccompile.training.acceptance import Acceptance
 from speccompile.training.batches import Batches
 from speccompile.training.examples import Data, Examples, read_examples
-from speccompile.training.kinds import kind_of
+from speccompile.training.kinds import NEW, kind_of
 from speccompile.training.state_cache import with_states
 from speccompile.training.teacher import Teacher
 from speccompile.training.train_options import TrainOptions
@@ -101,6 +101,9 @@ def train_head(
         raise InvalidOption(where="train_head", name="kind", value=options.kind, reason=reason)
     if target.training:
         raise ModelInTraining(model=type(target).__name__)
+    if options.start not in NEW and Path(options.start).resolve() == Path(output).resolve():
+        reason = "it is the output folder, whose head is overwritten; give another output"
+        raise InvalidOption(where="train_head", name="start", value=options.start, reason=reason)
     # It needs accelerate.
     from speccompile.training import loop
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from speccompile.errors import CorruptCheckpoint, InvalidInput
+from speccompile.errors import CorruptCheckpoint, InvalidInput, InvalidOption
 from speccompile.heads import load_eagle3, save_eagle3
 from speccompile.training import TrainedHead, train_head
 from speccompile.training.checkpoints import STATE
@@ -180,6 +180,14 @@ def test_a_head_to_start_from_is_known_by_its_contents(
     save_eagle3(head, moved)
     with raises(InvalidInput, reason=re.compile("begun with start's weights v2:[0-9a-f]+ and not v2:")):
         train_head(model, texts, tmp_path / "head", quick(start=str(moved), **options), progress=False)
+
+
+def test_a_head_cannot_be_trained_where_it_is(model: LlamaForCausalLM, texts: Path, folder: Path) -> None:
+    """A slice would overwrite what the next one begins with."""
+    shutil.rmtree(folder / "checkpoints")
+    options = quick(start=str(folder / "states" / ".."), **OPTIONS | {"layers": None})
+    with raises(InvalidOption, name="start", reason=re.compile("give another output")):
+        train_head(model, texts, folder, options, progress=False)
 
 
 def test_a_training_of_an_earlier_version_is_refused(model: LlamaForCausalLM, texts: Path, folder: Path) -> None:

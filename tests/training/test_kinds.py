@@ -81,6 +81,19 @@ def test_a_head_is_trained_further(
     assert found.acceptance.length(3) == pytest.approx(trained.acceptance.length(3), abs=0.1)
 
 
+def test_a_wrap_of_another_target_warns(
+    kind: str, model: LlamaForCausalLM, trained: TrainedHead, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Sizes are equal: nothing else shows it."""
+    options: dict[str, Any] = {"draft": trained.folder, "tiers": (0, 3), "max_len": 64, "backend": "eager"}
+    other = learnable(seed=1, kv_heads=model.config.num_key_value_heads)
+    with pytest.warns(UserWarning, match=r"was trained for the target LlamaForCausalLM v2:\w+, and this is Llama"):
+        speccompile.wrap(other, trained.mode, **options).close()
+    recwarn.clear()
+    speccompile.wrap(model, trained.mode, **options).close()
+    assert not recwarn.list
+
+
 def test_auto_finds_the_mode(model: LlamaForCausalLM, trained: TrainedHead) -> None:
     options: dict[str, Any] = {"tiers": (0, 3), "max_len": 64, "backend": "eager"}
     with speccompile.wrap(model, "auto", draft=trained.folder, **options) as spec:

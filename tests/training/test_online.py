@@ -18,8 +18,8 @@ from speccompile.heads import Eagle3Head, load_eagle3
 from speccompile.hidden_states import SaveHiddenStates
 from speccompile.ops.cpu.packing import WeightForm, WeightPacks
 from speccompile.runtime.learning import Adoption
-from speccompile.training import OnlineTraining
-from speccompile.training.online_learner import OnlineLearner
+from speccompile.training import OnlineTraining, online_learner
+from speccompile.training.online_learner import LOOK_AGAIN, OnlineLearner
 from support.errors import raises
 from support.tiny import greedy
 from support.training_data import TAPS, VOCAB, learnable
@@ -42,6 +42,10 @@ def random_head(model: LlamaForCausalLM) -> Eagle3Head:
 def prompts(count: int, seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCAB, (count, 3), generator=generator).tolist()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "speccompile-learn"]
 
 
 def serve(spec: Speculator, model: LlamaForCausalLM, texts: list[list[int]]) -> float:
@@ -127,6 +131,10 @@ def test_worse_weights_are_not_taken(spec: Speculator, model: LlamaForCausalLM) 
     assert not learnt.taken and learnt.after is not None and learnt.before is not None
     assert learnt.after.length(K) < learnt.before.length(K)
     assert all(map(torch.equal, before, learner._pupil.head.parameters()))
+    # The copy begins again from the head that drafts, and without the moments of what was lost.
+    assert all(map(torch.equal, learner._copy.parameters(), learner._live.parameters()))
+    again = spec.learn(1)
+    assert again.after is not None and again.after.length(K) > again.before.length(K) - 0.3
 
 
 def test_without_texts_there_is_nothing_to_learn(model: LlamaForCausalLM) -> None:
@@ -148,6 +156,7 @@ def test_a_loss_that_is_not_finite_leaves_the_head(model: LlamaForCausalLM) -> N
         with raises(TrainingDiverged, step=1):
             spec.learn(3)
         assert [serve(spec, model, [prompt]) for prompt in prompts(8, 1)] == lengths and max(lengths) > 1.0
+        assert spec.learn(1).steps == 1
 
 
 # --- in its own thread ------------------------------------------------------------------------
@@ -164,7 +173,7 @@ def test_a_thread_learns_while_requests_run_and_ends_with_the_speculator(model: 
             serve(spec, model, prompts(2, len(learner.history)))
         assert serve(spec, model, prompts(10, 2)) > first
         assert learner.error is None
-    assert not any(thread.name == "speccompile-learn" for thread in threading.enumerate())
+    assert not threads()
 
 
 def test_nothing_is_learnt_while_paused(model: LlamaForCausalLM) -> None:
@@ -180,6 +189,44 @@ def test_nothing_is_learnt_while_paused(model: LlamaForCausalLM) -> None:
         while time.monotonic() < until and not learner.history:
             time.sleep(0.05)
         assert learner.history
+
+
+def test_whoever_pauses_may_learn_save_and_close(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    learn = OnlineTraining(**LEARN | {"share": 1.0, "judge_every": 1})
+    spec = wrap(model, "eagle3_one_model", draft=random_head(model), learn=learn, **SIZES)
+    learner = spec.learner
+    assert isinstance(learner, OnlineLearner)
+    serve(spec, model, prompts(8, 1))
+    with learner.paused():
+        known = len(learner.history)
+        # The thread waits for its turn.
+        time.sleep(3 * LOOK_AGAIN)
+        assert spec.learn(2).steps == 2 and len(learner.history) == known + 1
+        spec.save_head(tmp_path)
+        spec.close()
+    assert load_eagle3(tmp_path, model) and not threads()
+
+
+def test_a_thread_rests_when_nothing_more_comes_of_it(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online_learner, "PATIENCE", 3)
+    learn = OnlineTraining(**LEARN | {"share": 1.0, "judge_every": 1, "learning_rate": 1e-9})
+    with wrap(model, "eagle3_one_model", draft=random_head(model), learn=learn, **SIZES) as spec:
+        learner = spec.learner
+        assert isinstance(learner, OnlineLearner)
+        rested = []
+        for seed in (1, 2):
+            serve(spec, model, prompts(8, seed))
+            rested.append(steps_at_rest(learner))
+        assert 3 <= rested[0] < rested[1] < 200
+
+
+def steps_at_rest(learner: OnlineLearner) -> int:
+    """Steps that were made, once there are no more."""
+    until, steps = time.monotonic() + 60, -1
+    while time.monotonic() < until and learner._steps != steps:
+        steps = learner._steps
+        time.sleep(0.3)
+    return steps
 
 
 def test_a_callback_may_close_and_not_learn(model: LlamaForCausalLM) -> None:
@@ -205,9 +252,9 @@ def test_a_dropped_speculator_ends_its_thread(model: LlamaForCausalLM) -> None:
     spec = wrap(model, "eagle3_one_model", draft=random_head(model), learn=OnlineTraining(), **SIZES)
     del spec
     until = time.monotonic() + 10
-    while time.monotonic() < until and any(t.name == "speccompile-learn" for t in threading.enumerate()):
+    while time.monotonic() < until and threads():
         time.sleep(0.05)
-    assert not any(thread.name == "speccompile-learn" for thread in threading.enumerate())
+    assert not threads()
 
 
 def test_other_threads_keep_their_number_of_threads(model: LlamaForCausalLM) -> None:

@@ -22,8 +22,8 @@ def tree_outcome_state() -> list[StateSpec]:
 
 @dataclass(frozen=True)
 class JudgeChain(Pass):
-    """Counts, in a step of a tree, the drafts that a chain would have had accepted, for policies and statistics. No output
-    depends on it."""
+    """Counts, in a step of a tree, the drafts that a chain would have had accepted, for policies and statistics. No
+    output depends on it."""
 
     tree: Tree
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.heads import Eagle3Head, load_eagle3, save_eagle3
+from speccompile.hidden_states.target_id import target_id
 from support.errors import raises
 from support.published import SPECULATORS, write
 from support.speculators_cases import head_tensors, target
@@ -63,6 +66,21 @@ def test_the_target_can_be_named(tmp_path: Path) -> None:
         save_eagle3(head, tmp_path, target_name=name)
         config = json.loads((tmp_path / "config.json").read_text())
         assert config["speculators_config"]["verifier"]["name_or_path"] == name
+
+
+@pytest.mark.parametrize("layout", ["speculators", "specforge"])
+def test_a_head_that_names_its_target_warns_beside_another(tmp_path: Path, layout: Any) -> None:
+    model, other = tiny_llama(layers=8), tiny_llama(seed=1, layers=8)
+    head = Eagle3Head.random(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Published heads name none.
+        save_eagle3(head, tmp_path / "published", layout=layout)
+        load_eagle3(tmp_path / "published", other)
+        save_eagle3(head, tmp_path / "own", layout=layout, target_id=target_id(model))
+        load_eagle3(tmp_path / "own", model)
+    with pytest.warns(UserWarning, match=f"own was trained for the target {re.escape(target_id(model))}, and"):
+        load_eagle3(tmp_path / "own", other)
 
 
 def test_what_has_no_layout_is_refused(tmp_path: Path) -> None:
