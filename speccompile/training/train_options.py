@@ -62,8 +62,8 @@ class TrainOptions(Options):
     """
 
     where: ClassVar[str] = "train_head"
-    #: Options that a later call may change. Without ``states`` the hidden states are not rounded to bfloat16; nothing else
-    #: changes what is trained.
+    #: Options that a later call may change. They do not change what is trained, except that hidden states on the disk
+    #: are rounded to bfloat16.
     free: ClassVar[tuple[str, ...]] = ("minutes", "states", "layout")
 
     kind: str = field(default="eagle3", metadata=option("What is trained.", OneOf(KINDS)))
