@@ -6,11 +6,13 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+from filelock import FileLock, Timeout
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
 
 from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, TrainingNotSaved, error_line
 from speccompile.hidden_states.target_id import is_id_of, target_id
@@ -85,7 +87,7 @@ def train_head(
     Raises:
         InvalidOption: the target does not have that layer, or the library accelerate is not installed.
         InvalidInput: the texts are of another target, or too few; the folder has a training of other options, texts or
-            weights, with another tokenizer, or on another number of devices.
+            weights, with another tokenizer, or on another number of devices; another process trains there.
         InvalidHead: there cannot be such a head for this target.
         UnsupportedModel: the target's logits are not a linear of its final hidden state, times a factor and capped as
             its config has it.
@@ -125,26 +127,52 @@ def train_head(
         "processes": arguments.world_size,
         "target": target_id(target),
         "texts": examples.digest(),
+        "held out": held_out.digest(),
         **kind.depends_on(always),
     }
-    training = _check_given(checkpoints, given)
-    head = kind.build(kept.counts(vocab), always)
-    if examples.states is None and options.states:
-        with arguments.main_process_first(desc="hidden states"):
-            examples = with_states(examples, teacher, folder / STATES, options.batch_tokens, progress=progress)
-        kept, held_out = examples.split(options.held_out)
-    train_data, held_out_data = (Batches(part, options.batch_tokens, options.seed) for part in (kept, held_out))
-    module = kind.training(head, teacher)
-    state, curve, acceptance = loop.train(
-        module, train_data, held_out_data, arguments, training=training, minutes=options.minutes, progress=progress
-    )
-    if arguments.process_index == 0:
-        try:
-            kind.save(head, folder)
-            _write_report(folder, examples, options, state, curve)
-        except OSError as error:
-            raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
+    with _claimed(checkpoints, arguments):
+        training = _check_given(checkpoints, given)
+        head = kind.build(kept.counts(vocab), always)
+        if examples.states is None and options.states:
+            with arguments.main_process_first(desc="hidden states"):
+                examples = with_states(examples, teacher, folder / STATES, options.batch_tokens, progress=progress)
+            kept, held_out = examples.split(options.held_out)
+        train_data, held_out_data = (Batches(part, options.batch_tokens, options.seed) for part in (kept, held_out))
+        module = kind.training(head, teacher)
+        state, curve, acceptance = loop.train(
+            module, train_data, held_out_data, arguments, training=training, minutes=options.minutes, progress=progress
+        )
+        if arguments.process_index == 0:
+            try:
+                kind.save(head, folder)
+                _write_report(folder, examples, options, state, curve)
+            except OSError as error:
+                raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
     return TrainedHead(folder, acceptance, state.global_step, state.max_steps, curve, kind.mode)
+
+
+@contextmanager
+def _claimed(folder: Path, arguments: TrainingArguments) -> Iterator[None]:
+    """The checkpoints in ``folder`` are of this training alone within the context.
+
+    Raises:
+        InvalidInput: another process trains there.
+        TrainingNotSaved: the folder cannot be written.
+    """
+    with ExitStack() as claims:
+        # Processes of one training share it.
+        if arguments.process_index == 0:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = FileLock(folder / ".lock")
+                lock.acquire(timeout=0)
+            except Timeout:
+                reason = "another process trains there; wait for it, or give another folder"
+                raise InvalidInput(name=f"the folder {folder.parent}", reason=reason) from None
+            except OSError as error:
+                raise TrainingNotSaved(folder=str(folder), reason=error_line(error)) from error
+            claims.callback(lock.release)
+        yield
 
 
 def _always(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:

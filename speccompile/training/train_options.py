@@ -129,7 +129,8 @@ class TrainOptions(Options):
         ),
     )
     minutes: float | None = field(
-        default=None, metadata=option("Stop after so many minutes; the same call continues.", _minutes)
+        default=None,
+        metadata=option("Stop after so many minutes of training, at the next step; the same call continues.", _minutes),
     )
     layout: str = field(
         default="speculators",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -188,6 +189,16 @@ def test_a_head_cannot_be_trained_where_it_is(model: LlamaForCausalLM, texts: Pa
     options = quick(start=str(folder / "states" / ".."), **OPTIONS | {"layers": None})
     with raises(InvalidOption, name="start", reason=re.compile("give another output")):
         train_head(model, texts, folder, options, progress=False)
+
+
+def test_two_processes_do_not_train_in_one_folder(model: LlamaForCausalLM, texts: Path, folder: Path) -> None:
+    """Each would remove what the other one is writing."""
+    with (
+        FileLock(folder / "checkpoints" / ".lock"),
+        raises(InvalidInput, name=f"the folder {folder}", reason=re.compile("another process trains there")),
+    ):
+        train_head(model, texts, folder, quick(**OPTIONS), progress=False)
+    assert train_head(model, texts, folder, quick(**OPTIONS), progress=False).finished
 
 
 def test_a_training_of_an_earlier_version_is_refused(model: LlamaForCausalLM, texts: Path, folder: Path) -> None:

@@ -28,7 +28,7 @@ from speccompile.errors import (
     UnsupportedModel,
 )
 from speccompile.heads import Eagle3Head, save_eagle3
-from speccompile.hidden_states.target_id import target_id
+from speccompile.hidden_states.target_id import _first_values_digest, target_id
 from speccompile.training import TrainedHead, train_head
 from speccompile.training.unrolled import UnrolledTraining
 from support.errors import raises
@@ -141,7 +141,9 @@ def test_variants_learn_as_well(model: LlamaForCausalLM, texts: Path, tmp_path: 
 
 
 def test_texts_of_several_folders(model: LlamaForCausalLM, texts: Path, one_epoch: TrainedHead, tmp_path: Path) -> None:
-    more = write_texts(tmp_path / "more", model, greedy_texts(model, 50, seed=1))
+    # An earlier version named the target so.
+    name = f"LlamaForCausalLM {_first_values_digest(model)}"
+    more = write_texts(tmp_path / "more", model, greedy_texts(model, 50, seed=1), target=name)
     # A folder may come later: what the first one's texts are called, and which are held out, stays.
     shutil.copytree(one_epoch.folder / "states", tmp_path / "head" / "states")
     found = train_head(model, [texts, more], tmp_path / "head", quick(epochs=2), progress=False)
