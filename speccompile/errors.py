@@ -502,7 +502,7 @@ class TrainingNotSaved(SpecCompileError):
     """A checkpoint or a trained head cannot be written."""
 
     template = (
-        "the training cannot write to {folder}: {reason}. Checkpoints that are complete are safe; make room, and the "
+        "the training cannot write to {folder}: {reason}. Checkpoints that are complete are safe; mend that, and the "
         "same call continues."
     )
 

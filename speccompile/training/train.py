@@ -210,7 +210,8 @@ def _check_given(folder: Path, given: dict[str, Any]) -> str:
             same_format = theirs["format"] == FORMAT
             pairs = list(_differences(theirs, json.loads(text)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(name=f"the folder {folder}", reason=f"{_GIVEN}: {error_line(error)}") from error
+            reason = f"{_GIVEN}: {error_line(error)}; delete the folder, or give another output"
+            raise InvalidInput(name=f"the folder {folder}", reason=reason) from error
         if not same_format:
             reason = "its training was begun by another version of speccompile; give another folder"
             raise InvalidInput(name=f"the folder {folder.parent}", reason=reason)
