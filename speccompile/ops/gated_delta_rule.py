@@ -7,8 +7,11 @@ that of ``torch_recurrent_gated_delta_rule`` (transformers, ``models/qwen3_next/
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from speccompile.ops.on_cuda import register_on_cuda
 from speccompile.ops.recurrence import CURSOR_SCHEMA, rows_of, scan
 
 _SCHEMA = (
@@ -67,7 +70,14 @@ def reference(
     return out
 
 
+def _on_cuda(*arguments: Any) -> torch.Tensor:
+    from speccompile.ops.triton.gated_delta_rule import gated_delta_rule
+
+    return gated_delta_rule(*arguments)
+
+
 for _name in ("gated_delta_rule_", "native_gated_delta_rule_"):
     _library.define(_name + _SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", lambda q, k, v, *_: v.new_empty(v.shape), lib=_library)
 _library.impl("gated_delta_rule_", reference, "CPU")
+register_on_cuda(_library, "gated_delta_rule_", _on_cuda)

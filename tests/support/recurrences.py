@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +57,10 @@ class Slots:
         self.state = None if shape is None else torch.full((self.count, *shape), torch.nan)
         self.kept = torch.full((self.count, *self.problem.kept), torch.nan)
 
+    def op(self) -> Callable[..., torch.Tensor]:
+        found: Callable[..., torch.Tensor] = getattr(OPS, f"{self.form}{self.problem.op}_")
+        return found
+
     def step(
         self,
         places: Sequence[torch.Tensor],
@@ -71,7 +75,7 @@ class Slots:
         positions = torch.tensor(first)[:, None] + torch.arange(places[0].shape[1])
         state = [] if self.state is None else [self.state]
         stands = [] if self.state is None else [torch.tensor(absorbed)]
-        op = getattr(OPS, f"{self.form}{problem.op}_")
+        op = self.op()
         arguments = [given[index] for index in problem.order]
         result: torch.Tensor = op(
             *arguments, *state, self.kept, torch.tensor(slots), positions, *stands, torch.tensor(settled)

@@ -15,6 +15,8 @@ from speccompile.ops import ngram as ngram_op
 from speccompile.ops import tree as tree_op
 from speccompile.ops import within_top as within_op
 from support.drafters import random_drafter
+from support.families import model_of
+from support.recurrences import PROBLEMS, Slots
 from support.tiny import greedy, random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +59,35 @@ def test_in_fixed_order_a_row_has_the_same_bits_in_any_company() -> None:
             at = (slice(row, row + 1), slice(place, place + 1))
             alone = ops.attention_fixed_order(q[at], keys, values, slots[at[0]], positions[at], 0.125)
             assert torch.equal(alone[0, 0], together[row, place])
+
+
+@pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_recurrences(make: Any) -> None:
+    """Two steps: a prompt, then drafts after it. Kept inputs and states are those of the reference."""
+    problem = make(length=12)
+    slots = Slots(problem, "")
+    state = [] if slots.state is None else [slots.state]
+    copies = [tensor.cuda() for tensor in (*state, slots.kept)]
+    op = getattr(ops, f"{problem.op}_")
+    for first, absorbed, settled in ((0, 0, 7), (7, 7, 7)):
+        places = [item[:, first : first + (7 if first == 0 else 5)] for item in problem.places]
+        given = [(*places, *problem.fixed)[index] for index in problem.order]
+        positions = torch.arange(first, first + places[0].shape[1]).repeat(2, 1)
+        stands = [torch.tensor([absorbed] * 2)] if state else []
+        cursor = [torch.tensor([2, 0]), positions, *stands, torch.tensor([settled] * 2)]
+        wanted = op(*given, *state, slots.kept, *cursor)
+        moved = [None if item is None else item.cuda() for item in given]
+        got = op(*moved, *copies, *on_gpu(*cursor))
+        torch.testing.assert_close(got.cpu(), wanted)
+        for copy, own in zip(copies, (*state, slots.kept), strict=True):
+            torch.testing.assert_close(copy.cpu(), own, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "bamba", "mamba"])
+def test_text_of_a_recurrent_target(name: str) -> None:
+    model = model_of(name).cuda()
+    with speccompile.wrap(model, "ngram", tiers=(0, 3), max_batch=2, max_len=63) as spec:
+        assert spec.check([[9, 8, 7, 9, 8, 7, 9, 8], [5, 6]], max_new_tokens=20)
 
 
 def test_drafts_within_the_top() -> None:

@@ -13,9 +13,12 @@ from speccompile.ops.triton.accept_commit import accept_commit_launch
 from speccompile.ops.triton.attention import attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
+from speccompile.ops.triton.causal_conv import causal_conv_launches
 from speccompile.ops.triton.choose import choose_launches, splits_of
 from speccompile.ops.triton.compile_only import Compiled, compile_launch
+from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
 from speccompile.ops.triton.launch import Launch
+from speccompile.ops.triton.selective_scan import scan_launches
 from speccompile.ops.triton.threshold import threshold_launch
 from speccompile.ops.triton.within_top import within_top_launch
 
@@ -198,6 +201,58 @@ def test_accept_and_commit(drafted: int, counted: bool, record_property: Note) -
         "ready": meta(rows, dtype=torch.bool),
     }
     fits(accept_commit_launch(tensors), record_property, f"K={drafted}" + " counted" * counted)
+
+
+F32 = torch.float32
+
+
+def recurrence_launches(op: str, sizes: tuple[int, ...], width: int) -> tuple[Launch, ...]:
+    rows, slots = 4, 9
+    cursor = meta(rows), meta(rows, width), meta(rows), meta(rows)
+    if op == "causal_conv":
+        channels, window = sizes
+        x, kept = meta(rows, width, channels, dtype=F32), meta(slots, 8 + window - 1, channels, dtype=F32)
+        weight, bias = meta(channels, window, dtype=F32), meta(channels, dtype=F32)
+        return causal_conv_launches(x, weight, bias, kept, *cursor[:2], cursor[3], x)
+    heads, groups, *shape = sizes
+    if op == "delta_rule":
+        dim, gates = shape
+        q, out = meta(rows, width, groups, dim, dtype=F32), meta(rows, width, heads, dim, dtype=F32)
+        features = groups * dim + heads * (dim + gates + 1)
+        inputs, state = meta(rows, width, features, dtype=F32), meta(slots, heads, dim, dim, dtype=F32)
+        return delta_rule_launches(q, inputs, gates, state, meta(slots, 8, features, dtype=F32), *cursor, out)
+    depth, states, decays = shape
+    features = heads * (depth + 1) + groups * states
+    inputs, state = meta(rows, width, features, dtype=F32), meta(slots, heads, depth, states, dtype=F32)
+    given = meta(heads, decays, dtype=F32), meta(rows, width, groups, states, dtype=F32)
+    out = meta(rows, width, heads, depth, dtype=F32)
+    return scan_launches(inputs, *given, state, meta(slots, 8, features, dtype=F32), *cursor, out)
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        ("causal_conv", (8192, 4)),
+        # Qwen3-Next and Kimi Linear: heads, groups, size of keys, numbers of a gate.
+        ("delta_rule", (32, 16, 128, 1)),
+        ("delta_rule", (32, 32, 128, 128)),
+        # Granite 4 and Falcon Mamba: heads, groups, channels of a head, states, decays.
+        ("scan", (48, 1, 64, 128, 1)),
+        ("scan", (8192, 1, 1, 16, 16)),
+    ],
+    ids=str,
+)
+def test_recurrences(op: str, sizes: tuple[int, ...], record_property: Note) -> None:
+    for launch in recurrence_launches(op, sizes, 8):
+        fits(launch, record_property, str(sizes))
+
+
+@pytest.mark.parametrize("op", ["delta_rule", "scan"])
+def test_one_machine_code_of_a_recurrence_serves_every_width(op: str) -> None:
+    """A state's bits do not depend on the widths of its steps."""
+    sizes = (16, 16, 128, 1) if op == "delta_rule" else (48, 1, 64, 128, 1)
+    codes = [[compile_launch(launch).ptx for launch in recurrence_launches(op, sizes, width)] for width in (1, 5, 16)]
+    assert all(code == codes[0] for code in codes)
 
 
 def test_a_spill_is_seen() -> None:
