@@ -49,6 +49,7 @@ def wrap(
     max_waiting: int = 1024,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
+    state_checkpoints: int | None = None,
     sampling: bool = False,
     logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
@@ -102,6 +103,12 @@ def wrap(
             along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
         prefix_reuse: Whether a prompt that begins like another sequence in the arena reuses the KV of that one.
             Where tiers run one shape for ``deterministic=True``, none does.
+        state_checkpoints: Tokens between two checkpoints of recurrent state, from which prompts go on that leave a
+            known sequence. For models that keep such state: it is known near the end of a sequence alone, so without
+            checkpoints only a prompt that goes on from there is not read from its beginning. A checkpoint is a copy of
+            a slot's state, at the first end of a step or prompt chunk after every so many tokens; no prompt chunk is
+            longer than that. Each slot has room for ``(max_len - 1) // state_checkpoints`` of them; ``explain()``
+            reports their bytes.
         sampling: Whether the executables that draw tokens are built at once. ``spec.prepare(sampling=True)`` does so
             later. Otherwise the first request that samples, or that wants any other processor, waits for it some
             seconds.
@@ -151,6 +158,7 @@ def wrap(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
+        state_checkpoints=state_checkpoints,
         sampling=sampling,
         logits_processor=logits_processor,
         scores=scores,

@@ -31,7 +31,8 @@ class BuildConfig:
     ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
     ``network`` is the mode's own, ``saved`` what is kept of each position to be saved, and ``choice`` is by which
     ``mode="auto"`` came to the mode. ``max_len_reason`` is empty where the caller gave ``max_len``. ``passes`` are the
-    user's own. ``recurrent`` and ``attends``, whether the target has layers of either kind, are known with the route.
+    user's own. ``state_checkpoints`` are tokens between two checkpoints of recurrent state. ``recurrent`` and
+    ``attends``, whether the target has layers of either kind, are known with the route.
     """
 
     mode: Mode
@@ -51,6 +52,7 @@ class BuildConfig:
     choice: Choice | None = None
     max_len_reason: str = ""
     passes: tuple[Pass, ...] = ()
+    state_checkpoints: int | None = None
     recurrent: bool = False
     attends: bool = True
 
@@ -146,6 +148,13 @@ class BuildConfig:
     def prompt_rows(self, draft_len: int) -> int:
         """Rows of a mixed step's target that read a prompt, as wide as the others."""
         return max(1, MIXED_TOKENS // self.width(draft_len))
+
+    @property
+    def checkpoints(self) -> int:
+        """How many checkpoints of recurrent state a slot has room for. In one shape no prefix is reused."""
+        if self.state_checkpoints is None or self.one_shape:
+            return 0
+        return (self.max_len - 1) // self.state_checkpoints
 
     @property
     def max_width(self) -> int:

@@ -98,6 +98,7 @@ def build_stages(
     config = replace(config, route=observed.route, recurrent=bool(observed.recurrent), attends=bool(observed.kv))
     check_trees(config)
     check_mode(config)
+    check_checkpoints(config)
     probe = None
     if consumed is not None:
         # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
@@ -144,6 +145,17 @@ def check_mode(config: BuildConfig) -> None:
     if config.recurrent and config.mode.runs_target_layers and config.max_draft_len > 0:
         reason = "it drafts with the model's own layers, which keep a recurrent state: drafts would advance it"
         raise InvalidOption(where="wrap", name="mode", value=config.mode.name, reason=reason)
+
+
+def check_checkpoints(config: BuildConfig) -> None:
+    """Refuse checkpoints of a recurrent state where there is none.
+
+    Raises:
+        InvalidOption: there is none.
+    """
+    if config.state_checkpoints is not None and not config.recurrent:
+        reason = "the model keeps no recurrent state: it reuses prefixes of any length without checkpoints"
+        raise InvalidOption(where="wrap", name="state_checkpoints", value=config.state_checkpoints, reason=reason)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 import torch
 
@@ -14,6 +15,7 @@ from speccompile.graph.state import (
     N,
     StateSpec,
     V,
+    checkpoint_state,
     core_state,
     index_state,
     kv_state,
@@ -69,7 +71,13 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
         InvalidOption: a pass of the user's has a state tensor that is called as one of the model's or drafter's, or
             one that has a size below 0.
     """
-    kept = [*kv_state(observed.kv), *index_state(observed.index), *recurrent_state(observed.recurrent)]
+    config = replace(config, route=observed.route)
+    kept = [
+        *kv_state(observed.kv),
+        *index_state(observed.index),
+        *recurrent_state(observed.recurrent),
+        *checkpoint_state(observed.recurrent, config.checkpoints),
+    ]
     for item in config.passes:
         _check_names(item, {spec.name for spec in kept})
     layout = resolve_layout(

@@ -126,6 +126,13 @@ class WrapOptions(Options):
             "Whether a prompt that begins like another sequence in the arena reuses the KV of that one.", flag
         ),
     )
+    state_checkpoints: int | None = field(
+        default=EngineOptions.state_checkpoints,
+        metadata=option(
+            "Tokens between two checkpoints of recurrent state, from which prompts go on that leave a known sequence.",
+            WholeNumber(1, or_none=True),
+        ),
+    )
     sampling: bool = field(
         default=False, metadata=option("Whether the executables that draw tokens are built at once.", flag)
     )
@@ -148,6 +155,9 @@ class WrapOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.state_checkpoints is not None and not self.prefix_reuse:
+            reason = "with prefix_reuse=False no prompt goes on from a checkpoint"
+            raise InvalidOption(where=self.where, name="state_checkpoints", value=self.state_checkpoints, reason=reason)
         if self.policy is not None:
             policy = parse_policy(self.policy, self.draft_lens)
             if isinstance(policy, LearningPolicy):
@@ -160,7 +170,7 @@ class WrapOptions(Options):
 
     @property
     def engine(self) -> EngineOptions:
-        return EngineOptions(self.max_waiting, self.prefill_budget, self.prefix_reuse)
+        return EngineOptions(self.max_waiting, self.prefill_budget, self.prefix_reuse, self.state_checkpoints)
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of ``wrap``, and what a package's manifest holds."""

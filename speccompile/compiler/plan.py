@@ -63,6 +63,9 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     policy = _choose_policy(options, draft_lens, rule)
     info = inspect_model(model)
     max_len, max_len_reason = _choose_max_len(model, options.max_len)
+    if options.state_checkpoints is not None and options.state_checkpoints >= max_len:
+        reason = f"it must be less than max_len ({max_len}): a slot would have no checkpoint"
+        raise InvalidOption(where="wrap", name="state_checkpoints", value=options.state_checkpoints, reason=reason)
     check_rotary(model, max_len)
     rule.check(info)
     backend = choose_backend(options.backend, info.device)
@@ -96,6 +99,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
         weights=options.weights,
         choice=choice,
         passes=own_passes,
+        state_checkpoints=options.state_checkpoints,
     )
     processors = check_processors(
         options.logits_processor,

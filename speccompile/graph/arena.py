@@ -118,6 +118,22 @@ class Arena(Mapping[str, torch.Tensor]):
         if source is None and ABSORBED in self._tensors:
             self._tensors[ABSORBED][target] = 0
 
+    def save_checkpoint(self, slot: int, index: int) -> None:
+        """Copy the recurrent state of ``slot`` to its checkpoint ``index``."""
+        for name, copies in self.layout.checkpoints.items():
+            self._tensors[copies.name][slot, index] = self._tensors[name][slot]
+
+    def copy_checkpoint(self, source: int, target: int, index: int) -> None:
+        """Copy the checkpoint ``index`` of ``source`` to that of ``target``."""
+        for copies in self.layout.checkpoints.values():
+            self._tensors[copies.name][target, index] = self._tensors[copies.name][source, index]
+
+    def start_at_checkpoint(self, slot: int, index: int, place: int) -> None:
+        """Let ``slot`` go on from its checkpoint ``index``, which has absorbed ``place`` tokens."""
+        for name, copies in self.layout.checkpoints.items():
+            self._tensors[name][slot] = self._tensors[copies.name][slot, index]
+        self._tensors[ABSORBED][slot] = place
+
     def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the tensors that a backend is bound to, and then those that it is really called with."""
         self._called[executable] = (names, tensors)

@@ -42,6 +42,7 @@ class StateSpec:
             it, or is computed from; another text with the same beginning has so many places less in common.
         initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
         recurrent: it is what a recurrence keeps of each slot. It is not reset: where :data:`ABSORBED` is 0, it is dead.
+        checkpoint_of: the recurrent tensor ``[N, ...]`` of which it has copies, ``[N - 1, C, ...]``. No step reads it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class StateSpec:
     initial: tuple[int, ...] = ()
     looks_ahead: int = 0
     recurrent: bool = False
+    checkpoint_of: str = ""
 
     @property
     def per_slot(self) -> bool:
@@ -78,6 +80,7 @@ class StateSpec:
             self.initial,
             self.looks_ahead,
             self.recurrent,
+            self.checkpoint_of,
         )
 
 
@@ -97,6 +100,7 @@ class StateTensor:
     initial: tuple[int, ...]
     looks_ahead: int = 0
     recurrent: bool = False
+    checkpoint_of: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -120,9 +124,14 @@ class Layout:
         return {name: tensor.nbytes // tensor.shape[0] for name, tensor in self.tensors.items() if tensor.recurrent}
 
     @property
+    def checkpoints(self) -> dict[str, StateTensor]:
+        """Copies of recurrent state, by the name of the tensor that they are copies of."""
+        return {tensor.checkpoint_of: tensor for tensor in self.tensors.values() if tensor.checkpoint_of}
+
+    @property
     def sizes(self) -> set[int]:
-        """Every size that a state tensor has."""
-        return {size for tensor in self.tensors.values() for size in tensor.shape}
+        """Every size that a state tensor has which steps read."""
+        return {size for tensor in self.tensors.values() if not tensor.checkpoint_of for size in tensor.shape}
 
     @property
     def dummy_slot(self) -> int:
@@ -260,6 +269,18 @@ def recurrent_state(observed: Mapping[str, RecurrentShape]) -> list[StateSpec]:
         if shape.state:
             specs.append(StateSpec(name, (N, *shape.state), f32, recurrent=True))
         specs.append(StateSpec(f"{name}_kept", (N, T + shape.window, shape.inputs), f32, recurrent=True))
+    return specs
+
+
+def checkpoint_state(observed: Mapping[str, RecurrentShape], count: int) -> list[StateSpec]:
+    """Room for ``count`` copies of a slot's recurrent state: the state of each recurrence, and of a convolution the
+    inputs that its window reaches back to."""
+    specs = []
+    for spec in recurrent_state(observed)[1:] if count else []:
+        name = spec.name.removesuffix("_kept")
+        if spec.name == name or not observed[name].state:
+            shape = (N - 1, count, *spec.shape[1:])
+            specs.append(StateSpec(f"{name}_checkpoints", shape, spec.dtype, checkpoint_of=spec.name))
     return specs
 
 

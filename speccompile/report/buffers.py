@@ -24,7 +24,7 @@ def buffers_of(layout: Layout, observed: Observation, drafter_state: Collection[
     def group(name: str) -> str:
         if name in drafter_state:
             return "drafter"
-        if name in recurrent:
+        if name in recurrent or layout.tensors[name].checkpoint_of:
             return "recurrent state"
         if name.startswith(("k_", "v_", "index_")) and layout.tensors[name].follows_text:
             return "KV"

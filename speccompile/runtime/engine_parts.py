@@ -70,7 +70,17 @@ def connect_parts(
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
     # KV of a decode step and of a prompt chunk differ in their last bits.
     prefix_reuse = options.prefix_reuse and not traits.one_shape
-    slots = Slots(arena, target.state_of_weights, reuse=prefix_reuse, clear=traits.reads_dead_places)
+    slots = Slots(
+        arena,
+        target.state_of_weights,
+        reuse=prefix_reuse,
+        clear=traits.reads_dead_places,
+        state_checkpoints=options.state_checkpoints,
+    )
+    # A longer chunk would pass over checkpoints.
+    widths = sorted({width for width, _ in table.prefill})
+    if options.state_checkpoints is not None:
+        widths = [width for width in widths if width <= options.state_checkpoints] or widths[:1]
     policies = Policies(
         policy,
         table.draft_lens,
@@ -93,7 +103,7 @@ def connect_parts(
         answers,
         outcomes,
         stats,
-        PrefillBudget(sorted({width for width, _ in table.prefill}), options.prefill_budget, fixed=traits.one_shape),
+        PrefillBudget(widths, options.prefill_budget, fixed=traits.one_shape),
         clock,
     )
     choice = TierChoice(arena, batch, table, policies, traits)

@@ -21,6 +21,7 @@ TOTALS = {
     "prefill_passes": "Prompt chunks that were read.",
     "prefill_tokens": "Prompt tokens that were read.",
     "reused_tokens": "Prompt tokens whose KV was there already.",
+    "reread_tokens": "Prompt tokens that were read again since no recurrent state was known at their end.",
     "ended_requests": "Requests that have ended.",
 }
 

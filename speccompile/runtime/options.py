@@ -13,11 +13,13 @@ class EngineOptions:
         max_waiting: most requests that wait for a slot.
         prefill_budget: prompt tokens between two decode steps while tokens are watched; None measures what they cost.
         prefix_reuse: whether the KV of a known beginning of a prompt is used again.
+        state_checkpoints: tokens between two checkpoints of a recurrent state; None keeps none.
     """
 
     max_waiting: int = 1024
     prefill_budget: int | None = None
     prefix_reuse: bool = True
+    state_checkpoints: int | None = None
 
 
 @dataclass(frozen=True)

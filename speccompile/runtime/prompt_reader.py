@@ -115,7 +115,8 @@ class PromptReader:
             except BaseException as error:
                 self._departures.fail_all([request], error)
                 continue
-            self._stats.reused_tokens += request.cached
+            self._stats.reused_tokens += request.stats.reused_tokens
+            self._stats.reread_tokens += request.stats.reread_tokens
             self._batch.reader = request
             return request
         return None
@@ -157,6 +158,7 @@ class PromptReader:
         with self._clock.time(note):
             self._table.prefill[width, kind].run()
         self._stats.count_prefill(count)
+        self._slots.save_checkpoint(request)
         if request.params.outputs.prompt_logprobs:
             followed = min(count, len(request.prompt) - 1 - request.cached)
             best = zip(

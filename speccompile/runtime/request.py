@@ -204,10 +204,11 @@ class Request:
         call = None if self.params.sampling is None else self.params.sampling.host_call
         return None if call is None else call.error
 
-    def admit(self, slot: int, cached: int) -> None:
-        """Assign ``slot``, which holds the KV of its first ``cached`` tokens."""
+    def admit(self, slot: int, cached: int, known: int = 0) -> None:
+        """Assign ``slot``, which holds the KV of its first ``cached`` tokens. ``known`` tokens had KV in some slot."""
         self.slot, self.cached = slot, cached
         self.stats.reused_tokens = cached
+        self.stats.reread_tokens = max(0, known - cached)
         self._admitted = time.perf_counter()
 
     def note_token(self) -> tuple[float, bool]:

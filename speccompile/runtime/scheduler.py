@@ -168,6 +168,8 @@ class Scheduler:
                 tier.run()
             else:
                 tier.run_target()
+        for row in rows:
+            self._slots.save_checkpoint(row)
         records = {
             row: row.records.read(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.outputs
         }

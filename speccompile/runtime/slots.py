@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from speccompile.graph.arena import Arena
 from speccompile.runtime.request import Request
+from speccompile.runtime.state_checkpoints import StateCheckpoints
+
+
+@dataclass(frozen=True)
+class KnownPrefix:
+    """What a slot knows of a prompt.
+
+    Args:
+        length: tokens that need not be read.
+        shared: tokens whose KV is there. They are more than ``length`` where no recurrent state is known at that place.
+        from_checkpoint: a checkpoint has the recurrent state at ``length``; else it is the slot's own.
+    """
+
+    length: int = 0
+    shared: int = 0
+    from_checkpoint: bool = False
 
 
 class Slots:
@@ -13,16 +30,25 @@ class Slots:
 
     A finished request's KV stays in its slot until another request needs the slot. If a prompt shares a prefix with
     that sequence, or with that of a running request, its slot keeps or receives a copy of the prefix's KV, and prefill
-    begins after it. A recurrent state stands near the end of its sequence: a prefix that ends before that place cannot
-    be reused.
+    begins after it. A recurrent state stands near the end of its sequence: of a prefix that ends before that place, the
+    tokens up to the last checkpoint in it are reused.
 
     Args:
         state_of_weights: changes when KV that was computed before is no longer the model's.
         reuse: whether to look for known prefixes.
         clear: whether attention reads places after the end of a sequence, if only to mask them.
+        state_checkpoints: tokens between two checkpoints of a recurrent state; None keeps none.
     """
 
-    def __init__(self, arena: Arena, state_of_weights: Callable[[], Hashable], *, reuse: bool, clear: bool) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        state_of_weights: Callable[[], Hashable],
+        *,
+        reuse: bool,
+        clear: bool,
+        state_checkpoints: int | None = None,
+    ) -> None:
         self._arena = arena
         self._state_of_weights = state_of_weights
         self._reuse = reuse
@@ -31,6 +57,7 @@ class Slots:
         self._lookahead = max(tensor.looks_ahead for tensor in arena.layout.tensors.values())
         self._weights: dict[int, Hashable] = {}
         self._owners: dict[int, Request] = {}
+        self._checkpoints = StateCheckpoints(arena, state_checkpoints)
         # Least recently used first, with the tokens whose KV each one holds.
         self._free: dict[int, list[int]] = {slot: [] for slot in range(arena.layout.max_batch)}
 
@@ -44,30 +71,46 @@ class Slots:
 
     def take(self, request: Request) -> None:
         """Assign a free slot to ``request``, and write its prompt and limits into the arena. There must be one."""
-        prompt, layout = request.prompt, self._arena.layout
+        prompt = request.prompt
         weights = self._state_of_weights()
-        source, shared = -1, 0
+        source, known = -1, KnownPrefix()
         if self._reuse and request.params.reuse:
-            source, shared = self._longest_prefix(prompt, weights)
+            source, known = self._longest_prefix(prompt, weights)
         if source in self._owners and self._is_spoiled(self._owners[source]):
-            source, shared = -1, 0
-        slot = self._choose(source, shared)
+            source, known = -1, KnownPrefix()
+        slot = self._choose(source, known.length)
         del self._free[slot]
         self._owners[slot] = request
         self._weights[slot] = weights
-        request.admit(slot, shared)
-        arena = self._arena
-        arena.reset_slot(slot)
-        if source != slot or not shared:
-            arena.start_recurrent_state(source if shared else None, slot)
-        if shared and source != slot:
-            arena.copy_text_state(source, slot, shared)
+        request.admit(slot, known.length, known.shared)
+        self._arena.reset_slot(slot)
+        self._start_state(source, slot, known)
         if self._clear:
-            arena.clear_text_state(slot, shared)
+            self._arena.clear_text_state(slot, known.length)
+        self._write(request)
+
+    def _start_state(self, source: int, slot: int, known: KnownPrefix) -> None:
+        """Let ``slot`` begin with the state of the prefix that ``source`` holds."""
+        arena, checkpoints = self._arena, self._checkpoints
+        if not known.length:
+            arena.start_recurrent_state(None, slot)
+            checkpoints.drop(slot)
+            return
+        checkpoints.take_over(source, slot, known.length)
+        if source != slot:
+            arena.copy_text_state(source, slot, known.length)
+        if known.from_checkpoint:
+            checkpoints.start_at(slot, known.length)
+        elif source != slot:
+            arena.start_recurrent_state(source, slot)
+
+    def _write(self, request: Request) -> None:
+        """Write the prompt and limits of ``request`` into its slot."""
+        arena, slot, prompt = self._arena, request.slot, request.prompt
         arena.write("tokens", slot, prompt)
         arena.write("length", slot, len(prompt))
         arena.write("prompt_length", slot, len(prompt))
-        arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, layout.max_len))
+        arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, arena.layout.max_len))
         if request.params.num_draft_tokens is not None:
             arena.write("draft_limit", slot, request.params.num_draft_tokens)
         if request.params.prediction:
@@ -86,26 +129,34 @@ class Slots:
         failed = request.error is not None or self._is_spoiled(request)
         if failed:
             self._arena.clear_text_state(slot, 0)
+            self._checkpoints.drop(slot)
         self._free[slot] = [] if failed else _text_with_kv(request)
 
-    def _longest_prefix(self, prompt: Sequence[int], weights: Hashable) -> tuple[int, int]:
-        """The slot whose KV shares the longest prefix with ``prompt`` (-1 if none does), and the length of that prefix.
-        The prompt's last token never belongs to it: its logits choose the first new token."""
+    def save_checkpoint(self, request: Request) -> None:
+        """Called after each step and prompt chunk of ``request``: its recurrent state is copied, if one is due."""
+        self._checkpoints.save(request.slot)
+
+    def _longest_prefix(self, prompt: Sequence[int], weights: Hashable) -> tuple[int, KnownPrefix]:
+        """The slot that knows the longest prefix of ``prompt`` (-1 if none knows any), and what it knows. The prompt's
+        last token never belongs to it: its logits choose the first new token."""
         texts = self._free | {slot: _text_with_kv(request) for slot, request in self._owners.items()}
-        lengths = {
+        shared = {
             slot: max(0, _common_prefix(prompt, text, len(prompt) - 1) - self._lookahead)
             for slot, text in texts.items()
             if self._weights.get(slot) == weights
         }
-        lengths = {slot: length for slot, length in lengths.items() if length and self._goes_on(slot, length)}
+        found = {slot: self._known(slot, length) for slot, length in shared.items()}
 
         def preference(slot: int) -> tuple[int, bool, bool]:
             # Of equals a free slot, whose KV need not be copied. Of these one that holds no more, so that none is lost.
-            free = slot in self._free
-            return lengths[slot], free and len(self._free[slot]) == lengths[slot] + self._lookahead, free
+            free, length = slot in self._free, found[slot].length
+            return length, free and len(self._free[slot]) == length + self._lookahead, free
 
-        source = max(lengths, key=preference, default=-1)
-        return source, lengths.get(source, 0)
+        source = max(found, key=preference, default=-1)
+        most = max(shared.values(), default=0)
+        if source < 0 or not found[source].length:
+            return -1, KnownPrefix(shared=most)
+        return source, replace(found[source], shared=most)
 
     def _is_spoiled(self, request: Request) -> bool:
         """Whether the KV of ``request`` has a NaN. A first token shows that it has none. A NaN at a token spoils also
@@ -113,11 +164,13 @@ class Slots:
         later token no weight there, and 0 times NaN is NaN."""
         return not request.new_tokens and self._arena.text_state_has_nan(request.slot, request.cached)
 
-    def _goes_on(self, slot: int, length: int) -> bool:
-        """Whether the recurrent state of ``slot`` can go on after a prefix of that length. Beside it are the inputs of
-        all tokens of the sequence that it has not absorbed."""
+    def _known(self, slot: int, shared: int) -> KnownPrefix:
+        """What ``slot`` knows of a prompt with which it has the KV of ``shared`` tokens in common. Its own recurrent
+        state serves from its place on: beside it are the inputs of all tokens of the sequence after that place."""
         place = self._arena.recurrent_place(slot)
-        return place is None or 0 < place <= length
+        if place is None or 0 < place <= shared:
+            return KnownPrefix(shared)
+        return KnownPrefix(self._checkpoints.latest(slot, shared), from_checkpoint=True)
 
     def _choose(self, source: int, shared: int) -> int:
         """The source itself, if it is free and all of its sequence is a prefix of the prompt. Otherwise an empty slot

@@ -73,13 +73,15 @@ class RequestStats(Counters):
 
     ``finish_reason`` is ``eos``, ``stop``, ``max_new_tokens``, ``max_len``, ``cancelled`` or ``error``; empty until it
     has ended. Of its prompt's tokens, ``prefill_tokens`` were read, and the KV of ``reused_tokens`` was there already;
-    where that is all but the last, the first decode step of its own reads the last. ``drafts_by`` counts draft tokens,
-    and those of them that were accepted, by the drafter's place in ``Mode.drafter_names``.
+    where that is all but the last, the first decode step of its own reads the last. The KV of ``reread_tokens`` was
+    there too, but no recurrent state at their end: they are among those that were read. ``drafts_by`` counts draft
+    tokens, and those of them that were accepted, by the drafter's place in ``Mode.drafter_names``.
     """
 
     prompt_tokens: int = 0
     prefill_tokens: int = 0
     reused_tokens: int = 0
+    reread_tokens: int = 0
     new_tokens: int = 0
     finish_reason: str = ""
     drafts_by: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -98,7 +100,8 @@ class Stats(Counters):
     chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``. ``tier_steps`` counts
     steps by draft length, ``rows_steps`` by the row count of the executable; ``tier_seconds`` are what those
     took, launch and results. ``no_proposal_steps`` counts steps of any tier in which no row had a draft.
-    ``prefill_tokens`` are those read in ``prefill_passes`` and along with decode steps.
+    ``prefill_tokens`` are those read in ``prefill_passes`` and along with decode steps. ``reused_tokens`` and
+    ``reread_tokens`` are those of all requests.
     ``request_shares[j]`` are the ended requests that had a draft at position j, by the share of these that was
     accepted: so many in each range that ends at one of :data:`SHARES`; ``request_share_sums[j]`` are these shares' sum.
     ``first_token_seconds`` has the time from ``submit`` to the first token of each request, ``between_tokens_seconds``
@@ -111,6 +114,7 @@ class Stats(Counters):
     prefill_passes: int = 0
     prefill_tokens: int = 0
     reused_tokens: int = 0
+    reread_tokens: int = 0
     tier_steps: dict[int, int] = field(default_factory=dict)
     rows_steps: dict[int, int] = field(default_factory=dict)
     tier_seconds: dict[int, float] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         **({} if not config.trees else {"trees": _trees(config)}),
         "engine": _engine(config, engine),
-        **_recurrent(build),
+        **_recurrent(config, build, engine),
         "policy": _policy(config, engine),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         **_saved(config, engine),
@@ -79,15 +79,28 @@ def _weights(build: Build) -> dict[str, str]:
     return {"weights": copy + saves}
 
 
-def _recurrent(build: Build) -> dict[str, str]:
+def _recurrent(config: BuildConfig, build: Build, engine: Engine) -> dict[str, str]:
     if not build.observed.recurrent:
         return {}
-    size = sum(build.arena.layout.recurrent.values()) / 2**10
+    layout, interval = build.arena.layout, config.state_checkpoints
+    size = sum(layout.recurrent.values()) / 2**10
+    known = (
+        "It is known at the end of a sequence alone: a prompt that goes on from there reuses it, and others are read "
+        "from their beginning (state_checkpoints=n keeps copies for them)"
+    )
+    if layout.checkpoints:
+        copies = sum(copy.nbytes for copy in layout.checkpoints.values()) / layout.max_batch / 2**10
+        known = (
+            "A prompt that goes on from the end of a known sequence reuses it; one that leaves a known sequence goes "
+            f"on from its last checkpoint before that place. There is one about every {interval} tokens, up to "
+            f"{config.checkpoints} in {copies:.0f} KiB for each slot"
+        )
+    elif not engine.prefix_reuse:
+        known = "Prompts are read from their beginning"
+        known += ", and state_checkpoints has no effect, since prefix reuse is off" * (interval is not None)
     return {
         "recurrent state": f"{len(build.observed.recurrent)} recurrences, {size:.0f} KiB for each slot; a step absorbs "
-        "the tokens that the one before it accepted. It is known at the end of a sequence alone: a prompt that goes on "
-        "from there reuses it, and others are read from their beginning. Prompts have chunks of their own, and drafts "
-        "are chains"
+        f"the tokens that the one before it accepted. {known}. Prompts have chunks of their own, and drafts are chains"
     }
 
 

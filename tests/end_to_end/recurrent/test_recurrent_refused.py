@@ -1,0 +1,34 @@
+"""What cannot be had over a target with recurrent state is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+import speccompile
+from speccompile import Speculator, Tree
+from speccompile.errors import InvalidOption, InvalidTiers, UnsupportedModel
+from support.errors import raises
+from support.families import model_of
+
+
+def wrap(mode: str, **options: object) -> Speculator:
+    return speccompile.wrap(model_of("lfm2"), mode, max_batch=1, max_len=40, backend="eager", **options)  # type: ignore
+
+
+def test_trees_are_refused() -> None:
+    tiers = (0, Tree.static([(0,), (1,)]))
+    with raises(
+        InvalidTiers, reason="there are trees, and the model keeps a recurrent state, which follows one path alone"
+    ):
+        wrap("ngram", tiers=tiers)
+
+
+def test_drafting_with_the_targets_own_layers_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="layers, which keep a recurrent state: drafts would advance it"):
+        wrap("early_exit", tiers=(0, 2))
+    wrap("early_exit", tiers=(0,)).close()
+
+
+def test_a_drafter_with_recurrent_state_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="from which the drafts of a drafter cannot be taken back yet"):
+        wrap("draft_target", draft=model_of("lfm2"), tiers=(0, 2))
