@@ -105,6 +105,9 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
         ({"prefill_budget": "auto"}, InvalidOption, ["prefill_budget='auto'"]),
         ({"prefix_reuse": None}, InvalidOption, ["prefix_reuse=None", "True or False"]),
         ({"prefix_reuse": 1}, InvalidOption, ["prefix_reuse=1"]),
+        ({"state_checkpoints": 0}, InvalidOption, ["state_checkpoints=0", "at least 1"]),
+        ({"state_checkpoints": 8, "prefix_reuse": False}, InvalidOption, ["state_checkpoints=8", "prefix_reuse=False"]),
+        ({"state_checkpoints": 40, "max_len": 40}, InvalidOption, ["state_checkpoints=40", "less than max_len (40)"]),
     ],
     ids=label,
 )

@@ -17,6 +17,7 @@ from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
+from speccompile.graph_capture.lightning import lightning_captured, lightning_layers
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 from speccompile.graph_capture.recurrence import recurrences_captured
@@ -26,6 +27,11 @@ ROWS, WIDTH = 2, 5
 # Lengths that a cache reports in a probe: one inside every table, one after the end of most. XGLM's forward builds a
 # table of that many rows.
 PROBE_LENGTHS = (7, 2**17)
+
+
+_COUNTED_DISTANCES = "scores keys by their distance, counted from one length that all rows of a cache share"
+#: Modules that no route captures, by the name of transformers' class, and why.
+UNSUPPORTED = {"InklingRelativeLogits": _COUNTED_DISTANCES, "Inkling2RelativeLogits": _COUNTED_DISTANCES}
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
     """
     if not cache_argument(model):
         raise UnsupportedModel(model=info.name, reason=_no_cache(model))
+    for path, module in model.named_modules():
+        if reason := UNSUPPORTED.get(type(module).__name__):
+            raise UnsupportedModel(model=info.name, reason=f"{path} ({type(module).__name__}) {reason}")
     reasons: list[str] = []
     for route in routes:
         try:
@@ -78,6 +87,12 @@ def accepts(model: PreTrainedModel, name: str) -> bool:
 def cache_argument(model: PreTrainedModel) -> str:
     """What the model's forward, and its result, calls the cache; empty for a model without one."""
     return next((name for name in ("past_key_values", "cache_params") if accepts(model, name)), "")
+
+
+def uses_cache(model: PreTrainedModel) -> bool:
+    """``use_cache`` of a forward over a cache of ours. MiniMax's refuses one of another class than its own with True,
+    and uses it all the same with False."""
+    return not lightning_layers(model)
 
 
 def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str) -> Observation:
@@ -104,7 +119,8 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
         raise UnsupportedByRoute(_no_cache(model))
     if model._is_stateful and not recurrent:
         raise UnsupportedByRoute(f"{_first_layer(model)} {RECURRENT}")
-    if recurrent and not traits_of(info.device).host_memory:
+    traits = traits_of(info.device)
+    if recurrent and not (traits.host_memory or traits.triton_ops):
         reason = (
             f"{_first_layer(model)} keeps a recurrent state, and its ops have no kernels for {info.device.type} yet"
         )
@@ -134,10 +150,17 @@ def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
 
 def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running) -> torch.Tensor:
     tokens = (torch.arange(ROWS * WIDTH, device=info.device) + info.vocab_size // 2) % info.vocab_size
-    with altering(model), captured_by(model, route), recurrences_captured(model), running(run), torch.no_grad():
+    with (
+        altering(model),
+        captured_by(model, route),
+        recurrences_captured(model),
+        lightning_captured(model),
+        running(run),
+        torch.no_grad(),
+    ):
         logits: torch.Tensor = model(
             input_ids=tokens.view(ROWS, WIDTH),
-            use_cache=True,
+            use_cache=uses_cache(model),
             **{cache_argument(model): run.cache},
             **extra_inputs(model, route, run.positions, WIDTH),
         ).logits

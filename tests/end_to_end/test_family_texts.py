@@ -42,6 +42,8 @@ ROUTES = {
     "kimi_linear": "eager",
     "nemotron_h": "attention",
     "zamba2": "attention",
+    # Lightning attention, whose cache has its own interface.
+    "minimax": "attention",
     # Sparse attention by an index; loops over experts whose sizes come from data.
     "deepseek_v32": "eager",
     "dbrx": "attention",

@@ -177,6 +177,7 @@ def bidirectional_bert() -> PreTrainedModel:
 
 
 REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
+    ("inkling", lambda: family("inkling_text"), r"\(InklingRelativeLogits\) scores keys by their distance, counted"),
     ("rwkv", lambda: family("rwkv"), rf"rwkv\.blocks\.0 \(RwkvBlock\) {RECURRENT}"),
     ("zaya", lambda: family("zaya"), RECURRENT),
     ("recurrent_gemma", lambda: family("recurrent_gemma"), RECURRENT),
