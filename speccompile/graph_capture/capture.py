@@ -27,9 +27,17 @@ from speccompile.graph_capture.experts import expert_loops_batched
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.key_index import share_choices, symbolic_counts
+from speccompile.graph_capture.lightning import lightning_captured
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
-from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, cache_argument, extra_inputs
+from speccompile.graph_capture.observe import (
+    ModuleTracker,
+    Observation,
+    accepts,
+    cache_argument,
+    extra_inputs,
+    uses_cache,
+)
 from speccompile.graph_capture.recurrence import recurrences_captured
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.utils.torch_private import check_size
@@ -75,7 +83,7 @@ class Step(nn.Module):
         extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, places)
         with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
             extra |= {cache_argument(self.model): cache}
-            result = self.model(input_ids=input_ids, use_cache=True, **extra)
+            result = self.model(input_ids=input_ids, use_cache=uses_cache(self.model), **extra)
         logits: torch.Tensor = result.logits
         return logits
 
@@ -169,6 +177,7 @@ def _export(
         altering(model),
         captured_by(model, observed.route),
         recurrences_captured(model),
+        lightning_captured(model),
         expert_loops_batched(model),
         symbolic_counts(model) if observed.index else contextlib.nullcontext(),
         fixed_rotary(model),
@@ -219,7 +228,8 @@ def note_layers(graph: fx.Graph, paths: ModulePaths) -> None:
 
 
 def clean_graph(graph: fx.Graph) -> None:
-    """Drop what export adds for its own checks, and casts and slices that change nothing."""
+    """Drop what export adds for its own checks, and casts and slices that change nothing. A product with a transposed
+    input becomes a linear."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -231,7 +241,35 @@ def clean_graph(graph: fx.Graph) -> None:
         elif _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target is aten.matmul.default and _is_transposed_linear(node):
+            weight, columns = node.args
+            with graph.inserting_before(node):
+                linear = _noted(graph.call_function(aten.linear.default, (columns.args[0], weight)), node)
+                rows = _noted(graph.call_function(aten.transpose.int, (linear, 1, 2)), node)
+            node.replace_all_uses_with(rows)
+            graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _is_transposed_linear(node: fx.Node) -> bool:
+    """``weight [O, I] @ x.transpose(1, 2)`` of ``x [B, T, I]``: Mamba's layers have their time steps so."""
+    weight, columns = node.args
+    return (
+        isinstance(weight, fx.Node)
+        and isinstance(columns, fx.Node)
+        and weight.op == "placeholder"
+        and weight.meta["val"].dim() == 2
+        and columns.target is aten.transpose.int
+        and columns.meta["val"].dim() == 3
+        and columns.args[1:] in ((1, 2), (2, 1), (-1, -2), (-2, -1))
+    )
+
+
+def _noted(new: fx.Node, old: fx.Node) -> fx.Node:
+    """``new`` with what is known of where ``old`` comes from."""
+    new.meta = {name: value for name, value in old.meta.items() if name != "val"}
+    new.meta["val"] = new.target(*[arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in new.args])  # type: ignore[operator]
+    return new
 
 
 def _changes_nothing(node: fx.Node) -> bool:

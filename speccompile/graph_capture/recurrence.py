@@ -180,13 +180,15 @@ def _mamba_scan(
         given = {"D": D, "z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus}
         result: tuple[torch.Tensor, torch.Tensor] = own(hidden_states, dt, A, B, C, **given, **options)
         return result
+    # Channels lie side by side, so that torch computes those of a place in the same vectors, whatever the width.
+    dt = dt.transpose(1, 2)
     if delta_bias is not None:
-        dt = dt + delta_bias.to(dt.dtype)[:, None]
+        dt = dt + delta_bias.to(dt.dtype)
     if delta_softplus:
         dt = F.softplus(dt)
     inputs = (
         hidden_states.transpose(1, 2).float()[..., None],
-        dt.transpose(1, 2).float(),
+        dt.float(),
         A.float(),
         B.transpose(1, 2).float()[:, :, None],
         C.transpose(1, 2).float()[:, :, None],

@@ -24,6 +24,7 @@ from speccompile.graph_capture.recurrence import CAPTURED, recurrences_captured
 from speccompile.graph_capture.store import _observation, _read_observation
 from support.errors import raises
 from support.families import model_of
+from support.tiny import captured
 
 NAME = "causal_conv1d_fn"
 OWN = getattr(lfm2, NAME)
@@ -94,3 +95,11 @@ def test_a_recurrence_that_is_captured_wrongly_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setitem(recurrence.CAPTURED, NAME, wrong)
     with raises(CaptureMismatch, where=re.compile(r"first wrong is model\.layers\.0 \(Lfm2DecoderLayer\)")):
         speccompile.wrap(model, "none", tiers=(0,), max_batch=1, max_len=64, backend="eager")
+
+
+def test_a_weight_times_transposed_places_is_captured_as_a_linear() -> None:
+    """Mamba's time steps. The bits of a product of matrices would depend on the number of places."""
+    graph = captured(model_of("mamba")).graph
+    (weight,) = [node for node in graph.placeholders if node.name.endswith("layers_0_mixer_dt_proj_weight")]
+    assert [user.target for user in weight.users] == [torch.ops.aten.linear.default]
+    assert not any(node.target is torch.ops.aten.matmul.default for node in graph.graph.nodes)

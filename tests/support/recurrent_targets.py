@@ -26,7 +26,6 @@ SLOTS, NEW = 3, 16
 INTERVAL = 12
 #: A convolution alone; the delta rule; Mamba-2, and Mamba, which has no attention at all. As torch computes the last
 #: numbers of a tensor in another way than whole vectors, there are whole vectors of all that depends on the width.
-#: All tiers of the last one run one shape, so that it reuses no prompts.
 FAMILIES: dict[str, dict[str, int]] = {
     "lfm2": {},
     "qwen3_next": {"linear_num_value_heads": 32},

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speccompile.graph.arena import Arena
-from speccompile.graph.state import core_state, kv_state, resolve_layout
+from speccompile.graph.state import core_state, kv_state, recurrent_state, resolve_layout
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
@@ -91,7 +91,7 @@ def captured(model: PreTrainedModel, max_len: int = 64, routes: tuple[Route, ...
     info = inspect_model(model)
     observed = observe(model, info, routes)
     layout = resolve_layout(
-        [*core_state(info.vocab_size), *kv_state(observed.kv)],
+        [*core_state(info.vocab_size), *kv_state(observed.kv), *recurrent_state(observed.recurrent)],
         max_batch=2,
         max_len=max_len,
         max_draft_len=3,

@@ -21,7 +21,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Wrapped]:
     yield from idle(request.param)
 
 
-@pytest.fixture(params=[name for name in FAMILIES if name != "mamba"])
+@pytest.fixture(params=FAMILIES)
 def reusing(request: pytest.FixtureRequest) -> Iterator[Wrapped]:
     if not wrapped(request.param).spec.engine.prefix_reuse:
         pytest.skip("the bits of torch's own ops between ours depend on the width here: all steps run one shape")

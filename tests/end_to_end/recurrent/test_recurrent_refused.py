@@ -9,6 +9,7 @@ from speccompile import Speculator, Tree
 from speccompile.errors import InvalidOption, InvalidTiers, UnsupportedModel
 from support.errors import raises
 from support.families import model_of
+from support.tiny import tiny_llama
 
 
 def wrap(mode: str, **options: object) -> Speculator:
@@ -32,3 +33,8 @@ def test_drafting_with_the_targets_own_layers_is_refused() -> None:
 def test_a_drafter_with_recurrent_state_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="from which the drafts of a drafter cannot be taken back yet"):
         wrap("draft_target", draft=model_of("lfm2"), tiers=(0, 2))
+
+
+def test_checkpoints_of_a_target_without_recurrent_state_are_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"state_checkpoints=8.* keeps no recurrent state"):
+        speccompile.wrap(tiny_llama(), "none", tiers=(0,), max_len=40, backend="eager", state_checkpoints=8)
