@@ -242,7 +242,7 @@ def clean_graph(graph: fx.Graph) -> None:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif node.target is aten.matmul.default and _is_transposed_linear(node):
-            weight, columns = node.args
+            weight, columns = cast("tuple[fx.Node, fx.Node]", node.args)
             with graph.inserting_before(node):
                 linear = _noted(graph.call_function(aten.linear.default, (columns.args[0], weight)), node)
                 rows = _noted(graph.call_function(aten.transpose.int, (linear, 1, 2)), node)
@@ -253,7 +253,8 @@ def clean_graph(graph: fx.Graph) -> None:
 
 def _is_transposed_linear(node: fx.Node) -> bool:
     """``weight [O, I] @ x.transpose(1, 2)`` of ``x [B, T, I]``: Mamba's layers have their time steps so."""
-    weight, columns = node.args
+    args: tuple[Any, ...] = node.args
+    weight, columns = args
     return (
         isinstance(weight, fx.Node)
         and isinstance(columns, fx.Node)

@@ -85,6 +85,7 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:
         (["--tiers", "0,tree:4"], "tree:NODES:DEPTH:BRANCHES"),
         (["--max-body-bytes", "5"], "--max-body-bytes"),
         (["--api-key", ""], "api_key"),
+        (["--state-checkpoints", "0"], "--state-checkpoints"),
         (["--port", "0"], "--port"),
     ],
 )
