@@ -155,9 +155,6 @@ class WrapOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.state_checkpoints is not None and not self.prefix_reuse:
-            reason = "with prefix_reuse=False no prompt goes on from a checkpoint"
-            raise InvalidOption(where=self.where, name="state_checkpoints", value=self.state_checkpoints, reason=reason)
         if self.policy is not None:
             policy = parse_policy(self.policy, self.draft_lens)
             if isinstance(policy, LearningPolicy):

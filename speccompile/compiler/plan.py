@@ -63,9 +63,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     policy = _choose_policy(options, draft_lens, rule)
     info = inspect_model(model)
     max_len, max_len_reason = _choose_max_len(model, options.max_len)
-    if options.state_checkpoints is not None and options.state_checkpoints >= max_len:
-        reason = f"it must be less than max_len ({max_len}): a slot would have no checkpoint"
-        raise InvalidOption(where="wrap", name="state_checkpoints", value=options.state_checkpoints, reason=reason)
+    _check_checkpoints(options, max_len)
     check_rotary(model, max_len)
     rule.check(info)
     backend = choose_backend(options.backend, info.device)
@@ -134,6 +132,18 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     config = replace(config, mode=mode, logits_processors=processors, network=network, saved=saved)
     check_anchors(config, info.vocab_size)
     return Plan(info, config, policy, options, saves)
+
+
+def _check_checkpoints(options: WrapOptions, max_len: int) -> None:
+    interval, reason = options.state_checkpoints, ""
+    if interval is None:
+        return
+    if not options.prefix_reuse:
+        reason = "with prefix_reuse=False no prompt goes on from a checkpoint"
+    elif interval >= max_len:
+        reason = f"it must be less than max_len ({max_len}): a slot would have no checkpoint"
+    if reason:
+        raise InvalidOption(where="wrap", name="state_checkpoints", value=interval, reason=reason)
 
 
 def _choose_mode(

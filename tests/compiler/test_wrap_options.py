@@ -64,8 +64,8 @@ def test_every_argument_of_wrap_becomes_its_option(model: LlamaForCausalLM, monk
     given: dict[str, Any] = {
         "mode": "suffix", "tiers": (0, 2), "max_batch": 3, "max_len": 40, "backend": "eager", "policy": "fixed:2",
         "acceptance": "rejection", "deterministic": False, "weights": "int8", "max_waiting": 5, "prefill_budget": 6,
-        "prefix_reuse": False, "sampling": True, "logits_processor": len, "scores": True, "consume": True,
-        "save_hidden_states": "folder", "passes": (1,), "learn": OnlineTraining(),
+        "prefix_reuse": False, "state_checkpoints": 7, "sampling": True, "logits_processor": len, "scores": True,
+        "consume": True, "save_hidden_states": "folder", "passes": (1,), "learn": OnlineTraining(),
     }  # fmt: skip
     assert given.keys() == set(WrapOptions.names())
     assert all(given[item.name] != item.default for item in fields(WrapOptions) if item.default is not MISSING)
