@@ -33,7 +33,7 @@ from benchmarks.server_in_process import (
 )
 from benchmarks.soak import resident_bytes
 from speccompile import wrap
-from speccompile.errors import RequestFailed
+from speccompile.errors import QueueFull, RequestFailed
 from speccompile.runtime.engine import Engine
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.service import Service
@@ -202,16 +202,18 @@ class Soak:
     async def _raises(self, client: httpx2.AsyncClient) -> str:
         """A request of this process, whose callback raises."""
 
-        def submit() -> None:
+        def submit() -> str:
             try:
                 self.engine.submit([1, 5, 6], max_new_tokens=8, streamer=Raises()).result()
                 self.problems.append("raises: its callback's error was not raised")
+            except QueueFull:
+                return "full"
             except RequestFailed as error:
                 if not isinstance(error.__cause__, Deliberate):
                     self.problems.append(f"raises: {error!r}")
+            return "raises"
 
-        await asyncio.to_thread(submit)
-        return "raises"
+        return await asyncio.to_thread(submit)
 
     async def _check_idle(self) -> None:
         """No request is left, and all slots are free."""
