@@ -6,6 +6,7 @@ from speccompile.ops import choose as choose
 from speccompile.ops import commit as commit
 from speccompile.ops import gated_delta_rule as gated_delta_rule
 from speccompile.ops import likeliest as likeliest
+from speccompile.ops import lora as lora
 from speccompile.ops import native as native
 from speccompile.ops import ngram as ngram
 from speccompile.ops import prediction as prediction
@@ -20,6 +21,7 @@ __all__ = [
     "commit",
     "gated_delta_rule",
     "likeliest",
+    "lora",
     "native",
     "ngram",
     "prediction",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-import speccompile.ops.native  # noqa: F401  defines the ops
+import speccompile.ops.lora  # defines an op
+import speccompile.ops.native  # noqa: F401  defines the others
 from speccompile.utils.torch_private import OpOverload
 
 _TYPES = {
@@ -30,6 +31,10 @@ _ARGUMENTS = {
     "native_attention": (
         "{tensor} q, {tensor} k_cache, {tensor} v_cache, {tensor} slots, {tensor} positions, double scale, "
         "{wholes} window, {wholes} chunk, const double* softcap, {tensors} sinks, {tensors} parents, {tensor}* out"
+    ),
+    "native_lora": (
+        "{tensor} x, {tensors} outputs, {whole} linears, {tensors} a, {whole} all_a, {tensors} b, {whole} all_b, "
+        "{tensor} ranks, {tensor} scales, {whole} first, {tensor} places, ..."
     ),
 }
 

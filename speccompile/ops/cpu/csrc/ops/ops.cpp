@@ -21,23 +21,6 @@ namespace {
 
 constexpr int64_t kColumns = 32;
 
-Type type_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return Type::Float;
-    case ScalarType::BFloat16:
-      return Type::BFloat16;
-    case ScalarType::Half:
-      return Type::Half;
-    default:
-      STD_TORCH_CHECK(false, "speccompile's CPU ops take float32, bfloat16 and float16");
-  }
-}
-
-Tensor as_float(const Tensor& tensor) {
-  return tensor.scalar_type() == ScalarType::Float ? tensor : torch::stable::to(tensor, ScalarType::Float);
-}
-
 // Blocks of several weights, as one list that threads share out.
 template <typename Run>
 void over_all_blocks(const std::vector<Tensor>& packed, Run run) {

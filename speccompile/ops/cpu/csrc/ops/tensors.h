@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "../kernels/linear.h"
+
 namespace speccompile {
 
 using torch::headeronly::ScalarType;
@@ -35,6 +37,23 @@ inline Tensor new_floats(const std::vector<int64_t>& sizes) {
 
 inline Tensor new_integers(const std::vector<int64_t>& sizes) {
   return new_tensor(sizes, aoti_torch_dtype_int64());
+}
+
+inline Type type_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return Type::Float;
+    case ScalarType::BFloat16:
+      return Type::BFloat16;
+    case ScalarType::Half:
+      return Type::Half;
+    default:
+      STD_TORCH_CHECK(false, "speccompile's CPU ops take float32, bfloat16 and float16");
+  }
+}
+
+inline Tensor as_float(const Tensor& tensor) {
+  return tensor.scalar_type() == ScalarType::Float ? tensor : torch::stable::to(tensor, ScalarType::Float);
 }
 
 }  // namespace speccompile

@@ -1,0 +1,42 @@
+// What low-rank adapters add to a linear, see lora.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+
+namespace speccompile {
+
+// Ranks that one pass over an input computes.
+constexpr int64_t kRanks = 16;
+// Outputs side by side in a block of the second matrix.
+constexpr int64_t kLoraColumns = 32;
+
+inline int64_t lora_blocks(int64_t features) {
+  return (features + kLoraColumns - 1) / kLoraColumns;
+}
+
+// The matrices of all adapters of one linear: down[places, depth, most], up[places, lora_blocks(features), most, 32]. `most`
+// is a multiple of kRanks.
+struct LoraBuffers {
+  Type type;
+  const void *down, *up;
+  int64_t depth, features, most;
+};
+
+// Tokens with the same adapter. `tokens` are their numbers among all tokens of a step.
+struct LoraTokens {
+  int64_t place, rank;
+  float scale;
+  const int64_t* tokens;
+  int64_t count;
+};
+
+// hidden[count, most], columns [rank, rank + kRanks): x[all tokens, depth] * down.
+void lora_down(const LoraBuffers& of, const LoraTokens& tokens, int64_t rank, const float* x, float* hidden);
+
+// Adds scale * hidden[count, most] * up to blocks [first, last) of y[all tokens, features].
+void lora_up(
+    const LoraBuffers& of, const LoraTokens& tokens, const float* hidden, float* y, int64_t first, int64_t last);
+
+}  // namespace speccompile
