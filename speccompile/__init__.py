@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         sampling,
         training,
     )
+    from speccompile.adapters.options import Adapters
     from speccompile.graph.tree import Tree
     from speccompile.lowering.backends import register_backend
     from speccompile.modes import register as register_mode
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adapters",
     "Speculator",
     "Tree",
     "__version__",
@@ -70,6 +72,7 @@ _SUBMODULES = frozenset(
     },
 )
 _MEMBERS = {
+    "Adapters": ("speccompile.adapters.options", "Adapters"),
     "Speculator": ("speccompile.speculator.speculator", "Speculator"),
     "Tree": ("speccompile.graph.tree", "Tree"),
     "load": ("speccompile.wrapping", "load"),

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from speccompile.acceptance import Rule
+from speccompile.adapters.options import Adapters
 from speccompile.compiler.build import build
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.compiler.package import check_fits, read_package, read_wrap_options
@@ -57,6 +58,7 @@ def wrap(
     save_hidden_states: SaveHiddenStates | str | Path | None = None,
     passes: Sequence[Pass] = (),
     learn: Learning | None = None,
+    adapters: Adapters | None = None,
     progress: Progress | None = None,
     **mode_options: Any,
 ) -> Speculator:
@@ -133,6 +135,8 @@ def wrap(
         learn: How the draft head learns from what is served: an `OnlineTraining`. Of
             :mod:`speccompile.training`; for the modes ``eagle3`` and ``eagle3_one_model``, also beside a lookup. The
             text stays what it is, and no buffer moves. Hidden states are kept for all slots until their texts end.
+        adapters: How many LoRA adapters there is room for: an `Adapters(count=...)`. Their buffers are part of the
+            arena. :meth:`Speculator.add_adapter` loads one, and ``submit(..., adapter=name)`` chooses it.
         progress: called with ``(description, begins)`` when a part of the build begins (True) and when it has ended
             (False), also for executables that a request builds later. The logger ``speccompile`` reports the same
             with seconds, at level INFO. The callback must not wait for another thread that builds: one thread of a
@@ -166,6 +170,7 @@ def wrap(
         save_hidden_states=save_hidden_states,
         passes=passes,
         learn=learn,
+        adapters=adapters,
         mode_options=mode_options,
     )
     with listening(progress), one_build():

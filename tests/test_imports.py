@@ -19,7 +19,8 @@ ALLOWED = {
     "guides": "",
     "sampling": "graph ops guides",
     "graph_capture": "graph ops",
-    "passes": "graph ops sampling graph_capture",
+    "adapters": "graph ops graph_capture",
+    "passes": "graph ops sampling graph_capture adapters",
     "hidden_states": "graph graph_capture passes",
     "acceptance": "graph ops graph_capture passes",
     "policies": "",
@@ -28,21 +29,25 @@ ALLOWED = {
     "heads": "modes passes",
     "backends": "lowering",
     "lowering": "graph ops sampling graph_capture",
-    "runtime": "graph ops sampling graph_capture hidden_states acceptance policies modes lowering",
-    "compiler": ("graph ops sampling graph_capture passes hidden_states acceptance policies modes lowering runtime"),
-    "report": "graph ops sampling graph_capture passes policies lowering runtime compiler",
-    "speculator": "graph ops sampling passes hidden_states policies modes lowering runtime compiler report",
-    "wrapping": "ops sampling passes graph_capture hidden_states acceptance modes lowering runtime compiler speculator",
+    "runtime": "graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
+    "compiler": (
+        "graph ops sampling graph_capture adapters passes hidden_states acceptance policies modes lowering runtime"
+    ),
+    "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
+    "speculator": "graph ops sampling adapters passes hidden_states policies modes lowering runtime compiler report",
+    "wrapping": (
+        "ops sampling passes graph_capture adapters hidden_states acceptance modes lowering runtime compiler speculator"
+    ),
     "__init__": (
-        "backends graph passes sampling lowering guides acceptance hidden_states policies pretrained modes heads "
-        "speculator wrapping training"
+        "backends graph passes sampling lowering guides adapters acceptance hidden_states policies pretrained modes "
+        "heads speculator wrapping training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
     "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
-        "__init__ ops graph hidden_states policies pretrained modes lowering runtime compiler report speculator serve "
-        "tools training"
+        "__init__ ops graph adapters hidden_states policies pretrained modes lowering runtime compiler report "
+        "speculator serve tools training"
     ),
     "__main__": "cli",
 }

@@ -6,12 +6,14 @@ kernels that steps run on. :func:`next_attempt` lists what is tried after which 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from speccompile.adapters.own_forward import adapted, trial_adapter
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.determinism import corners, everywhere, prove_deterministic, prove_trees, tree_corners
 from speccompile.compiler.frontend import BuiltStages, build_stages, reach_of
@@ -109,7 +111,7 @@ def first_that_passes(
                 _blame_pass(model, info, attempt.config, built, error)
                 raise
             _store(built, attempt, store, storage)
-            _prove(built, lowered, seconds)
+            _prove(model, built, lowered, seconds)
             return CheckedStages(built, difference)
         except (SpecCompileError, RuntimeError) as error:
             attempt = next_attempt(attempt, error, built, has_stored=store.load() is not None)
@@ -216,6 +218,10 @@ def _check(
     ):
         probe = built.probe or Probe.of(model, info, built.arena, reach)
         difference = check_capture(model, info, outlined, built.arena, lowered, reference, reach, probe)
+        if config.adapters is not None:
+            with trial_adapter(config.adapters, built.arena, model) as pairs, adapted(model, pairs):
+                own = check_capture(model, info, outlined, built.arena, lowered, reference, reach)
+            difference = max(difference, own)
     check_kernels(built.packs)
     if built.drafter is not None:
         with seconds.of("capture check"):
@@ -241,7 +247,7 @@ def _store(built: BuiltStages, attempt: Attempt, store: CaptureStore, storage: S
         drafter.network.store(drafter.captured, storage)
 
 
-def _prove(built: BuiltStages, lowered: Callable[..., Any], seconds: Seconds) -> None:
+def _prove(model: PreTrainedModel, built: BuiltStages, lowered: Callable[..., Any], seconds: Seconds) -> None:
     """Prove that a context's bits do not depend on the tier, where they are to or can be the same.
 
     Raises:
@@ -252,7 +258,9 @@ def _prove(built: BuiltStages, lowered: Callable[..., Any], seconds: Seconds) ->
         return
     places = everywhere if config.one_shape else corners
     try:
-        with task("prove that results do not depend on the tier"), seconds.of("determinism proof"):
+        adapters = config.adapters
+        trial = contextlib.nullcontext() if adapters is None else trial_adapter(adapters, built.arena, model)
+        with task("prove that results do not depend on the tier"), seconds.of("determinism proof"), trial:
             prove_deterministic(
                 built.model.last.graph,
                 built.model["choose_linear"].graph,

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from speccompile.acceptance import Exact, Rule
+from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import Route
 from speccompile.graph.tree import Tree, chains
@@ -55,6 +56,7 @@ class BuildConfig:
     state_checkpoints: int | None = None
     recurrent: bool = False
     attends: bool = True
+    adapters: AdapterBuffers | None = None
 
     @property
     def kind(self) -> Kind:

@@ -84,7 +84,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     prefix_names(named, PREFIX, prefixed(layout))
     packs = WeightPacks(network.weights)
     # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
-    own = replace(config, route=network.route, deterministic=None, network=None, passes=())
+    own = replace(config, route=network.route, deterministic=None, network=None, passes=(), adapters=None)
     first = Stage("capture", "the captured drafter", named.copy(), 0.0)
     outlined, stages = model_pipeline(own, packs).run(named, first)
     prefix_bodies(outlined, PREFIX)

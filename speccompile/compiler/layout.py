@@ -61,6 +61,7 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *config.rule.state(),
         *(spec for item in config.passes for spec in state_specs_of(item)),
         *([] if config.saved is None else config.saved.state()),
+        *([] if config.adapters is None else config.adapters.state()),
     ]
 
 

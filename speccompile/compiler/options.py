@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from speccompile.adapters.options import Adapters, adapters_or_none
 from speccompile.errors import InvalidOption, InvalidTiers, shown
 from speccompile.graph.tree import chains, in_order
 from speccompile.policies import parse_policy
@@ -149,6 +150,10 @@ class WrapOptions(Options):
     passes: Sequence[Pass] = field(default=(), metadata=option("Your own passes."))
     learn: Learning | None = field(
         default=None, metadata=option("How the draft head learns from what is served: an `OnlineTraining`.", _learning)
+    )
+    adapters: Adapters | None = field(
+        default=None,
+        metadata=option("How many LoRA adapters there is room for: an `Adapters(count=...)`.", adapters_or_none),
     )
     #: Options of the mode, by name. :func:`speccompile.modes.create` checks them.
     mode_options: Mapping[str, Any] = field(default_factory=dict)

@@ -25,6 +25,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from speccompile.acceptance import RULES, Rule
+from speccompile.adapters.options import Adapters
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
 from speccompile.graph.tree import Tree
@@ -134,6 +135,8 @@ def _json_value(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         return [_json_value(name, item) for item in value]
+    if isinstance(value, Adapters):
+        return {"adapters": {key: _json_value(f"{name}.{key}", item) for key, item in value.fields.items()}}
     if isinstance(value, SaveHiddenStates):
         raise CannotSave(name=name, reason="its folder is one of this machine")
     if isinstance(value, Tree):
@@ -224,6 +227,8 @@ def _read_option(value: Any) -> Any:
         return Tree.of(value["tree"])
     if isinstance(value, dict) and "fixed" in value:
         return Fixed(Tree.of(value["fixed"]))
+    if isinstance(value, dict) and "adapters" in value:
+        return Adapters(**{name: _read_option(item) for name, item in value["adapters"].items()})
     if isinstance(value, dict):
         return RULES[value["rule"]](**{name: _read_option(item) for name, item in value["options"].items()})
     return tuple(_read_option(item) for item in value) if isinstance(value, list) else value

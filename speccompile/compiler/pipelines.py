@@ -42,6 +42,7 @@ from speccompile.passes.step.skip_logits import SkipLogits
 from speccompile.passes.step.tree_accept import JoinScores, TreeExactAccept, TreeGreedyAccept
 from speccompile.passes.step.tree_inputs import TreeInputs
 from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
+from speccompile.passes.target.add_adapters import AddAdapters
 from speccompile.passes.target.bound_positions import BoundPositions
 from speccompile.passes.target.choose_attention import ChooseAttention, KeepAttention, NoAttention
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
@@ -67,6 +68,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         BoundPositions(),
         attention,
         *[ChooseRecurrence(native)] * config.recurrent,
+        *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),
         *([PackLinears(packs), JoinLinears()] if native else [KeepLinears()]),
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
+from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tree_refusal
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
@@ -129,6 +130,11 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     saved = None if saves is None else saved_rows(model, saves)
     if options.learn is not None:
         saved = _learnt_rows(model, config, mode, options)
+    if options.adapters is not None:
+        if saves is not None:
+            reason = "hidden states are saved of the model's own text, and adapters change it"
+            raise InvalidOption(where="wrap", name="adapters", value=options.adapters, reason=reason)
+        config = replace(config, adapters=AdapterBuffers.of(model, info, options.adapters))
     config = replace(config, mode=mode, logits_processors=processors, network=network, saved=saved)
     check_anchors(config, info.vocab_size)
     return Plan(info, config, policy, options, saves)

@@ -103,6 +103,11 @@ class StateTensor:
     checkpoint_of: str = ""
 
     @property
+    def per_slot(self) -> bool:
+        """Whether its first dimension is that of slots."""
+        return self.reset or self.follows_text or self.recurrent
+
+    @property
     def nbytes(self) -> int:
         return self.dtype.itemsize * int(torch.Size(self.shape).numel())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from speccompile.adapters.buffers import OF_SLOT, PREFIX
 from speccompile.graph.state import Layout, recurrent_names
 from speccompile.graph_capture.observe import Observation
 from speccompile.report.data import Buffer
@@ -30,6 +31,8 @@ def buffers_of(layout: Layout, observed: Observation, drafter_state: Collection[
             return "KV"
         if layout.tensors[name].follows_text:
             return "drafter"
+        if name == OF_SLOT or name.startswith(PREFIX):
+            return "adapters"
         if name in sampling:
             return "sampling"
         return "sequence" if name in _SEQUENCE else "host"

@@ -231,7 +231,8 @@ class TierReport:
 
 @dataclass(frozen=True)
 class Buffer:
-    """One state tensor of the arena; ``group`` is ``KV``, ``sequence``, ``drafter``, ``sampling`` or ``host``."""
+    """One state tensor of the arena; ``group`` is ``KV``, ``sequence``, ``drafter``, ``sampling``, ``adapters``,
+    ``recurrent state`` or ``host``."""
 
     name: str
     group: str

@@ -13,6 +13,8 @@ from speccompile.graph.state import Layout
 from speccompile.ops.cpu.packing import COLUMNS, GROUP, WeightPacks
 from speccompile.report.data import Buffer, Memory, MemoryItem, Saving
 
+#: What the name of an adapter's buffer begins with.
+_OF_LAYER = re.compile(r"^lora_\d+_")
 #: A name with the number of a layer in it.
 _NUMBERED = re.compile(r"^(?P<list>.*?)\.\d+\.(?P<rest>.*)$")
 
@@ -73,6 +75,8 @@ def _path(name: str) -> tuple[str, ...]:
 def _buffer(buffer: Buffer) -> tuple[str, ...]:
     if buffer.group in ("KV", "recurrent state"):
         return ({"k": "keys", "v": "values"}.get(buffer.name.split("_")[0], buffer.name),)
+    if buffer.group == "adapters":
+        return (_OF_LAYER.sub("", buffer.name),)
     return (buffer.name,)
 
 

@@ -50,6 +50,8 @@ OF_FACTS: dict[Region, frozenset[str]] = {
 
 #: Linears that are packed for the C++ ops.
 _PACKED = frozenset({"packed_linear", "packed_linears", "int8_linear", "int8_linears"})
+#: What adapters add to linears.
+_ADAPTERS = frozenset({"lora", "native_lora"})
 #: What of an op's name says that it mixes the tokens of a sequence.
 _MIXERS = ("attention", "causal_conv", "gated_delta_rule", "selective_scan")
 
@@ -125,6 +127,9 @@ def regions_of_body(graph: StepGraph, body: fx.Graph) -> dict[fx.Node, Region]:
     after = _descendants(calls, mixers)
     projections = {node for node in after if is_linear(node)}
     first = next((node for node in calls if node in projections), None)
+    if first is not None:
+        # What an adapter adds to it belongs to it.
+        first = next((user for user in first.users if is_ours(user, _ADAPTERS)), first)
     between = _ancestors(graph, calls, [first]) | {first} if first is not None else set()
     found: dict[fx.Node, Region] = {}
     for node in calls:

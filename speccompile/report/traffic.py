@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from speccompile.adapters.buffers import PREFIX
 from speccompile.graph.port import Port
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
@@ -29,6 +30,9 @@ class Reads:
         state = self.layout.tensors.get(port.name)
         if port.role == "weight" or state is None:
             return nbytes
+        if port.name.startswith(PREFIX):
+            # Rows that are timed have no adapter.
+            return 0
         slots = self.layout.max_batch + 1
         if not state.shape or state.shape[0] != slots:
             return nbytes

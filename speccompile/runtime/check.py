@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from speccompile.adapters.loaded import Adapter
+from speccompile.adapters.own_forward import adapted
 from speccompile.graph_capture.altering import altering
 from speccompile.ops.cpu.rounded import as_packed
 from speccompile.runtime.engine import Engine
@@ -81,18 +85,22 @@ def check_texts(
     max_new_tokens: int,
     eos: list[int],
     reference: Reference,
+    adapter: Adapter | None = None,
 ) -> CheckReport:
-    """Decode each of ``prompts`` alone, by ``engine`` and by the reference."""
+    """Decode each of ``prompts`` alone, by ``engine`` and by the reference; both with ``adapter``."""
+    own_forward = (
+        contextlib.nullcontext if adapter is None else partial(adapted, target.model, engine.adapters.pairs(adapter))
+    )
     processors = [processor.original for processor in target.processors]
     differences = []
     for index, prompt in enumerate(prompts):
         room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
         # Without prefix reuse: KV of the checked text must not reach the reference.
         sampling = target.sampling("check", {}, do_sample=False, seed=None, eos=eos)
-        params = Params(room, tuple(eos), sampling, patient=True, reuse=False)
+        params = Params(room, tuple(eos), sampling, patient=True, reuse=False, adapter=adapter)
         got = decode(engine, [prompt], params)[0].new_tokens
         if reference == "transformers":
-            with as_packed(target.packs):
+            with as_packed(target.packs), own_forward():
                 expected = transformers_greedy(target.model, prompt, room, eos, processors)
         else:
             policy, engine.policy = engine.policy, Fixed(0)
@@ -100,7 +108,7 @@ def check_texts(
                 expected = decode(engine, [prompt], params)[0].new_tokens
             finally:
                 engine.policy = policy
-        with as_packed(target.packs):
+        with as_packed(target.packs), own_forward():
             rounds = target.packs.form == "int8"
             difference = first_difference(target.model, index, prompt, expected, got, processors, rounds=rounds)
         if difference is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
+from speccompile.adapters.buffers import AdapterBuffers, LoraPairs
 from speccompile.errors import CannotCopy, Closed
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind, Kind, TierName
@@ -87,6 +88,7 @@ class Engine:
         options: of the caller.
         host_draft: a drafter on the host, called before each step.
         saver: saves hidden states of sequences; None if they are not saved.
+        adapters: the arena's buffers of adapters; None if it has none.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Engine:
         options: EngineOptions,
         host_draft: HostDraft | None = None,
         saver: Saver | None = None,
+        adapters: AdapterBuffers | None = None,
     ) -> None:
         self.arena = arena
         self.options = options
@@ -118,6 +121,7 @@ class Engine:
             options=options,
             host_draft=host_draft,
             saver=saver,
+            adapters=adapters,
         )
         self.prefix_reuse = parts.prefix_reuse
         self.stats = parts.stats
@@ -132,7 +136,8 @@ class Engine:
         self.turns = parts.turns
         self._departures = parts.departures
         self._driver = AsyncDriver(self.turns)
-        self._factory = RequestFactory(target, arena, saver)
+        self.adapters = parts.adapters
+        self._factory = RequestFactory(target, arena, self.adapters, saver)
         self.learner: Learner | None = None
         open_engines.add(self)
         if saver is not None:
@@ -221,6 +226,7 @@ class Engine:
         output_logits: bool = False,
         output_scores: bool = False,
         record: bool | str = True,
+        adapter: str | None = None,
         **options: Any,
     ) -> Request:
         """Ask for the continuation of one prompt. Returns at once.
@@ -258,6 +264,8 @@ class Engine:
                 likewise.
             record: Whether hidden states are saved, where the wrap saves them, or the record's id. They are saved when
                 the request has ended by itself. Without an id it is a number after the files' prefix.
+            adapter: The name of the LoRA adapter that the model has. One of ``spec.adapters``; None is the model
+                itself.
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
@@ -299,6 +307,7 @@ class Engine:
             output_logits=output_logits,
             output_scores=output_scores,
             record=record,
+            adapter=adapter,
             sampling=options,
         )
         self.turns.check_process()
@@ -396,6 +405,34 @@ class Engine:
 
     async def wait_async(self, request: Request, seen: int) -> None:
         await self._driver.wait(request, seen)
+
+    # --- adapters ------------------------------------------------------------------------------------
+
+    def add_adapter(self, name: str, pairs: LoraPairs) -> None:
+        """Load an adapter between two steps. All that takes time is done before.
+
+        Raises:
+            InvalidOption: the wrap has no room for adapters.
+            InvalidAdapter: one of that name is loaded.
+            AdaptersFull: no place is free.
+            InsideStep: this is a callback of a step.
+        """
+        self.turns.refuse_callback("add_adapter()")
+        packed = self.adapters.check_room(name).packed(pairs)
+        with self.turns.own():
+            self.adapters.put(name, pairs, packed)
+
+    def remove_adapter(self, name: str) -> None:
+        """Let no further request have the adapter. Those that wait or run keep it.
+
+        Raises:
+            InvalidOption: the wrap has no room for adapters.
+            UnknownAdapter: none of that name is loaded.
+            InsideStep: this is a callback of a step.
+        """
+        self.turns.refuse_callback("remove_adapter()")
+        with self.turns.own():
+            self.adapters.remove(name)
 
     # --- learning ------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.graph.arena import Arena
 from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy
+from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.departures import Departures
@@ -52,6 +54,7 @@ class EngineParts:
     stats: Stats
     departures: Departures
     prefix_reuse: bool
+    adapters: AdapterTable
 
 
 def connect_parts(
@@ -65,6 +68,7 @@ def connect_parts(
     options: EngineOptions,
     host_draft: HostDraft | None,
     saver: Saver | None,
+    adapters: AdapterBuffers | None,
 ) -> EngineParts:
     """Create the parts of an engine. Arguments as of :class:`~speccompile.runtime.engine.Engine`."""
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
@@ -131,5 +135,17 @@ def connect_parts(
     )
     turns = Turns(scheduler, waiting, slots, departures, arena.device, saves=saver is not None)
     return EngineParts(
-        table, batch, waiting, slots, policies, prompts, choice, scheduler, turns, stats, departures, prefix_reuse
+        table,
+        batch,
+        waiting,
+        slots,
+        policies,
+        prompts,
+        choice,
+        scheduler,
+        turns,
+        stats,
+        departures,
+        prefix_reuse,
+        AdapterTable(adapters, arena, slots, waiting),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from speccompile.errors import InvalidInput, OutputTruncated, QueueFull
+from speccompile.adapters.loaded import Adapter
+from speccompile.errors import InvalidInput, InvalidOption, OutputTruncated, QueueFull
 from speccompile.runtime.arguments import Settings, read_settings
 from speccompile.runtime.criteria import Ends, criteria_of_row, first_of, replace_built_in_ends
 from speccompile.runtime.engine import Engine
@@ -71,6 +73,7 @@ def generate(
         outputs=outputs or ExtraOutputs(),
         num_draft_tokens=num_draft_tokens,
     )
+    adapters = [found for found in _adapters(engine, options.adapter, len(prompts) // copies) for _ in range(copies)]
     input_ids = input_ids.repeat_interleave(copies, dim=0)
     requests = decode(
         engine,
@@ -80,9 +83,20 @@ def generate(
         streamer=options.streamer,
         criteria=criteria,
         record=options.record,
+        adapters=adapters,
     )
     sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
     return sequences if outputs is None else as_output(sequences, requests)
+
+
+def _adapters(engine: Engine, given: str | Sequence[str | None] | None, count: int) -> Sequence[Adapter | None]:
+    """The adapter of each of ``count`` prompts."""
+    if given is None or isinstance(given, str):
+        return [engine.adapters.find("generate", given)] * count
+    if not isinstance(given, Sequence) or len(given) != count:
+        reason = f"give one name, or a list with a name or None for each of the {count} prompts"
+        raise InvalidOption(where="generate", name="adapter", value=given, reason=reason)
+    return [engine.adapters.find("generate", name) for name in given]
 
 
 def _one_token(name: str, value: Any) -> int | None:
@@ -126,6 +140,7 @@ def decode(
     streamer: Streamer | None = None,
     criteria: StoppingCriteriaList | None = None,
     record: bool = False,
+    adapters: Sequence[Adapter | None] | None = None,
 ) -> list[Request]:
     """Decode all prompts to their end, beside the engine's other requests.
 
@@ -137,6 +152,7 @@ def decode(
         streamer: gets the tokens of the only row as they come.
         criteria: of all rows; each row has its own copies.
         record: save their hidden states, where they are saved.
+        adapters: of each prompt; None takes that of ``params`` for all.
 
     Raises:
         QueueFull: the first ``max_batch`` of them have no room.
@@ -151,7 +167,12 @@ def decode(
     requests = [
         engine.new_request(
             prompt,
-            replace(params, sampling=own[index], record=engine.reserve_record("generate", record)),
+            replace(
+                params,
+                sampling=own[index],
+                record=engine.reserve_record("generate", record),
+                adapter=params.adapter if adapters is None else adapters[index],
+            ),
             row,
             streamer,
             criteria_of_row(criteria, index, count),

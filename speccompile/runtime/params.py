@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from speccompile.adapters.loaded import Adapter
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
 from speccompile.runtime.score_records import ExtraOutputs
@@ -27,6 +28,7 @@ class Params:
         outputs: what it returns besides its tokens.
         num_draft_tokens: most drafts of a step; None is as many as the tier has.
         record: the record of its hidden states; None if they are not saved.
+        adapter: of the model; None is the model without one.
         prediction: tokens that its new text is expected to have; empty for none.
     """
 
@@ -41,6 +43,7 @@ class Params:
     num_draft_tokens: int | None = None
     record: RecordSpec | None = None
     prediction: tuple[int, ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def kind(self) -> Kind:

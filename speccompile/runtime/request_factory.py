@@ -12,6 +12,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
+from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prediction, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
 from speccompile.runtime.params import Params
@@ -30,11 +31,13 @@ class RequestFactory:
     """Creates requests, which are not queued yet.
 
     Args:
+        adapters: those that requests can name.
         saver: saves hidden states of sequences; None if they are not saved.
     """
 
-    def __init__(self, target: Target, arena: Arena, saver: Saver | None) -> None:
+    def __init__(self, target: Target, arena: Arena, adapters: AdapterTable, saver: Saver | None) -> None:
         self._target = target
+        self._adapters = adapters
         self._arena = arena
         self._saver = saver
 
@@ -77,6 +80,7 @@ class RequestFactory:
             ),
             num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
             prediction=read_prediction(where, options.prediction, layout),
+            adapter=self._adapters.find(where, options.adapter),
         )
         criteria = make_criteria(options.stop, options.tokenizer, options.stopping_criteria)
         params = replace(params, record=self.reserve_record(where, options.record))

@@ -90,6 +90,7 @@ class SubmitOptions(Options):
         default=True,
         metadata=option("Whether hidden states are saved, where the wrap saves them, or the record's id.", _flag_or_id),
     )
+    adapter: str | None = field(default=None, metadata=option("The name of the LoRA adapter that the model has."))
     #: Options of the sampling pipeline, by name (:data:`speccompile.sampling.OPTIONS`).
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
@@ -143,6 +144,9 @@ class GenerateOptions(Options):
     )
     record: bool = field(
         default=True, metadata=option("Whether hidden states are saved, where the wrap saves them.", flag)
+    )
+    adapter: str | Sequence[str | None] | None = field(
+        default=None, metadata=option("The name of the LoRA adapter that the model has, or one for each prompt.")
     )
     #: Every other keyword: options of the sampling pipeline, and what transformers accepts besides.
     others: Mapping[str, Any] = field(default_factory=dict)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from speccompile.adapters.buffers import OF_SLOT
+from speccompile.errors import AdapterRemoved
 from speccompile.graph.arena import Arena
 from speccompile.runtime.request import Request
 from speccompile.runtime.state_checkpoints import StateCheckpoints
@@ -29,9 +31,9 @@ class Slots:
     """Assigns slots, and reuses the KV of the longest known prefix of a prompt.
 
     A finished request's KV stays in its slot until another request needs the slot. If a prompt shares a prefix with
-    that sequence, or with that of a running request, its slot keeps or receives a copy of the prefix's KV, and prefill
-    begins after it. A recurrent state stands near the end of its sequence: of a prefix that ends before that place, the
-    tokens up to the last checkpoint in it are reused.
+    that sequence, or with that of a running request, and has the same adapter, its slot keeps or receives a copy of the
+    prefix's KV, and prefill begins after it. A recurrent state stands near the end of its sequence: of a prefix that
+    ends before that place, the tokens up to the last checkpoint in it are reused.
 
     Args:
         state_of_weights: changes when KV that was computed before is no longer the model's.
@@ -70,9 +72,15 @@ class Slots:
         return list(self._owners.values())
 
     def take(self, request: Request) -> None:
-        """Assign a free slot to ``request``, and write its prompt and limits into the arena. There must be one."""
-        prompt = request.prompt
-        weights = self._state_of_weights()
+        """Assign a free slot to ``request``, and write its prompt and limits into the arena. There must be one.
+
+        Raises:
+            AdapterRemoved: its adapter is not in the buffers any more.
+        """
+        prompt, adapter = request.prompt, request.params.adapter
+        if adapter is not None and adapter.replaced:
+            raise AdapterRemoved(name=adapter.name)
+        weights = self._state_of_weights(), adapter
         source, known = -1, KnownPrefix()
         if self._reuse and request.params.reuse:
             source, known = self._longest_prefix(prompt, weights)
@@ -111,6 +119,8 @@ class Slots:
         arena.write("length", slot, len(prompt))
         arena.write("prompt_length", slot, len(prompt))
         arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, arena.layout.max_len))
+        if adapter is not None:
+            arena.write(OF_SLOT, slot, adapter.place)
         if request.params.num_draft_tokens is not None:
             arena.write("draft_limit", slot, request.params.num_draft_tokens)
         if request.params.prediction:

@@ -22,6 +22,12 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def requests(self) -> list[Request]:
+        """Those that wait, in order."""
+        with self._lock:
+            return [request for *_, request in self._entries]
+
     def push(self, requests: list[Request], free_slots: int) -> None:
         """All of them, or none. Who will have one of the free slots does not count as waiting.
 
@@ -47,7 +53,7 @@ class WaitingQueue:
     def after_fork(self) -> list[Request]:
         """In a forked child, with a lock that no other thread holds: what waits."""
         self._lock = threading.Lock()
-        return [request for *_, request in self._entries]
+        return self.requests
 
     def drain(self) -> list[Request]:
         """Take out all."""

@@ -79,6 +79,7 @@ class SpeculatorBase:
             ),
             options=options.engine,
             host_draft=config.mode.host_draft if config.max_draft_len else None,
+            adapters=config.adapters,
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
         )
         if options.learn is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from speccompile.adapters.buffers import PREFIX
 from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
 from speccompile.hidden_states.options import FINAL
@@ -53,6 +54,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "deterministic": _deterministic(config),
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_weights(build),
+        **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
         **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
         "bodies": bodies,
@@ -77,6 +79,19 @@ def _weights(build: Build) -> dict[str, str]:
     copy = f"{len(packs)} packed, a second copy of {packs.nbytes / 2**20:.1f} MiB beside the model's own {own:.1f} MiB"
     saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if packs.form == "same" else ""
     return {"weights": copy + saves}
+
+
+def _adapters(build: Build, engine: Engine) -> dict[str, str]:
+    buffers = build.config.adapters
+    if buffers is None:
+        return {}
+    tensors = build.arena.layout.tensors.values()
+    size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith(PREFIX)) / 2**20
+    names = ", ".join(f"{item.name} (rank {item.rank}, {item.linears} linears)" for item in engine.adapters.loaded)
+    return {
+        "adapters": f"room for {buffers.count} of rank {buffers.max_rank} on {len(buffers.linears)} linears, "
+        f"{size:.1f} MiB in {buffers.dtype}; loaded: {names or 'none'}"
+    }
 
 
 def _recurrent(config: BuildConfig, build: Build, engine: Engine) -> dict[str, str]:

@@ -106,6 +106,11 @@ class Inspection(SpeculatorBase):
         return learner
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that are loaded, in the order in which they were added."""
+        return tuple(adapter.name for adapter in self.engine.adapters.loaded)
+
+    @property
     def stats(self) -> Stats:
         """Counts and times of all requests since ``wrap``, or since ``stats.reset()``."""
         return self.engine.stats

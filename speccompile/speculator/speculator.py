@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from speccompile.adapters.peft_source import read_adapter
 from speccompile.compiler.build import saved_files
 from speccompile.compiler.package import check_savable, make_manifest, write_package
 from speccompile.errors import InvalidInput, InvalidOption
@@ -31,6 +32,9 @@ from speccompile.speculator.model_interface import ModelInterface
 from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.options import flag
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class Speculator(ModelInterface):
@@ -87,6 +91,7 @@ class Speculator(ModelInterface):
         output_attentions: bool | NotGiven | None = NOT_GIVEN,
         output_hidden_states: bool | NotGiven | None = NOT_GIVEN,
         record: bool = True,
+        adapter: str | Sequence[str | None] | None = None,
         **options: Any,
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
@@ -135,6 +140,8 @@ class Speculator(ModelInterface):
             output_attentions: Refused if True: a step keeps no attentions.
             output_hidden_states: Refused if True: a step keeps no hidden states.
             record: Whether hidden states are saved, where the wrap saves them.
+            adapter: The name of the LoRA adapter that the model has, or one for each prompt. Of :attr:`adapters`; None
+                is the model itself.
             options: of the sampling pipeline, as :meth:`Engine.submit` accepts them, and the other parameters of
                 transformers' ``generate`` at values that do nothing. Any other value is an error with the reason
                 (:mod:`speccompile.runtime.arguments`). None for an option switches it off, as in transformers.
@@ -182,6 +189,7 @@ class Speculator(ModelInterface):
                 output_attentions=output_attentions,
                 output_hidden_states=output_hidden_states,
                 record=record,
+                adapter=adapter,
                 others=options,
             ),
         )
@@ -193,11 +201,13 @@ class Speculator(ModelInterface):
         max_new_tokens: int = 64,
         eos_token_id: EosTokens = None,
         reference: Reference = "transformers",
+        adapter: str | None = None,
     ) -> CheckReport:
         """Decode ``prompts`` (token ids each) and compare with plain decoding.
 
         Args:
             reference: ``transformers`` is the model's own greedy ``generate``, ``plain`` this speculator's K=0 tier.
+            adapter: the name of the LoRA adapter that both have; None is the model itself.
 
         Returns:
             Equal or not, and for each difference its place and the logit change that explains it. With
@@ -213,7 +223,39 @@ class Speculator(ModelInterface):
         target.check()
         eos = target.eos(eos_token_id)
         token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
-        return check_texts(engine, target, token_ids, max_new_tokens, eos, reference)
+        return check_texts(
+            engine, target, token_ids, max_new_tokens, eos, reference, engine.adapters.find("check", adapter)
+        )
+
+    def add_adapter(self, name: str, source: str | os.PathLike[str] | PeftModel) -> None:
+        """Load a LoRA adapter, between two steps: nothing is built and no buffer moves. Requests name it from then on.
+
+        Args:
+            name: of your choice.
+            source: a folder that PEFT's ``save_pretrained`` wrote, the name of such a repository, or a ``PeftModel``
+                with one active adapter, over another copy of the base model.
+
+        Raises:
+            InvalidOption: it was wrapped without ``adapters=``.
+            InvalidAdapter: the adapter cannot be read, is not plain LoRA, exceeds the buffers, or has the name of one
+                that is loaded.
+            AdaptersFull: no place is free.
+            InsideStep: this is a callback of a step.
+        """
+        engine, target = self._open()
+        engine.turns.refuse_callback("add_adapter()")
+        engine.add_adapter(name, read_adapter(name, source, engine.adapters.check_room(name), target.model))
+
+    def remove_adapter(self, name: str) -> None:
+        """Let no further request name the adapter. Requests that wait or run keep it until they end; its place is free
+        after that.
+
+        Raises:
+            InvalidOption: it was wrapped without ``adapters=``.
+            UnknownAdapter: none of that name is loaded.
+            InsideStep: this is a callback of a step.
+        """
+        self.engine.remove_adapter(name)
 
     def learn(self, steps: int) -> Any:
         """Train the draft head on the texts that were served, now, and use the new weights if they draft better on the

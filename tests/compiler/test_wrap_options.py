@@ -13,6 +13,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 import speccompile
+from speccompile import Adapters
 from speccompile.cli import commands, training_commands
 from speccompile.cli.arguments import TIERS
 from speccompile.compiler.options import DEFAULT_MODE, DEFAULT_TIERS, WrapOptions
@@ -66,6 +67,7 @@ def test_every_argument_of_wrap_becomes_its_option(model: LlamaForCausalLM, monk
         "acceptance": "rejection", "deterministic": False, "weights": "int8", "max_waiting": 5, "prefill_budget": 6,
         "prefix_reuse": False, "state_checkpoints": 7, "sampling": True, "logits_processor": len, "scores": True,
         "consume": True, "save_hidden_states": "folder", "passes": (1,), "learn": OnlineTraining(),
+        "adapters": Adapters(2),
     }  # fmt: skip
     assert given.keys() == set(WrapOptions.names())
     assert all(given[item.name] != item.default for item in fields(WrapOptions) if item.default is not MISSING)

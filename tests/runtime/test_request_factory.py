@@ -13,6 +13,7 @@ from speccompile.errors import InvalidInput, InvalidOption, PlaceholderToken, Un
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.graph.state import recorded_state
+from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import NoDriver, Request
 from speccompile.runtime.request_factory import RequestFactory
@@ -70,7 +71,8 @@ class Bench:
         self.target, self.reservations = AnyTarget(), Reservations()
         self.prepared: list[tuple[Kind, bool]] = []
         saver = cast(Saver, SimpleNamespace(writer=self.reservations)) if saves else None
-        self.factory = RequestFactory(cast(Target, self.target), self.arena, saver)
+        adapters = cast(AdapterTable, SimpleNamespace(find=lambda where, name: None))
+        self.factory = RequestFactory(cast(Target, self.target), self.arena, adapters, saver)
 
     def prepare(self, kind: Kind, watched: bool) -> None:
         self.prepared.append((kind, watched))

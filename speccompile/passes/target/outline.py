@@ -212,8 +212,9 @@ def _dims(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...
         if node in weights:
             dims.append(shape)
         elif _is_state(node, graph):
-            follows_text = graph.layout.tensors[node.name].follows_text
-            dims.append(("N", own, *shape[2:]) if follows_text else ("N", *shape[1:]))
+            tensor = graph.layout.tensors[node.name]
+            of_slot = ("N", own, *shape[2:]) if tensor.follows_text else ("N", *shape[1:])
+            dims.append(of_slot if tensor.per_slot else shape)
         else:
             dims.append(tuple(name(size) for size in shape))
     return tuple(dims)

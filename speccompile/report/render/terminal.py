@@ -166,20 +166,21 @@ def _executables(report: Report) -> Table:
 
 
 def _buffers(buffers: Sequence[Buffer]) -> Table:
-    """KV of all layers on a line for each shape, and the many small tensors of sampling and the host on one each."""
+    """KV of all layers on a line for each shape, and the many tensors of sampling, adapters and the host on one
+    each."""
     table = _table("Buffers of the arena", "group", "tensors", "type and shape", "bytes", numbers=("bytes",))
     lines: dict[tuple[str, ...], list[Buffer]] = {}
     for buffer in buffers:
         key: tuple[str, ...] = (buffer.group, buffer.name)
         if buffer.group in ("KV", "recurrent state"):
             key = (buffer.group, buffer.name.split("_")[0], str(buffer.shape), buffer.dtype)
-        elif buffer.group in ("sampling", "host"):
+        elif buffer.group in ("sampling", "adapters", "host"):
             key = (buffer.group,)
         lines.setdefault(key, []).append(buffer)
     for (group, *_), same in lines.items():
         first, last, alike = same[0], same[-1], len({(item.shape, item.dtype) for item in same}) == 1
         name = first.name if len(same) == 1 else f"{first.name} .. {last.name} ({len(same)})"
-        if group in ("sampling", "host"):
+        if group in ("sampling", "adapters", "host"):
             name = f"{len(same)} tensors"
         shape = f"{first.dtype}[{', '.join(map(str, first.shape))}]" if alike else ""
         table.add_row(group, name, shape, f"{sum(item.nbytes for item in same):,}")

@@ -36,7 +36,7 @@ function Buffers({ report, tier }) {
   const alike = useMemo(() => {
     const lines = new Map();
     for (const buffer of report.buffers) {
-      const merge = buffer.group === "KV" || buffer.group === "recurrent state" || /_\d+$/.test(buffer.name);
+      const merge = ["KV", "recurrent state", "adapters"].includes(buffer.group) || /_\d+$/.test(buffer.name);
       const key = merge ? [buffer.group, buffer.name.replace(/\d+/, ""), buffer.shape, buffer.dtype].join() : buffer.name;
       if (!lines.has(key)) lines.set(key, []);
       lines.get(key).push(buffer);

@@ -12,6 +12,14 @@
 namespace speccompile {
 namespace {
 
+// Multiply-adds that are work enough for a thread: their weights take about as long to come from memory as sharing them
+// out does.
+constexpr int64_t kLoraPiece = 16384;
+
+int64_t grain_of(int64_t cost) {
+  return std::max<int64_t>(1, kLoraPiece / std::max<int64_t>(1, cost));
+}
+
 // Tokens with one adapter, among those of a step that have any.
 struct LoraGroup {
   int64_t place, begin, count;
@@ -113,7 +121,8 @@ std::vector<Tensor> native_lora(
       }
     }
   }
-  parallel_for(0, static_cast<int64_t>(downs.size()), 1, [&](int64_t begin, int64_t end) {
+  const int64_t down_cost = depth * kRanks;
+  parallel_for(0, static_cast<int64_t>(downs.size()), grain_of(down_cost), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Down& item = downs[i];
       const LoraGroup& group = step.groups[item.group];
@@ -126,7 +135,9 @@ std::vector<Tensor> native_lora(
   for (const LoraBuffers& of : buffers) {
     all_blocks += lora_blocks(of.features);
   }
-  parallel_for(0, all_blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t ranks_of_groups = static_cast<int64_t>(step.groups.size()) * kRanks;
+  const int64_t up_cost = kLoraColumns * std::max<int64_t>(ranks_of_groups, tokens / 4);
+  parallel_for(0, all_blocks, grain_of(up_cost), [&](int64_t begin, int64_t end) {
     int64_t passed = 0;
     for (size_t i = 0; i < buffers.size() && passed < end; ++i) {
       const LoraBuffers& of = buffers[i];

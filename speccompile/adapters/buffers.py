@@ -1,0 +1,210 @@
+"""The buffers of adapters in the arena: which linears have some, under which names, and how an adapter fills them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from speccompile.adapters.options import ALL_LINEAR, Adapters
+from speccompile.errors import InvalidOption
+from speccompile.graph.arena import Arena
+from speccompile.graph.state import N, StateSpec
+from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
+from speccompile.ops.lora import COLUMNS, NONE, RANKS, pack_down, pack_up
+
+#: The state tensor ``[N]`` with the adapter of each slot.
+OF_SLOT = "adapter"
+#: The names of all other state tensors of adapters begin with this.
+PREFIX = "lora_"
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """What an adapter adds to one linear: ``scale * (x @ a.T) @ b.T``.
+
+    Args:
+        a: ``[r, K]``; b: ``[F, r]``.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+#: An adapter: by the path of the module.
+LoraPairs = Mapping[str, LoraPair]
+
+
+@dataclass(frozen=True)
+class AdaptedLinear:
+    """A linear that adapters may adapt.
+
+    Args:
+        path: of the module in the model.
+        layer: its decoder layer.
+        name: its path in the layer, as part of a name of a state tensor.
+        number: among those of the layer.
+        depth, features: inputs and outputs.
+    """
+
+    path: str
+    layer: int
+    name: str
+    number: int
+    depth: int
+    features: int
+
+    @property
+    def a(self) -> str:
+        """The state tensor ``[P, K, R]`` of the first matrices."""
+        return f"{PREFIX}{self.layer}_{self.name}_a"
+
+    @property
+    def b(self) -> str:
+        """The state tensor ``[P, ceil(F / 32), R, 32]`` of the second ones."""
+        return f"{PREFIX}{self.layer}_{self.name}_b"
+
+
+def ranks_of(layer: int) -> str:
+    """The state tensor, int64 ``[P, L]``, with the rank of each adapter in the linears of a layer."""
+    return f"{PREFIX}{layer}_ranks"
+
+
+def scales_of(layer: int) -> str:
+    """The same, float32, with the scales."""
+    return f"{PREFIX}{layer}_scales"
+
+
+@dataclass(frozen=True)
+class AdapterBuffers:
+    """The buffers of ``count`` adapters.
+
+    Args:
+        max_rank: of an adapter.
+        linears: those that can be adapted, layer by layer.
+        dtype: of the matrices.
+    """
+
+    count: int
+    max_rank: int
+    linears: tuple[AdaptedLinear, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(model: PreTrainedModel, info: ModelInfo, options: Adapters) -> AdapterBuffers:
+        """The buffers of ``options`` for ``model``.
+
+        Raises:
+            InvalidOption: the model has adapters in its layers, or no linear of a name.
+        """
+        if _has_adapters(model):
+            reason = (
+                "the model has adapters in its layers already. Wrap the base model (peft_model.unload() returns it), "
+                "and add each adapter with spec.add_adapter(name, folder)"
+            )
+            raise _invalid(options, reason)
+        names = None if options.modules == ALL_LINEAR else tuple(options.modules)
+        linears = tuple(_linears(model, names))
+        for name in names or ():
+            if not any(_is_called(linear.path, name) for linear in linears):
+                found = sorted({linear.path.rpartition(".")[2] for linear in _linears(model, None)})
+                raise _invalid(
+                    options, f"no linear of a decoder layer is called {name!r}: there are {', '.join(found)}"
+                )
+        if not linears:
+            raise _invalid(options, "the decoder layers have no linears")
+        dtype = info.dtype if options.dtype is None else getattr(torch, options.dtype)
+        return AdapterBuffers(options.count, options.max_rank, linears, dtype)
+
+    @property
+    def rank(self) -> int:
+        """R, the rank of the buffers."""
+        return -(-self.max_rank // RANKS) * RANKS
+
+    def state(self) -> list[StateSpec]:
+        """All state tensors."""
+        i64, f32 = torch.int64, torch.float32
+        specs = [StateSpec(OF_SLOT, (N,), i64, fill=NONE, low=NONE, high=self.count)]
+        of_layer: dict[int, int] = {}
+        for linear in self.linears:
+            of_layer[linear.layer] = linear.number + 1
+            blocks = -(-linear.features // COLUMNS)
+            specs += [
+                StateSpec(linear.a, (self.count, linear.depth, self.rank), self.dtype),
+                StateSpec(linear.b, (self.count, blocks, self.rank, COLUMNS), self.dtype),
+            ]
+        for layer, count in of_layer.items():
+            specs += [
+                StateSpec(ranks_of(layer), (self.count, count), i64, high=self.max_rank + 1),
+                StateSpec(scales_of(layer), (self.count, count), f32),
+            ]
+        return specs
+
+    def packed(self, pairs: LoraPairs) -> dict[str, torch.Tensor]:
+        """What the state tensors hold of an adapter, by name; of linears that it leaves out, ranks of 0 alone."""
+        found: dict[str, torch.Tensor] = {}
+        for linear in self.linears:
+            if linear.number == 0:
+                count = sum(other.layer == linear.layer for other in self.linears)
+                found[ranks_of(linear.layer)] = torch.zeros(count, dtype=torch.int64)
+                found[scales_of(linear.layer)] = torch.zeros(count)
+            if (pair := pairs.get(linear.path)) is None:
+                continue
+            found[linear.a] = pack_down(pair.a.detach().to(self.dtype), self.rank)
+            found[linear.b] = pack_up(pair.b.detach().to(self.dtype), self.rank)
+            found[ranks_of(linear.layer)][linear.number].fill_(pair.a.shape[0])
+            found[scales_of(linear.layer)][linear.number].fill_(pair.scale)
+        return found
+
+    def pairs_at(self, arena: Arena, place: int) -> dict[str, LoraPair]:
+        """The adapter at ``place``, as views of the buffers."""
+        found = {}
+        for linear in self.linears:
+            rank = int(arena[ranks_of(linear.layer)][place, linear.number])
+            if rank:
+                up = arena[linear.b][place].transpose(1, 2).flatten(0, 1)
+                scale = float(arena[scales_of(linear.layer)][place, linear.number])
+                found[linear.path] = LoraPair(arena[linear.a][place, :, :rank].t(), up[: linear.features, :rank], scale)
+        return found
+
+
+def write_adapter(arena: Arena, place: int, packed: Mapping[str, torch.Tensor]) -> None:
+    """Let ``place`` hold the adapter that :meth:`AdapterBuffers.packed` returned."""
+    for name, value in packed.items():
+        arena[name][place].copy_(value)
+
+
+def _invalid(options: Adapters, reason: str) -> InvalidOption:
+    return InvalidOption(where="wrap", name="adapters", value=options, reason=reason)
+
+
+def _has_adapters(model: nn.Module) -> bool:
+    # Such layers exist only where peft was imported.
+    layers = sys.modules.get("peft.tuners.tuners_utils")
+    return layers is not None and any(isinstance(module, layers.BaseTunerLayer) for module in model.modules())
+
+
+def _linears(model: PreTrainedModel, names: tuple[str, ...] | None) -> Iterator[AdaptedLinear]:
+    prefix, layers = decoder_layers(model)
+    for index, layer in enumerate(layers):
+        number = 0
+        for name, module in layer.named_modules():
+            path = f"{prefix}.{index}.{name}"
+            if not isinstance(module, nn.Linear | Conv1D):
+                continue
+            if names is None or any(_is_called(path, wanted) for wanted in names):
+                # A Conv1D of transformers, as GPT-2 has them, holds its weight transposed.
+                depth, features = module.weight.shape if isinstance(module, Conv1D) else module.weight.shape[::-1]
+                yield AdaptedLinear(path, index, name.replace(".", "_"), number, depth, features)
+                number += 1
+
+
+def _is_called(path: str, name: str) -> bool:
+    """As PEFT matches ``target_modules``."""
+    return path == name or path.endswith(f".{name}")

@@ -1,0 +1,65 @@
+"""How much room a wrap has for adapters. Nothing here imports torch, as of the other options of ``wrap``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from speccompile.errors import InvalidOption
+from speccompile.utils.options import OneOf, WholeNumber
+
+#: PEFT's name for all linears but the lm_head.
+ALL_LINEAR = "all-linear"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The room of a wrap for LoRA adapters: ``wrap(adapters=Adapters(count=8))``.
+
+    Memory is that of ``count`` adapters of rank ``max_rank`` on ``modules``, whether they are loaded or not.
+
+    Args:
+        count: most adapters that are loaded at a time.
+        max_rank: the largest rank of an adapter.
+        modules: which linears of the decoder layers can be adapted, by the last parts of their paths, as PEFT's
+            ``target_modules``: ``("q_proj", "v_proj")``. ``"all-linear"`` is all of them.
+        dtype: of the adapters' matrices, ``"float32"``, ``"bfloat16"`` or ``"float16"``; None is the model's. Sums are
+            float32 with any.
+
+    Raises:
+        InvalidOption: a value is not valid.
+    """
+
+    count: int
+    max_rank: int = 16
+    modules: str | Sequence[str] = ALL_LINEAR
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        where = "Adapters"
+        object.__setattr__(self, "count", WholeNumber(1)(where, "count", self.count))
+        object.__setattr__(self, "max_rank", WholeNumber(1)(where, "max_rank", self.max_rank))
+        if self.dtype is not None:
+            OneOf(DTYPES)(where, "dtype", self.dtype)
+        if self.modules == ALL_LINEAR:
+            return
+        names = [self.modules] if isinstance(self.modules, str) else self.modules
+        if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
+            reason = f"give names of linears, such as ('q_proj', 'v_proj'), or {ALL_LINEAR!r}"
+            raise InvalidOption(where=where, name="modules", value=self.modules, reason=reason)
+        object.__setattr__(self, "modules", tuple(names))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Plain values, by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def adapters_or_none(where: str, name: str, value: Any) -> Adapters | None:
+    """Raises InvalidOption."""
+    if value is not None and not isinstance(value, Adapters):
+        reason = "give speccompile.Adapters(count=...), or None"
+        raise InvalidOption(where=where, name=name, value=value, reason=reason)
+    return value

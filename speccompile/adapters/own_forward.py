@@ -1,0 +1,62 @@
+"""The model's own forward with an adapter, for the checks that compare with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from speccompile.adapters.buffers import OF_SLOT, AdapterBuffers, LoraPair, LoraPairs, ranks_of, write_adapter
+from speccompile.graph.arena import Arena
+from speccompile.graph_capture.altering import altering
+from speccompile.ops.lora import NONE
+
+#: Size of what the adapter of a trial adds to a linear, relative to the linear itself.
+TRIAL = 0.5
+
+
+@contextlib.contextmanager
+def adapted(model: nn.Module, pairs: LoraPairs) -> Iterator[None]:
+    """In this context ``model`` computes what it does with the adapter ``pairs``, by hooks on its linears."""
+    with altering(model):
+        handles = [
+            model.get_submodule(path).register_forward_hook(partial(_with_pair, pair)) for path, pair in pairs.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _with_pair(pair: LoraPair, _module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    added = inputs[0].float() @ pair.a.t().float() @ pair.b.t().float() * pair.scale
+    return (output.float() + added).to(output.dtype)
+
+
+@contextlib.contextmanager
+def trial_adapter(buffers: AdapterBuffers, arena: Arena, model: nn.Module) -> Iterator[dict[str, LoraPair]]:
+    """In this context every slot has an adapter of random weights, which is yielded. There must be no other."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = {}
+    for linear in buffers.linears:
+        weight = model.get_submodule(linear.path).weight
+        assert isinstance(weight, torch.Tensor)
+        size = float(weight.detach().float().square().mean().sqrt())
+        a = torch.randn((buffers.max_rank, linear.depth), generator=generator) / buffers.max_rank**0.5
+        b = torch.randn((linear.features, buffers.max_rank), generator=generator) * size
+        pairs[linear.path] = LoraPair(a, b, TRIAL)
+    write_adapter(arena, 0, buffers.packed(pairs))
+    arena[OF_SLOT].fill_(0)
+    try:
+        # As the buffers hold it, in their dtype.
+        yield buffers.pairs_at(arena, 0)
+    finally:
+        arena[OF_SLOT].fill_(NONE)
+        for linear in buffers.linears:
+            for name in (linear.a, linear.b, ranks_of(linear.layer)):
+                arena[name][0].zero_()

@@ -1,0 +1,176 @@
+"""LoRA adapters as PEFT writes them. Anything whose forward is not ``base(x) + scale * (x @ A.T) @ B.T`` is refused."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from speccompile.adapters.buffers import AdapterBuffers, LoraPair
+from speccompile.errors import InvalidAdapter, error_line
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+#: Fields of a ``LoraConfig`` that are read here, or that concern training, loading or the base model alone.
+_HARMLESS = frozenset(
+    {
+        *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+        *("inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out"),
+        *("use_rslora", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"),
+        *("megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+        *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
+    }
+)
+#: Why others are refused, where it can be said.
+_REASONS = {
+    "use_dora": "DoRA scales the base weights",
+    "modules_to_save": "it has whole modules of its own",
+    "bias": "it has biases",
+    "lora_bias": "it has biases",
+    "trainable_token_indices": "it has embeddings of its own",
+    "target_parameters": "it adapts weights that are not linears",
+    "alora_invocation_tokens": "it begins in the middle of a text",
+}
+#: Initialisations that leave the base model as it is. Others subtract something from its weights.
+_INITS = (True, False, "gaussian", "eva", "orthogonal")
+_BASE = "base_model.model."
+
+#: The error of a reason.
+Refuse = Callable[[str], InvalidAdapter]
+
+
+def read_adapter(name: str, source: Any, buffers: AdapterBuffers, model: nn.Module) -> dict[str, LoraPair]:
+    """Read the adapter ``source``, and hold it against the buffers.
+
+    Args:
+        name: for messages.
+        source: a folder that ``PeftModel.save_pretrained`` wrote, the name of a repository, or a PEFT model with one
+            active adapter.
+        model: the wrapped one.
+
+    Raises:
+        InvalidAdapter: it cannot be read, is not plain LoRA, or does not fit.
+    """
+
+    def refuse(reason: str) -> InvalidAdapter:
+        shown = f"a {type(source).__name__}" if isinstance(source, nn.Module) else str(source)
+        return InvalidAdapter(name=name, source=shown, reason=reason)
+
+    config, tensors, scales = _read(source, refuse)
+    matrices = _matrices(tensors, refuse)
+    fits = {linear.path: linear for linear in buffers.linears}
+    pairs = {}
+    for path, (a, b) in matrices.items():
+        if path not in fits:
+            raise refuse(_unknown(path, model))
+        depth, features, rank = fits[path].depth, fits[path].features, a.shape[0]
+        if tuple(a.shape) != (rank, depth) or tuple(b.shape) != (features, rank):
+            sizes = f"{list(a.shape)} and {list(b.shape)}, and [r, {depth}] and [{features}, r] are needed"
+            raise refuse(f"its matrices for {path} are {sizes}")
+        if rank > buffers.max_rank:
+            raise refuse(f"its rank in {path} is {rank}; wrap with Adapters(max_rank={rank})")
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise refuse(f"its matrices for {path} hold numbers that are not finite")
+        pairs[path] = LoraPair(a, b, scales.get(path, _scale(config, path)))
+    if not pairs:
+        raise refuse("it adapts nothing")
+    return pairs
+
+
+def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.Tensor], dict[str, float]]:
+    """Config, tensors by PEFT's names, and scales that a model's layers have, by path."""
+    try:
+        import peft
+    except ImportError as error:
+        raise refuse("peft is not installed; pip install peft") from error
+    if isinstance(source, peft.PeftModel):
+        active = source.active_adapters
+        if len(active) != 1:
+            raise refuse(f"it has {len(active)} active adapters; activate one with set_adapter(name)")
+        config = _plain_lora(source.peft_config[active[0]], refuse)
+        # They can be set apart from the config.
+        scales = {
+            path: float(module.scaling[active[0]])
+            for path, module in source.get_base_model().named_modules()
+            if isinstance(module, peft.tuners.lora.LoraLayer) and active[0] in module.scaling
+        }
+        return config, peft.get_peft_model_state_dict(source, adapter_name=active[0]), scales
+    if not isinstance(source, str | os.PathLike):
+        raise refuse("give a folder that peft's save_pretrained wrote, the name of a repository, or a PeftModel")
+    try:
+        config = _plain_lora(peft.PeftConfig.from_pretrained(os.fspath(source)), refuse)
+        return config, peft.load_peft_weights(os.fspath(source), device="cpu"), {}
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        UnpicklingError,
+        SafetensorError,
+    ) as error:
+        if isinstance(error, InvalidAdapter):
+            raise
+        raise refuse(f"peft cannot read it ({error_line(error)})") from error
+
+
+def _plain_lora(config: Any, refuse: Refuse) -> LoraConfig:
+    """Raises InvalidAdapter: it is not plain LoRA."""
+    import peft
+
+    if not isinstance(config, peft.LoraConfig):
+        raise refuse(f"it is {config.peft_type.value}, and LORA alone is supported")
+    default = peft.LoraConfig()
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if item.name not in _HARMLESS and value != getattr(default, item.name) and value not in (None, False):
+            reason = _REASONS.get(item.name, "it computes something else than LoRA")
+            raise refuse(f"{item.name}={value!r} is not supported: {reason}. Merge it instead: merge_and_unload()")
+    if config.init_lora_weights not in _INITS:
+        reason = "it belongs to other base weights; save it with path_initial_model_for_weight_conversion"
+        raise refuse(f"init_lora_weights={config.init_lora_weights!r} is not supported: {reason}")
+    return config
+
+
+def _matrices(tensors: Mapping[str, torch.Tensor], refuse: Refuse) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Both matrices of each linear, by its path."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        path, _, kind = key.removesuffix(".weight").rpartition(".")
+        if not key.endswith(".weight") or kind not in ("lora_A", "lora_B") or tensor.dim() != 2:
+            raise refuse(f"its tensor {key} is not a LoRA matrix of a linear. Merge it instead: merge_and_unload()")
+        found.setdefault(path.removeprefix(_BASE), {})[kind] = tensor
+    for path, both in found.items():
+        if len(both) == 1:
+            raise refuse(f"of {path} it has {next(iter(both))} alone")
+    return {path: (both["lora_A"], both["lora_B"]) for path, both in found.items()}
+
+
+def _unknown(path: str, model: nn.Module) -> str:
+    name = path.rpartition(".")[2]
+    if path not in dict(model.named_modules()):
+        return f"it adapts {path}, which the model does not have"
+    return (
+        f"it adapts {path}, for which there are no buffers. Linears of decoder layers can have some: wrap with "
+        f"Adapters(modules=(..., {name!r}))"
+    )
+
+
+def _scale(config: LoraConfig, path: str) -> float:
+    """As PEFT's ``LoraModel`` computes it."""
+    from peft.utils.other import get_pattern_key
+
+    ranks, alphas = config.rank_pattern or {}, config.alpha_pattern or {}
+    rank = ranks.get(get_pattern_key(list(ranks), path), config.r)
+    alpha = alphas.get(get_pattern_key(list(alphas), path), config.lora_alpha)
+    return float(alpha / (math.sqrt(rank) if config.use_rslora else rank))

@@ -1,0 +1,135 @@
+"""Low-rank adapters beside the linears of the captured model."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+import speccompile.ops.lora  # noqa: F401  defines the ops
+from speccompile.adapters.buffers import OF_SLOT, AdaptedLinear, AdapterBuffers, ranks_of, scales_of
+from speccompile.errors import InvalidOption
+from speccompile.graph.step_graph import StepGraph
+from speccompile.passes.base import Changes, Facts, Pass, facts
+
+aten = torch.ops.aten
+
+#: A linear of the model, and its call in the graph.
+Member = tuple[AdaptedLinear, fx.Node]
+
+
+@dataclass(frozen=True)
+class AddAdapters(Pass):
+    """After the linears that read one input stands one op that adds what the adapter of each row adds to each of them.
+    Names ``row_adapters`` ``[B]``, the place of each row's adapter.
+
+    It runs before linears are packed, joined or rounded: what they become makes no difference to it.
+
+    Args:
+        native: the C++ op; else its reference in PyTorch.
+
+    Raises:
+        InvalidOption: a linear that was to have buffers is no linear of the step's tokens in the captured graph.
+    """
+
+    buffers: AdapterBuffers
+    native: bool = False
+
+    name: ClassVar[str] = "add_adapters"
+    looks_for: ClassVar[str] = "linears of decoder layers"
+    requires: ClassVar[Facts] = facts("captured")
+    provides: ClassVar[Facts] = facts("adapters_added")
+
+    def run(self, graph: StepGraph) -> Changes:
+        inputs = {node.name: node for node in graph.placeholders}
+        of_path = {port.path: inputs[name] for name, port in graph.ports.items() if port.role == "weight"}
+        groups: dict[tuple[fx.Node, int], list[Member]] = {}
+        for linear in self.buffers.linears:
+            node = _only_linear(graph, of_path.get(f"{linear.path}.weight"))
+            if node is None:
+                reason = (
+                    f"{linear.path} is not a linear over the tokens of a step in the captured model; leave it out: "
+                    "Adapters(modules=...)"
+                )
+                raise InvalidOption(where="wrap", name="adapters", value=linear.path, reason=reason)
+            groups.setdefault((_input(node), linear.layer), []).append((linear, node))
+        rows = graph.insert(adapters_of, graph.state(OF_SLOT), inputs["row_slots"], before=_first_call(graph))
+        graph.anchors.start = rows
+        graph.name_value("row_adapters", rows)
+        for (x, layer), members in groups.items():
+            # An op takes linears whose numbers in the layer follow one another.
+            for run in _runs(members):
+                self._add(graph, x, layer, run, rows)
+        return Changes(len(self.buffers.linears), f"{len(self.buffers.linears)} linears, {self.buffers.count} adapters")
+
+    def _add(self, graph: StepGraph, x: fx.Node, layer: int, members: list[Member], rows: fx.Node) -> None:
+        linears = [node for _, node in members]
+        state = [[graph.state(getattr(linear, matrix)) for linear, _ in members] for matrix in ("a", "b")]
+        ranks, scales = graph.state(ranks_of(layer)), graph.state(scales_of(layer))
+        op = torch.ops.speccompile.native_lora if self.native else torch.ops.speccompile.lora
+        arguments: Any = (x, linears, *state, ranks, scales, members[0][0].number, rows)
+        with graph.graph.inserting_after(_side_by_side(graph, linears)):
+            whole = graph.graph.call_function(op.default, arguments)
+        meta = {key: value for key, value in linears[0].meta.items() if key == "layer"}
+        whole.meta, last, adapted = dict(meta), whole, {}
+        for index, linear in enumerate(linears):
+            with graph.graph.inserting_after(last):
+                last = graph.graph.call_function(operator.getitem, (whole, index))
+            last.meta = dict(meta)
+            linear.replace_all_uses_with(last, delete_user_cb=lambda user: user is not whole)
+            adapted[linear] = last
+        graph.anchors = graph.anchors.mapped(lambda node: adapted.get(node, node))
+        graph.values = {name: adapted.get(node, node) for name, node in graph.values.items()}
+
+
+def adapters_of(of_slot: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The adapter of each row ``[B]``, of ``of_slot`` ``[N]``."""
+    return of_slot[slots]
+
+
+def _first_call(graph: StepGraph) -> fx.Node:
+    return next(node for node in graph.graph.nodes if node.op != "placeholder")
+
+
+def _input(linear: fx.Node) -> fx.Node:
+    x = linear.args[1 if linear.target is aten.addmm.default else 0]
+    assert isinstance(x, fx.Node)
+    return x
+
+
+def _only_linear(graph: StepGraph, weight: fx.Node | None) -> fx.Node | None:
+    """What reads ``weight``, if that is one linear over a value of each token, ``[B, T, K]`` or ``[B * T, K]``."""
+    if weight is None or len(weight.users) != 1:
+        return None
+    (user,) = weight.users
+    place = 1 if user.target is aten.linear.default else 2
+    if user.target not in (aten.linear.default, aten.addmm.default) or user.args[place] is not weight or user.kwargs:
+        return None
+    rows, width = graph.sizes["B"], graph.sizes["T"]
+    return user if tuple(_input(user).meta["val"].shape[:-1]) in ((rows, width), (rows * width,)) else None
+
+
+def _runs(members: list[Member]) -> list[list[Member]]:
+    """``members``, cut where the next number is not the next one of the layer."""
+    runs: list[list[Member]] = []
+    for member in members:
+        if runs and runs[-1][-1][0].number + 1 == member[0].number:
+            runs[-1].append(member)
+        else:
+            runs.append([member])
+    return runs
+
+
+def _side_by_side(graph: StepGraph, linears: list[fx.Node]) -> fx.Node:
+    """Move ``linears`` after the first one of them, so that all are computed before any is read; returns the last."""
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    first, *others = sorted(linears, key=order.__getitem__)
+    last = first
+    for node in others:
+        # Besides the input of all, they read weights and biases, which are placeholders.
+        last.append(node)
+        last = node
+    return last

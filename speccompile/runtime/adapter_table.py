@@ -1,0 +1,124 @@
+"""Which adapters are loaded, by name, and where in the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from speccompile.adapters.buffers import AdapterBuffers, LoraPair, LoraPairs, write_adapter
+from speccompile.adapters.loaded import Adapter
+from speccompile.errors import AdaptersFull, InvalidAdapter, InvalidOption, UnknownAdapter
+from speccompile.graph.arena import Arena
+from speccompile.runtime.request import Request
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.waiting import WaitingQueue
+
+
+class AdapterTable:
+    """Loads adapters into the places of the arena's buffers, and finds them by name.
+
+    A place is free again when its adapter was removed and the last request with it has ended. :meth:`put` and
+    :meth:`remove` are called in a turn, so no step runs meanwhile.
+
+    Args:
+        buffers: None where the wrap has no room for adapters.
+    """
+
+    def __init__(self, buffers: AdapterBuffers | None, arena: Arena, slots: Slots, waiting: WaitingQueue) -> None:
+        self.buffers = buffers
+        self._arena = arena
+        self._slots = slots
+        self._waiting = waiting
+        self._loaded: dict[str, Adapter] = {}
+        # The newest adapter of each place.
+        self._at: dict[int, Adapter] = {}
+
+    @property
+    def loaded(self) -> tuple[Adapter, ...]:
+        """Those that requests can name, in the order in which they were added."""
+        return tuple(self._loaded.values())
+
+    def find(self, where: str, name: Any) -> Adapter | None:
+        """The adapter of a request, by its option; None is the model without one.
+
+        Raises:
+            InvalidOption: it is no name, or the wrap has no adapters.
+            UnknownAdapter: no adapter of that name is loaded.
+        """
+        if name is None:
+            return None
+        self._check_room(where, name)
+        if not isinstance(name, str):
+            raise InvalidOption(where=where, name="adapter", value=name, reason="give the name of an adapter, or None")
+        return self._named(name)
+
+    def pairs(self, adapter: Adapter) -> dict[str, LoraPair]:
+        """What it adds to each linear, as views of the buffers."""
+        assert self.buffers is not None
+        return self.buffers.pairs_at(self._arena, adapter.place)
+
+    def check_room(self, name: str) -> AdapterBuffers:
+        """
+        Raises:
+            InvalidOption: the wrap has no room for adapters.
+            InvalidAdapter: one of that name is loaded, or it is no name.
+        """
+        self._check_room("add_adapter", name)
+        assert self.buffers is not None
+        if not isinstance(name, str) or not name:
+            raise InvalidOption(where="add_adapter", name="name", value=name, reason="give a text")
+        if name in self._loaded:
+            reason = "one of that name is loaded; call spec.remove_adapter(name) first, or choose another name"
+            raise InvalidAdapter(name=name, source="loaded", reason=reason)
+        return self.buffers
+
+    def put(self, name: str, pairs: LoraPairs, packed: Mapping[str, torch.Tensor]) -> None:
+        """Load an adapter into a free place.
+
+        Args:
+            packed: of :meth:`AdapterBuffers.packed`.
+
+        Raises:
+            InvalidAdapter: one of that name is loaded.
+            AdaptersFull: no place is free.
+        """
+        buffers = self.check_room(name)
+        taken = self._taken()
+        place = next((place for place in range(buffers.count) if place not in taken), None)
+        if place is None:
+            raise AdaptersFull(name=name, count=buffers.count, loaded=len(self._loaded), more=buffers.count + 1)
+        write_adapter(self._arena, place, packed)
+        if place in self._at:
+            self._at[place].replaced = True
+        adapter = Adapter(name, place, max(pair.a.shape[0] for pair in pairs.values()), len(pairs))
+        self._loaded[name] = self._at[place] = adapter
+
+    def remove(self, name: str) -> None:
+        """Let no further request have the adapter.
+
+        Raises:
+            InvalidOption: the wrap has no room for adapters.
+            UnknownAdapter: there is none of that name.
+        """
+        self._check_room("remove_adapter", name)
+        del self._loaded[self._named(name).name]
+
+    def _taken(self) -> Collection[int]:
+        requests: list[Request] = [*self._slots.owned, *self._waiting.requests]
+        held = {request.params.adapter.place for request in requests if request.params.adapter is not None}
+        return held | {adapter.place for adapter in self._loaded.values()}
+
+    def _check_room(self, where: str, name: Any) -> None:
+        if self.buffers is None:
+            reason = "there is no room for adapters; wrap with adapters=speccompile.Adapters(count=...)"
+            raise InvalidOption(where=where, name="adapter", value=name, reason=reason)
+
+    def _named(self, name: str) -> Adapter:
+        if name not in self._loaded:
+            raise self._unknown(name)
+        return self._loaded[name]
+
+    def _unknown(self, name: str) -> UnknownAdapter:
+        return UnknownAdapter(name=name, loaded=", ".join(self._loaded) or "none")
