@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import speccompile
+from speccompile.adapters.options import Adapters
 from speccompile.cli.arguments import (
     TIERS,
     Backend,
@@ -26,7 +27,7 @@ from speccompile.cli.arguments import (
     option_of,
     parse_mode,
 )
-from speccompile.cli.session import one_line_errors, parse_options, parse_tiers
+from speccompile.cli.session import one_line_errors, parse_adapters, parse_options, parse_tiers
 from speccompile.cli.training_commands import training
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.errors import EmptyPrompt, InvalidOption, UnknownTier
@@ -180,10 +181,15 @@ def serve(
         int, option_of(ServeOptions, "max_guide_megabytes")
     ] = ServeOptions.max_guide_megabytes,
     shutdown_seconds: Annotated[int, option_of(ServeOptions, "shutdown_seconds")] = ServeOptions.shutdown_seconds,
+    lora_modules: Annotated[
+        list[str] | None, typer.Option(help="A LoRA adapter as NAME=FOLDER; requests name it as their model.")
+    ] = None,
+    max_lora_rank: Annotated[int, typer.Option(min=1, help="The largest rank of an adapter.")] = Adapters.max_rank,
     option: ModeOptions = None,
 ) -> None:
     """Serve a model by the OpenAI API, with a page to chat with it at /."""
     with one_line_errors():
+        adapters = parse_adapters(lora_modules or [])
         options = WrapOptions(
             mode=parse_mode(mode),
             tiers=None if tiers is None else parse_tiers(tiers),
@@ -193,6 +199,7 @@ def serve(
             state_checkpoints=state_checkpoints,
             policy=policy,
             backend=backend,
+            adapters=Adapters(len(adapters), max_rank=max_lora_rank) if adapters else None,
             mode_options=parse_options(option or []),
         )
         serving = ServeOptions(
@@ -208,7 +215,7 @@ def serve(
         check_tokenizer(model)
     from speccompile.cli import serve
 
-    serve.run(model, options, serving, host=host, port=port, name=served_model_name, warm=warm)
+    serve.run(model, options, serving, host=host, port=port, name=served_model_name, warm=warm, adapters=adapters)
 
 
 @app.command("inspect")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import typer
@@ -18,7 +19,15 @@ from speccompile.serve.options import ServeOptions
 
 
 def run(
-    model: str, options: WrapOptions, serving: ServeOptions, *, host: str, port: int, name: str | None, warm: bool
+    model: str,
+    options: WrapOptions,
+    serving: ServeOptions,
+    *,
+    host: str,
+    port: int,
+    name: str | None,
+    warm: bool,
+    adapters: Mapping[str, str],
 ) -> None:
     """See ``speccompile serve --help``.
 
@@ -42,6 +51,8 @@ def run(
         modes.create(options.mode, dict(options.mode_options))
         target, tokenizer = load(model)
         with wrap(target, **options.arguments()) as spec:
+            for adapter, source in adapters.items():
+                spec.add_adapter(adapter, source)
             service = Service(spec, tokenizer, model if name is None else name, serving)
             if warm:
                 steps = warm_up_steps(service)

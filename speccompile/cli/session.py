@@ -102,6 +102,22 @@ def parse_layers(text: str) -> tuple[int, ...]:
         raise InvalidOption(where="the command line", name="--layers", value=text, reason=reason) from None
 
 
+def parse_adapters(items: Sequence[str]) -> dict[str, str]:
+    """``["legal=adapters/legal"]`` as sources by name.
+
+    Raises:
+        InvalidOption: an item is not ``name=source``, or a name comes twice.
+    """
+    adapters: dict[str, str] = {}
+    for item in items:
+        name, _, source = item.partition("=")
+        if not name or not source or name in adapters:
+            reason = "write each as name=folder, with its own name"
+            raise InvalidOption(where="the command line", name="--lora-modules", value=item, reason=reason)
+        adapters[name] = source
+    return adapters
+
+
 def parse_options(items: Sequence[str]) -> dict[str, Any]:
     """``["max_ngram=3"]`` as keyword arguments; a value that is not a Python literal is text.
 

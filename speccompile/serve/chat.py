@@ -109,7 +109,7 @@ class _Answer:
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": service.name,
+            "model": service.model_of(body.model),
         }
 
     async def whole(self) -> JSONResponse:

@@ -67,7 +67,7 @@ class _Answer:
         self._head: dict[str, Any] = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": service.name,
+            "model": service.model_of(body.model),
             "object": "text_completion",
         }
         self._logprobs = [CompletionLogprobs(service.vocabulary, body.logprobs or 0) for _ in continuations]

@@ -152,7 +152,7 @@ class _Answer:
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
             instructions=self._body.instructions,
             max_output_tokens=self._body.max_output_tokens,
-            model=self._service.name,
+            model=self._service.model_of(self._body.model),
             output=[self._message(status, [text])] if self._reason else [],
             parallel_tool_calls=True,
             temperature=self._body.temperature,

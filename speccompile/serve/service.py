@@ -106,11 +106,21 @@ class Service:
         self.guides.close()
         self._threads.shutdown(cancel_futures=True)
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that a request's ``model`` can have: the model's own, and those of its adapters."""
+        return (self.name, *(name for name in self.spec.adapters if name != self.name))
+
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError if ``name`` is another model than this one."""
-        if name is not None and name != self.name:
-            message = f"model: the model {name!r} does not exist; this server has {self.name!r}"
+        """Raises ApiError if ``name`` is neither this model nor one of its adapters."""
+        if name is not None and name not in self.models:
+            names = ", ".join(map(repr, self.models))
+            message = f"model: the model {name!r} does not exist; this server has {names}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
+
+    def model_of(self, name: str | None) -> str:
+        """The model that answers a request with this ``model``."""
+        return self.name if name is None else name
 
     def predicted_by(self, body: Generation) -> int | None:
         """The drafter of the request's predicted text, by its place in :attr:`drafters`; None if there is none."""
@@ -185,6 +195,7 @@ class Service:
                 top_logprobs=wanted.top_logprobs,
                 stopping_criteria=StopTexts(self.tokenizer, body.stop) if body.stop else None,
                 guide=wanted.guide,
+                adapter=None if self.model_of(body.model) == self.name else body.model,
                 **arguments,
             )
         except Exception as error:
