@@ -11,7 +11,9 @@ namespace {
 
 constexpr int kRankVecs = kRanks / kLanes;
 // Sums of one rank, so that the next multiply-add need not wait for the one before it.
-constexpr int64_t kRankChains = 4;
+constexpr int kRankChains = 2;
+// Tokens that read the weights together. Their sums have to stay in registers.
+constexpr int kMostTokens = kRankVecs == 1 ? 8 : 3;
 
 template <typename T>
 inline void load_ranks(const T* from, Vec (&to)[kRankVecs]) {
@@ -24,46 +26,72 @@ inline void load_ranks(const T* from, Vec (&to)[kRankVecs]) {
   }
 }
 
-template <typename T>
-void down_of_token(const T* weights, int64_t stride, const float* x, int64_t depth, float* hidden) {
-  Vec sums[kRankChains][kRankVecs];
+// TOKENS inputs, and where their ranks go.
+template <typename T, int TOKENS>
+void down_tile(const T* weights, int64_t stride, const float* const* x, int64_t depth, float* const* hidden) {
+  Vec sums[TOKENS][kRankChains][kRankVecs];
+#pragma GCC unroll 8
+  for (int token = 0; token < TOKENS; ++token) {
+#pragma GCC unroll 2
+    for (int chain = 0; chain < kRankChains; ++chain) {
 #pragma GCC unroll 4
-  for (int64_t chain = 0; chain < kRankChains; ++chain) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kRankVecs; ++v) {
-      sums[chain][v] = Vec(0.0f);
+      for (int v = 0; v < kRankVecs; ++v) {
+        sums[token][chain][v] = Vec(0.0f);
+      }
     }
   }
-  const auto add = [&](int64_t k, int64_t chain) {
+  const auto add = [&](int64_t k, auto number) {
+    constexpr int chain = decltype(number)::value;
     Vec ranks[kRankVecs];
     load_ranks(weights + k * stride, ranks);
-    const Vec factor(x[k]);
+#pragma GCC unroll 8
+    for (int token = 0; token < TOKENS; ++token) {
+      const Vec factor(x[token][k]);
 #pragma GCC unroll 4
-    for (int v = 0; v < kRankVecs; ++v) {
-      sums[chain][v] = at::vec::fmadd(factor, ranks[v], sums[chain][v]);
+      for (int v = 0; v < kRankVecs; ++v) {
+        sums[token][chain][v] = at::vec::fmadd(factor, ranks[v], sums[token][chain][v]);
+      }
     }
   };
   int64_t k = 0;
   for (; k + kRankChains <= depth; k += kRankChains) {
+    add(k, std::integral_constant<int, 0>());
+    add(k + 1, std::integral_constant<int, 1>());
+  }
+  if (k < depth) {
+    add(k, std::integral_constant<int, 0>());
+  }
+#pragma GCC unroll 8
+  for (int token = 0; token < TOKENS; ++token) {
 #pragma GCC unroll 4
-    for (int64_t chain = 0; chain < kRankChains; ++chain) {
-      add(k + chain, chain);
+    for (int v = 0; v < kRankVecs; ++v) {
+      (sums[token][0][v] + sums[token][1][v]).store(hidden[token] + v * kLanes);
     }
   }
-  for (; k < depth; ++k) {
-    add(k, 0);
-  }
-#pragma GCC unroll 4
-  for (int v = 0; v < kRankVecs; ++v) {
-    ((sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v])).store(hidden + v * kLanes);
+}
+
+template <typename T, int TOKENS = kMostTokens>
+void down_of(
+    int64_t count, const T* weights, int64_t stride, const float* const* x, int64_t depth, float* const* hidden) {
+  if (count == TOKENS) {
+    down_tile<T, TOKENS>(weights, stride, x, depth, hidden);
+  } else if constexpr (TOKENS > 1) {
+    down_of<T, TOKENS - 1>(count, weights, stride, x, depth, hidden);
   }
 }
 
 template <typename T>
 void down_of_tokens(const LoraBuffers& of, const LoraTokens& tokens, int64_t rank, const float* x, float* hidden) {
   const T* const weights = static_cast<const T*>(of.down) + tokens.place * of.depth * of.most + rank;
-  for (int64_t i = 0; i < tokens.count; ++i) {
-    down_of_token(weights, of.most, x + tokens.tokens[i] * of.depth, of.depth, hidden + i * of.most + rank);
+  const float* from[kMostTokens];
+  float* to[kMostTokens];
+  for (int64_t begin = 0; begin < tokens.count; begin += kMostTokens) {
+    const int64_t count = std::min<int64_t>(kMostTokens, tokens.count - begin);
+    for (int64_t i = 0; i < count; ++i) {
+      from[i] = x + tokens.tokens[begin + i] * of.depth;
+      to[i] = hidden + (begin + i) * of.most + rank;
+    }
+    down_of<T>(count, weights, of.most, from, of.depth, to);
   }
 }
 
