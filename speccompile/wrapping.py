@@ -23,7 +23,6 @@ from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.object_code import install_machine_code
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.consume import consuming
-from speccompile.ops.cpu.packing import WeightForm
 from speccompile.passes.base import Pass
 from speccompile.runtime.learning import Learning
 from speccompile.runtime.policy_controller import AnyPolicy
@@ -33,6 +32,7 @@ from speccompile.utils.build_lock import one_build
 from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.progress import Progress, listening, logger
 from speccompile.utils.storage import CacheFolder, PackageStorage, Storage
+from speccompile.utils.weight_forms import Weights
 
 
 def wrap(
@@ -46,7 +46,7 @@ def wrap(
     policy: str | AnyPolicy | None = None,
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
-    weights: WeightForm = "same",
+    weights: Weights = "same",
     max_waiting: int = 1024,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
@@ -97,9 +97,12 @@ def wrap(
         deterministic: Whether logits are independent, in every bit, of the tier and of the other rows. None does so
             where it costs nothing: on a CPU, by kernels of ours that keep a row's order of sums. With True and without
             them all tiers run the widest tier's shape.
-        weights: The form of the weights of linears. ``int8`` rounds them and, as it goes, what they are multiplied
-            with, in groups of 64. That is another model: it is faster, and its text differs. ``spec.check`` compares
-            with that model.
+        weights: The form of the weights of linears. ``int8`` rounds them to 8 bits in groups of 64 inputs. ``int4``
+            rounds them to 4 bits in groups of 32, and embeddings and lm_heads to ``int8``. Both round what is
+            multiplied with the weights to 8 bits, in each step. That is another model: it is faster, and its text
+            differs. ``spec.check`` compares with that model. A mapping gives forms to modules: ``{"lm_head": "int4"}``,
+            ``{"*": "int4", "layers.0": "int8", "mlp.down_proj": "same"}``. A name matches the modules whose path
+            contains it; the longest name counts, and ``"*"`` is all other weights (``"same"`` where it is not given).
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. None reads them
             along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
@@ -252,7 +255,8 @@ def _built(
         ChoiceFailed: what ``auto`` chose cannot be built.
     """
     # Before the build, so that a fault of the folder is reported at once.
-    writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, plan.config.weights))
+    weights = str(plan.config.weights)
+    writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, weights))
     try:
         CacheFolder().drop_unread()
         with consuming(model, plan.options.consume) as consumed:

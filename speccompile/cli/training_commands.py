@@ -92,7 +92,7 @@ def make_texts(
     exclude: Annotated[list[Path] | None, option_of(TextOptions, "exclude", more="May repeat.")] = None,
     mode: Mode = "none",
     max_batch: MaxBatch = 16,
-    weights: Annotated[str, option_of(WrapOptions, "weights", more="same or int8.")] = WrapOptions.weights,
+    weights: Annotated[str, option_of(WrapOptions, "weights", more="same, int8 or int4.")] = "same",
     backend: Backend = WrapOptions.backend,
 ) -> None:
     """Let a model write texts to train its draft heads from. Killed, it continues when it is started again."""

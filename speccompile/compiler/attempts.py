@@ -133,7 +133,7 @@ def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, 
     if isinstance(error, DeterministicUnavailable):
         assert built is not None
         # Some op between ours does not keep the order of sums. Torch's own do where all tiers run one shape.
-        if built.config.one_shape or config.weights != "same":
+        if built.config.one_shape or config.weights.rounds:
             raise error
         if attempt.consumed is not None:
             reason = "deterministic=True needs torch's own linears for this model, which read unpacked weights"

@@ -16,9 +16,9 @@ from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.modes.auto import Choice
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
-from speccompile.ops.cpu.packing import WeightForm
 from speccompile.passes.base import Pass
 from speccompile.sampling.user import UserProcessor
+from speccompile.utils.weight_forms import WeightForms
 
 # Prompt tokens that a mixed step reads along, about. On a CPU they cost little beside the weights, which are read
 # anyway; of twice as many, after a long context, attention alone would take as long as the step.
@@ -43,7 +43,7 @@ class BuildConfig:
     backend: Backend
     deterministic: bool | None
     kernels: Kernels = STOCK
-    weights: WeightForm = "same"
+    weights: WeightForms = field(default_factory=WeightForms)
     route: Route | None = None
     rule: Rule = field(default_factory=Exact)
     logits_processors: tuple[UserProcessor, ...] = ()

@@ -21,6 +21,7 @@ from speccompile.modes.network.draft_windows import add_wider_bodies, has_window
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.utils.progress import task
 from speccompile.utils.storage import Storage
+from speccompile.utils.weight_forms import WeightForms
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
         captured, from_store = network.capture(layout, storage)
     named = captured.copy()
     prefix_names(named, PREFIX, prefixed(layout))
-    packs = WeightPacks(network.weights)
+    packs = WeightPacks(WeightForms(network.weights))
     # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
     own = replace(config, route=network.route, deterministic=None, network=None, passes=(), adapters=None)
     first = Stage("capture", "the captured drafter", named.copy(), 0.0)

@@ -23,7 +23,7 @@ from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import Probe
-from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.graph_capture.model_info import ModelInfo, all_names
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
@@ -104,17 +104,29 @@ def build_stages(
         # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
         probe = Probe.of(model, info, arena, reach_of(observed, arena))
         consumed.release_unread()
-    packs = WeightPacks(config.weights, consumed)
+    packs = WeightPacks(config.weights, consumed, all_names(model))
     if drafter is not None:
         packs.followers.append(drafter.packs)
     note = "exported" if known is None else "read from the store"
     first = Stage(CAPTURE, "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
+        check_weights_named(packs)
         maker = StepMaker(model_stages, storage)
         tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
     from_store = known is not None or (drafter is not None and drafter.from_store)
     return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe, drafter)
+
+
+def check_weights_named(packs: WeightPacks) -> None:
+    """Refuse forms of modules that there are not.
+
+    Raises:
+        InvalidOption: a name of ``weights={name: form}`` decides on no weight.
+    """
+    if names := packs.unused_names():
+        reason = f"no packed linear is in a module {names[0]!r}; names are those of modules, as in named_modules()"
+        raise InvalidOption(where="wrap", name="weights", value=dict(packs.forms.modules), reason=reason)
 
 
 def check_trees(config: BuildConfig) -> None:

@@ -17,12 +17,12 @@ from speccompile.policies import parse_policy
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.options import EngineOptions
 from speccompile.utils.numbers import python_numbers
-from speccompile.utils.options import OneOf, Options, WholeNumber, flag, flag_or_none, option
+from speccompile.utils.options import Options, WholeNumber, flag, flag_or_none, option
+from speccompile.utils.weight_forms import Weights, read_weights
 
 if TYPE_CHECKING:
     from speccompile.acceptance import Rule
     from speccompile.hidden_states.options import SaveHiddenStates
-    from speccompile.ops.cpu.packing import WeightForm
     from speccompile.passes.base import Pass
     from speccompile.policies import AnyPolicy
     from speccompile.runtime.learning import Learning
@@ -108,9 +108,7 @@ class WrapOptions(Options):
             "Whether logits are independent, in every bit, of the tier and of the other rows.", flag_or_none
         ),
     )
-    weights: WeightForm = field(
-        default="same", metadata=option("The form of the weights of linears.", OneOf(("same", "int8")))
-    )
+    weights: Weights = field(default="same", metadata=option("The form of the weights of linears.", read_weights))
     max_waiting: int = field(
         default=EngineOptions.max_waiting,
         metadata=option("Most requests of `spec.engine` that wait for a slot.", WholeNumber(0)),

@@ -137,6 +137,8 @@ def _json_value(name: str, value: Any) -> Any:
         return [_json_value(name, item) for item in value]
     if isinstance(value, Adapters):
         return {"adapters": {key: _json_value(f"{name}.{key}", item) for key, item in value.fields.items()}}
+    if isinstance(value, Mapping):
+        return {"mapping": {key: _json_value(f"{name}[{key!r}]", item) for key, item in value.items()}}
     if isinstance(value, SaveHiddenStates):
         raise CannotSave(name=name, reason="its folder is one of this machine")
     if isinstance(value, Tree):
@@ -229,6 +231,8 @@ def _read_option(value: Any) -> Any:
         return Fixed(Tree.of(value["fixed"]))
     if isinstance(value, dict) and "adapters" in value:
         return Adapters(**{name: _read_option(item) for name, item in value["adapters"].items()})
+    if isinstance(value, dict) and "mapping" in value:
+        return {key: _read_option(item) for key, item in value["mapping"].items()}
     if isinstance(value, dict):
         return RULES[value["rule"]](**{name: _read_option(item) for name, item in value["options"].items()})
     return tuple(_read_option(item) for item in value) if isinstance(value, list) else value

@@ -33,6 +33,7 @@ from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
 from speccompile.utils.warn import warn_caller
+from speccompile.utils.weight_forms import WeightForms
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     if reason := backend_refusal(mode, backend.name):
         with replacing(choice):
             raise InvalidOption(where="wrap", name="backend", value=backend.name, reason=reason)
-    if options.consume or options.weights != "same":
+    if options.consume or WeightForms.of(options.weights).rounds:
         # There is no other way then, so a model is not captured in vain.
         kernels = kernels.settled()
     _check_weights(options, kernels, backend.name, info)
@@ -95,7 +96,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
         rule=rule,
         scores=options.scores,
         kernels=kernels,
-        weights=options.weights,
+        weights=WeightForms.of(options.weights),
         choice=choice,
         passes=own_passes,
         state_checkpoints=options.state_checkpoints,
@@ -223,8 +224,8 @@ def _learnt_rows(model: PreTrainedModel, config: BuildConfig, mode: Mode, option
         reason = f"with the acceptance rule {config.rule.name!r} the text depends on the drafts"
     elif options.consume:
         reason = "the head learns from the model's own weights, which consume=True gives up"
-    elif config.weights != "same":
-        reason = f"the head learns from the model's own weights, and the text is of weights={config.weights!r}"
+    elif config.weights.rounds:
+        reason = f"the head learns from the model's own weights, and the text is of weights={options.weights!r}"
     elif options.save_hidden_states is not None:
         reason = "hidden states are kept for save_hidden_states"
     if reason or layers is None:
@@ -233,7 +234,7 @@ def _learnt_rows(model: PreTrainedModel, config: BuildConfig, mode: Mode, option
 
 
 def _check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: ModelInfo) -> None:
-    if options.weights != "same" and not kernels.native:
+    if WeightForms.of(options.weights).rounds and not kernels.native:
         reason = f"it needs the C++ ops, and linears run on {kernels.reason}"
         raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
     if options.consume and not kernels.native:
@@ -242,7 +243,7 @@ def _check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: M
             "model's weights where they lie"
         )
         raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
-    if options.consume and options.weights != "same":
+    if options.consume and WeightForms.of(options.weights).rounds:
         reason = (
             f"with weights={options.weights!r} the model's own forward is what checks compare with, and rounded ones "
             "are not it"
@@ -276,7 +277,7 @@ def _check_network(network: DraftNetwork, config: BuildConfig, model: PreTrained
     reason = ""
     if not config.kernels.native:
         reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
-    elif config.weights == network.weights and network.module is model:
+    elif config.weights == WeightForms(network.weights) and network.module is model:
         reason = f"the target's own weights are {config.weights} already"
     elif consume and _share_weights(network.module, model):
         reason = "consume=True takes the weights that it would round"

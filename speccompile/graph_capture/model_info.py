@@ -86,7 +86,7 @@ def _check_dense(model: nn.Module, name: str) -> None:
             kind = f"{type(tensor).__module__.partition('.')[0]}.{type(tensor).__name__}"
             reason = (
                 f"its weight {path} is a {kind}, which has no plain storage that a step could read; load the model "
-                "unquantised, and let wrap round it: weights='int8'"
+                "unquantised, and let wrap round it: weights='int8' or 'int4'"
             )
             raise UnsupportedModel(model=name, reason=reason)
 
@@ -145,6 +145,15 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def all_names(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter and buffer, by each of them: tied ones have several."""
+    tensors = named_tensors(model)
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return {name: names[id(tensor)] for name, tensor in tensors.items()}
 
 
 def tensor_places(model: nn.Module) -> dict[str, tuple[dict[str, torch.Tensor | None], str]]:

@@ -36,7 +36,8 @@ class DraftTarget(SplitMode):
             target's dtype); or ``"self:int8"``: the target itself with weights rounded to int8.
         draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
             the draft model was made for (``max_position_embeddings``).
-        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
+        draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
+            :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own before the target's.
         mask_token_id: of a draft model that was trained to draft all tokens in one forward (PARD, whose checkpoints
             call it ``pard_token``): the token that stands for each draft. None drafts one token after another.

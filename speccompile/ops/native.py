@@ -11,13 +11,19 @@ import torch
 from speccompile.ops.attention import SCHEMA
 from speccompile.utils.torch_private import OpOverload
 
+#: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``.
+ROUNDED = ("int8", "int4")
+
 _library = torch.library.Library("speccompile", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor")
 _library.define("packed_embedding(Tensor packed, Tensor ids) -> Tensor")
-_library.define("int8_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor")
-_library.define("int8_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor")
 _library.define("packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]")
-_library.define("int8_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]")
+for _form in ROUNDED:
+    _library.define(f"{_form}_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor")
+    _library.define(
+        f"{_form}_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]"
+    )
+    _library.define(f"{_form}_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor")
 _library.define("native_attention" + SCHEMA)
 _library.define(
     "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
@@ -38,15 +44,20 @@ def _packed_embedding(packed, ids):  # type: ignore[no-untyped-def]
     return packed.new_empty((*ids.shape, packed.shape[1]))
 
 
-def _int8_linear(x, packed, scales, bias, features):  # type: ignore[no-untyped-def]
-    """As ``packed_linear``; weights and, row by row, inputs are rounded to int8 in groups of 64 inputs.
-    ``packed`` is ``[ceil(features / 32), 16 * groups, 32, 4]``, ``scales`` ``[ceil(features / 32), groups, 32]``."""
+def _rounded_linear(x, packed, scales, bias, features):  # type: ignore[no-untyped-def]
+    """As ``packed_linear`` over a weight that was rounded; inputs are rounded row by row, to int8 in groups of 64.
+
+    With ``int8``, ``packed`` is int8 ``[ceil(features / 32), 16 * groups, 32, 4]``, and ``scales`` are float32
+    ``[ceil(features / 32), groups, 32]``. With ``int4``, ``packed`` is uint8 ``[ceil(features / 32), 16 * groups, 16,
+    4]`` (numbers plus 8, those of columns 16 to 31 in the high halves), and ``scales`` are float16 ``[ceil(features /
+    32), 2 * groups, 32]``, one for each 32 inputs.
+    """
     return x.new_empty((*x.shape[:-1], features))
 
 
-def _int8_embedding(packed, scales, ids, depth):  # type: ignore[no-untyped-def]
+def _rounded_embedding(packed, scales, ids, depth):  # type: ignore[no-untyped-def]
     """Rows ``ids`` of the same weight, in float32: ``[..., depth]``."""
-    return scales.new_empty((*ids.shape, depth))
+    return scales.new_empty((*ids.shape, depth), dtype=torch.float32)
 
 
 def _packed_linears(x, packed, biases, features):  # type: ignore[no-untyped-def]
@@ -54,8 +65,8 @@ def _packed_linears(x, packed, biases, features):  # type: ignore[no-untyped-def
     return [x.new_empty((*x.shape[:-1], count)) for count in features]
 
 
-def _int8_linears(x, packed, scales, biases, features):  # type: ignore[no-untyped-def]
-    """Several ``int8_linear`` of one ``x``, which is rounded once."""
+def _rounded_linears(x, packed, scales, biases, features):  # type: ignore[no-untyped-def]
+    """Several linears over rounded weights of one form, of one ``x``, which is rounded once."""
     return [x.new_empty((*x.shape[:-1], count)) for count in features]
 
 
@@ -88,10 +99,10 @@ def _native_mask_below(scores, threshold):  # type: ignore[no-untyped-def]
 _FAKES: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_embedding": _packed_embedding,
-    "int8_linear": _int8_linear,
-    "int8_embedding": _int8_embedding,
     "packed_linears": _packed_linears,
-    "int8_linears": _int8_linears,
+    **{f"{form}_linear": _rounded_linear for form in ROUNDED},
+    **{f"{form}_linears": _rounded_linears for form in ROUNDED},
+    **{f"{form}_embedding": _rounded_embedding for form in ROUNDED},
     "native_attention": _native_attention,
     "choose_nearly": _choose_nearly,
     "native_greatest": _native_greatest,

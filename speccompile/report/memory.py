@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
 from speccompile.graph.port import Port
 from speccompile.graph.state import Layout
-from speccompile.ops.cpu.packing import COLUMNS, GROUP, WeightPacks
+from speccompile.ops.cpu.forms import FORMS
+from speccompile.ops.cpu.packing import Pack, WeightPacks
 from speccompile.report.data import Buffer, Memory, MemoryItem, Saving
+from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForms
 
 #: What the name of an adapter's buffer begins with.
 _OF_LAYER = re.compile(r"^lora_\d+_")
@@ -81,20 +82,28 @@ def _buffer(buffer: Buffer) -> tuple[str, ...]:
 
 
 def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int) -> Iterator[Saving]:
-    weights = {weight.data_ptr(): weight for weight in packs.weights.values()}.values()
-    if weights and packs.form == "same" and packs.consumed is None:
-        own = sum(weight.nbytes for weight in weights)
-        yield Saving("consume=True", own, "one copy of each packed weight instead of two")
-        rounded = sum(_int8_bytes(weight) for weight in weights)
-        reason = "packed copies of one byte a number and a scale for each 64; this rounds the weights"
-        yield Saving('weights="int8"', packs.nbytes - rounded, reason)
+    own = {pack.weight.data_ptr(): pack for pack in packs if pack.weight is not None}.values()
+    if own and not packs.rounds and packs.consumed is None:
+        yield Saving("consume=True", sum(map(_own_bytes, own)), "one copy of each packed weight instead of two")
+        for name in WEIGHT_FORMS:
+            if FORMS[name].rounds:
+                rounded = sum(map(_bytes_in(WeightForms(name)), own))
+                yield Saving(f'weights="{name}"', packs.nbytes - rounded, f"packed copies {FORMS[name].description}")
     shorter = max_len // 2
     if bytes_per_place and shorter > 1:
         yield Saving(f"max_len={shorter}", bytes_per_place * (max_len - shorter), "half of the places of every slot")
 
 
-def _int8_bytes(weight: torch.Tensor) -> int:
-    """Of :func:`speccompile.ops.cpu.packing.pack_int8`."""
-    features = math.ceil(weight.shape[0] / COLUMNS) * COLUMNS
-    groups = math.ceil(weight.shape[1] / GROUP)
-    return features * groups * (GROUP + 4)
+def _bytes_in(forms: WeightForms) -> Callable[[Pack], int]:
+    """Bytes of a packed weight with another choice of forms."""
+
+    def size(pack: Pack) -> int:
+        form = FORMS[forms.form((), of_vocabulary=pack.of_vocabulary)]
+        return form.nbytes(pack.features, pack.depth, pack.tensors[0].itemsize)
+
+    return size
+
+
+def _own_bytes(pack: Pack) -> int:
+    assert pack.weight is not None
+    return pack.weight.nbytes

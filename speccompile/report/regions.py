@@ -12,6 +12,7 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import written
 from speccompile.lowering.pooled import PRODUCTS
+from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Pass
 from speccompile.report.data import Region
 from speccompile.utils.torch_private import OpOverload
@@ -49,7 +50,7 @@ OF_FACTS: dict[Region, frozenset[str]] = {
 }
 
 #: Linears that are packed for the C++ ops.
-_PACKED = frozenset({"packed_linear", "packed_linears", "int8_linear", "int8_linears"})
+_PACKED = frozenset(op._schema.name.partition("::")[2] for form in FORMS.values() for op in (form.linear, form.linears))
 #: What adapters add to linears.
 _ADAPTERS = frozenset({"lora", "native_lora"})
 #: What of an op's name says that it mixes the tokens of a sequence.

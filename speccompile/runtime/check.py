@@ -109,7 +109,7 @@ def check_texts(
             finally:
                 engine.policy = policy
         with as_packed(target.packs), own_forward():
-            rounds = target.packs.form == "int8"
+            rounds = target.packs.rounds
             difference = first_difference(target.model, index, prompt, expected, got, processors, rounds=rounds)
         if difference is not None:
             differences.append(difference)

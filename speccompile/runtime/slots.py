@@ -114,7 +114,7 @@ class Slots:
 
     def _write(self, request: Request) -> None:
         """Write the prompt and limits of ``request`` into its slot."""
-        arena, slot, prompt = self._arena, request.slot, request.prompt
+        arena, slot, prompt, adapter = self._arena, request.slot, request.prompt, request.params.adapter
         arena.write("tokens", slot, prompt)
         arena.write("length", slot, len(prompt))
         arena.write("prompt_length", slot, len(prompt))

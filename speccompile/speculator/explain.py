@@ -77,7 +77,7 @@ def _weights(build: Build) -> dict[str, str]:
     # Tied weights are packed once.
     own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
     copy = f"{len(packs)} packed, a second copy of {packs.nbytes / 2**20:.1f} MiB beside the model's own {own:.1f} MiB"
-    saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if packs.form == "same" else ""
+    saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not packs.rounds else ""
     return {"weights": copy + saves}
 
 
@@ -182,8 +182,7 @@ def _deterministic(config: BuildConfig) -> str:
 
 def _kernels(build: Build) -> str:
     if build.observed.route == "attention":
-        form = "packed" if build.packs.form == "same" else "rounded to int8 in groups of 64 and packed"
-        packed = f"{len(build.packs)} weights {form}, {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
+        packed = f"weights: {build.packs.describe()}; {build.packs.nbytes / 2**20:.0f} MiB" if build.packs else ""
         by = "split over the cache" if traits_of(build.info.device).triton_ops else "by SDPA, row by row"
         return packed or f"attention {by} over live keys"
     return f"the model's own attention, over a copy of each row's whole cache ({build.observed.reason})"

@@ -77,7 +77,7 @@ class Inspection(SpeculatorBase):
     @property
     def target_id(self) -> str:
         """An identifier of the target: its class, a digest of its weights, and their form if rounded."""
-        return target_id(self._open()[1].model, self._options.weights)
+        return target_id(self._open()[1].model, str(self._config.weights))
 
     @property
     def hidden_states(self) -> RecordWriter:

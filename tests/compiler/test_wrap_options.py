@@ -6,7 +6,7 @@ import inspect
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -18,11 +18,12 @@ from speccompile.cli import commands, training_commands
 from speccompile.cli.arguments import TIERS
 from speccompile.compiler.options import DEFAULT_MODE, DEFAULT_TIERS, WrapOptions
 from speccompile.compiler.package import read_wrap_options
-from speccompile.errors import InvalidOption, InvalidTiers, UnknownOption, UnknownTier
+from speccompile.errors import InvalidTiers, UnknownOption, UnknownTier
 from speccompile.modes.ngram import NGram
-from speccompile.ops.cpu.packing import WeightForm
+from speccompile.ops.cpu.forms import FORMS
 from speccompile.training import OnlineTraining
 from speccompile.utils.not_given import NOT_GIVEN
+from speccompile.utils.weight_forms import WEIGHT_FORMS
 from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
 from support.tiny import tiny_llama
@@ -120,10 +121,10 @@ def test_the_command_line_has_the_defaults_of_the_options() -> None:
 
 
 def test_forms_of_weights_are_those_of_the_kernels() -> None:
-    for form in get_args(WeightForm):
+    assert set(WEIGHT_FORMS) == set(FORMS)
+    for form in WEIGHT_FORMS:
         assert WrapOptions(weights=form).weights == form
-    with raises(InvalidOption, where="wrap", name="weights", value="int4", reason="choose from same, int8"):
-        WrapOptions(weights="int4")  # type: ignore[arg-type]
+        assert WrapOptions(weights={"lm_head": form}).weights == {"lm_head": form}
 
 
 def test_tiers_are_kept_in_ascending_order_and_read_once() -> None:

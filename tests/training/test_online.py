@@ -16,10 +16,11 @@ from speccompile import Speculator, wrap
 from speccompile.errors import InsideStep, InvalidOption, TrainingDiverged
 from speccompile.heads import Eagle3Head, load_eagle3
 from speccompile.hidden_states import SaveHiddenStates
-from speccompile.ops.cpu.packing import WeightForm, WeightPacks
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.learning import Adoption
 from speccompile.training import OnlineTraining, online_learner
 from speccompile.training.online_learner import LOOK_AGAIN, OnlineLearner
+from speccompile.utils.weight_forms import WeightForm, WeightForms
 from support.errors import raises
 from support.tiny import greedy
 from support.training_data import TAPS, VOCAB, learnable
@@ -271,16 +272,20 @@ def test_other_threads_keep_their_number_of_threads(model: LlamaForCausalLM) -> 
 # --- copies of weights that executables read ------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["same", "int8"])
+@pytest.mark.parametrize("form", ["same", "int8", "int4"])
 def test_packed_weights_follow_what_is_adopted(model: LlamaForCausalLM, form: WeightForm) -> None:
-    packs, linear, other = WeightPacks(form), torch.nn.Linear(64, 40, bias=False), torch.nn.Linear(64, 40, bias=False)
-    packed = [packs.of(name, module.weight.detach()) for name, module in (("a", linear), ("b", other))]
+    packs, linear, other = (
+        WeightPacks(WeightForms(form)),
+        torch.nn.Linear(64, 40, bias=False),
+        torch.nn.Linear(64, 40, bias=False),
+    )
+    packed = [packs.of(name, module.weight.detach()).tensors for name, module in (("a", linear), ("b", other))]
     kept = [tensor.clone() for tensor in packed[1]]
     with wrap(model, "none", max_len=16, backend="eager") as spec:
         adoption = Adoption(linear, packs, spec._open()[1], spec.engine.turns)
         value = torch.randn(40, 64)
         adoption({"weight": value})
-    expected = WeightPacks(form).of("a", value)
+    expected = WeightPacks(WeightForms(form)).of("a", value).tensors
     assert torch.equal(linear.weight, value) and all(map(torch.equal, packed[0], expected))
     assert all(map(torch.equal, packed[1], kept))
 

@@ -31,7 +31,8 @@ class DFlash(HeadMode, SplitMode):
         draft: a :class:`~speccompile.heads.DFlashHead` for this target; or the folder or hub id of a published one.
         draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
             the head was made for (``max_position_embeddings``).
-        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
+        draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
+            :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own before the target's.
         block_size: tokens of a block, at most those of the head; None is the head's own. Every tier runs the whole
             block, so that a draft does not depend on the tier.

@@ -8,7 +8,7 @@ from speccompile.graph.state import Layout, kv_state, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.dflash.head import DFlashHead
 from speccompile.modes.network.draft_head import HeadNetwork
-from speccompile.ops.cpu.packing import WeightForm
+from speccompile.utils.weight_forms import WeightForm
 
 
 class DFlashNetwork(HeadNetwork):

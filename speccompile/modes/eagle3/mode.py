@@ -33,7 +33,8 @@ class Eagle3OneModel(RecurrentHead):
             folder or hub id of a published one.
         draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
             the head was made for (``max_position_embeddings``).
-        draft_weights: ``"int8"`` rounds its linears; see :class:`~speccompile.modes.network.network_mode.NetworkMode`.
+        draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
+            :class:`~speccompile.modes.network.network_mode.NetworkMode`.
     """
 
     name: ClassVar[str] = "eagle3_one_model"

@@ -8,7 +8,7 @@ from speccompile.graph.state import Layout, N, StateSpec, kv_state, resolve_layo
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.network.draft_head import HeadNetwork
-from speccompile.ops.cpu.packing import WeightForm
+from speccompile.utils.weight_forms import WeightForm
 
 #: What the head's layers left at a text's newest row, from which drafting starts.
 NEWEST = "newest"

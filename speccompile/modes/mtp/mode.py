@@ -32,7 +32,8 @@ class MtpMode(HeadMode):
             such modules. None is the target's own checkpoint (``model.config.name_or_path``).
         draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is
             ``max_len``.
-        draft_weights: ``"int8"`` rounds their linears; see :class:`~speccompile.modes.network.NetworkMode`.
+        draft_weights: ``"int8"`` or ``"int4"`` rounds their linears; see
+            :class:`~speccompile.modes.network.NetworkMode`.
     """
 
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "target"

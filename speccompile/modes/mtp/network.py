@@ -12,7 +12,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.network import NEWEST
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.network.draft_head import HeadNetwork
-from speccompile.ops.cpu.packing import WeightForm
+from speccompile.utils.weight_forms import WeightForm
 
 #: What a module reads of the text: ``module`` what the one before left, at every row, as the paper and transformers
 #: have it; ``target`` the target's own hidden states, as TensorRT-LLM's ``MTPWorker``. At draft tokens there are only

@@ -31,11 +31,12 @@ from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.store import HeadStore
 from speccompile.modes.network.draft_network import DraftNetwork, Run
-from speccompile.ops.cpu.packing import WeightForm, WeightPacks
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.utils.storage import Storage
 from speccompile.utils.torch_private import pytree
 from speccompile.utils.tracer_isolation import module_twin
+from speccompile.utils.weight_forms import WeightForm
 
 # Rows of the check, and the widths of its pieces, as many as fit.
 ROWS, PIECES = 2, (3, 1, 5)

@@ -19,10 +19,11 @@ from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.modes.network.draft_network import DraftNetwork, Run
-from speccompile.ops.cpu.packing import WeightForm, WeightPacks
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.utils.storage import Storage
 from speccompile.utils.tracer_isolation import module_twin
+from speccompile.utils.weight_forms import WeightForm
 
 
 class DraftModel(DraftNetwork):

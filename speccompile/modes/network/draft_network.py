@@ -19,8 +19,9 @@ from speccompile.graph.splicing import PREFIX
 from speccompile.graph.state import KVShape, Layout, kv_state, resolve_layout
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.ops.cpu.packing import WeightForm, WeightPacks
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.utils.storage import Storage
+from speccompile.utils.weight_forms import WeightForm
 
 Run = Callable[..., Any]
 

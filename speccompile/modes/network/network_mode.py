@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode, proposal_state
-from speccompile.ops.cpu.packing import WeightForm
+from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForm
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class NetworkMode(Mode):
     Args:
         draft: the network, or where it is.
         draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts.
-        draft_weights: ``"int8"`` rounds the weights of its linears, on a CPU, where our C++ ops are: drafts take less
-            time and may be worse, and the text stays what it is.
+        draft_weights: ``"int8"`` or ``"int4"`` rounds the weights of its linears, on a CPU, where our C++ ops are:
+            drafts take less time and may be worse, and the text stays what it is.
     """
 
     draft: Any = None
@@ -32,8 +32,8 @@ class NetworkMode(Mode):
         most = self.draft_max_len
         if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
             raise self.invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
-        if self.draft_weights not in get_args(WeightForm):
-            raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(get_args(WeightForm))}")
+        if self.draft_weights not in WEIGHT_FORMS:
+            raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(WEIGHT_FORMS)}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from speccompile.errors import ModelConsumed
-from speccompile.ops.cpu.packing import unpack
+from speccompile.ops.cpu.forms.same import unpack
 from speccompile.utils.memory import release_file_pages, trim_heap
 
 

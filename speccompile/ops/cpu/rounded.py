@@ -1,4 +1,4 @@
-"""The model's own forward, computed with the int8 weights that its executables read."""
+"""The model's own forward, computed with the rounded weights that its executables read."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.errors import LoweringError
-from speccompile.ops.cpu.packing import WeightPacks, quantise, unpack_int8
+from speccompile.ops.cpu.forms import FORMS, Form
+from speccompile.ops.cpu.forms.int8 import quantise
+from speccompile.ops.cpu.packing import Pack, WeightPacks
 from speccompile.utils.torch_private import TorchDispatchMode
-
-ops = torch.ops.speccompile
 
 #: How far a kernel may be from what it is defined as, as a share of the largest output.
 KERNEL_TOLERANCE = 1e-4
 
-Linear = Callable[..., torch.Tensor]
+#: ``(x, pack, bias)`` to the product.
+Linear = Callable[[torch.Tensor, Pack, torch.Tensor | None], torch.Tensor]
 
 
 def as_packed(packs: WeightPacks) -> contextlib.AbstractContextManager[object]:
-    """Within it, the model computes what the packs do: for int8, what it would with rounded weights and inputs."""
-    return _OverPacks(packs, ops.int8_linear) if packs.form == "int8" else contextlib.nullcontext()
+    """Within it, the model computes what the packs do: what it would with rounded weights and inputs."""
+    return _OverPacks(packs, _packed_linear) if packs.rounds else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def inputs_unrounded(packs: WeightPacks) -> Iterator[None]:
     far from each other as from those of the model that is not rounded at all. Without this one step both are smooth
     again, and can be compared as strictly as any model's.
     """
-    if packs.form != "int8":
+    if not packs.rounds:
         yield
         return
     with _OverPacks(packs, _unrounded_linear), _UnroundedOps():
@@ -50,42 +50,43 @@ def check_kernels(packs: WeightPacks) -> None:
     Raises:
         LoweringError: a pack is not its weight, rounded, or the op over it computes something else.
     """
-    if packs.form != "int8":
-        return
     generator = torch.Generator().manual_seed(0)
-    for path, weight in packs.weights.items():
-        packed, scales = packs.of(path, weight)
-        features, depth = weight.shape
-        rounded = unpack_int8(packed, scales, features, depth)
-        unit = float(scales.max())
-        if not float((rounded - weight).abs().max()) <= 0.51 * unit:
-            raise LoweringError(f"{path} is not what its int8 pack holds; wrap with weights='same'", pack=path)
-        x = torch.randn((2, depth), generator=generator)
+    for path, pack in packs.items():
+        if not pack.form.rounds:
+            continue
+        if pack.weight is not None and not pack.form.holds(pack.weight, pack.tensors):
+            reason = f"{path} is not what its {pack.form.name} pack holds; wrap with weights='same'"
+            raise LoweringError(reason, pack=path)
+        x = torch.randn((2, pack.depth), generator=generator)
         numbers, units = quantise(x)
-        expected = F.linear((numbers * units[..., None]).flatten(1)[:, :depth], rounded)
-        difference = float((ops.int8_linear(x, packed, scales, None, features) - expected).abs().max())
+        expected = F.linear((numbers * units[..., None]).flatten(1)[:, : pack.depth], pack.unpack())
+        difference = float((_packed_linear(x, pack, None) - expected).abs().max())
         if not difference <= KERNEL_TOLERANCE * float(expected.abs().max()):
             raise LoweringError(
-                f"the int8 linear over {path} is wrong by {difference:.3g} on this machine; wrap with weights='same'",
+                f"the {pack.form.name} linear over {path} is wrong by {difference:.3g} on this machine; wrap with "
+                "weights='same'",
                 linear=path,
                 difference=difference,
             )
 
 
-def _unrounded_linear(
-    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, features: int
-) -> torch.Tensor:
-    product = F.linear(x.float(), unpack_int8(packed, scales, features, x.shape[-1]))
+def _packed_linear(x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = pack.form.linear(x, *pack.tensors, bias, pack.features)
+    return product
+
+
+def _unrounded_linear(x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+    product = F.linear(x.float(), pack.unpack())
     return (product if bias is None else product + bias.float()).to(x.dtype)
 
 
 class _OverPacks(TorchFunctionMode):
-    """What the model computes over weights that have packs, it computes by ``linear`` over those."""
+    """What the model computes over weights that have rounded packs, it computes by ``linear`` over those."""
 
     def __init__(self, packs: WeightPacks, linear: Linear) -> None:
         super().__init__()
         self._linear = linear
-        self._packs = {weight.data_ptr(): packs.of(path, weight) for path, weight in packs.weights.items()}
+        self._packs = {pack.weight.data_ptr(): pack for pack in packs if pack.weight is not None and pack.form.rounds}
 
     def __torch_function__(
         self,
@@ -95,21 +96,24 @@ class _OverPacks(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear and args[1].data_ptr() in self._packs:
-            x, weight, bias = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("bias")
-            return self._linear(x, *self._packs[weight.data_ptr()], bias, weight.shape[0])
-        if func is F.embedding and args[1].data_ptr() in self._packs:
-            ids, weight = args[:2]
-            return ops.int8_embedding(*self._packs[weight.data_ptr()], ids, weight.shape[1]).to(weight.dtype)
+        if func is F.linear and (pack := self._packs.get(args[1].data_ptr())):
+            return self._linear(args[0], pack, args[2] if len(args) > 2 else kwargs.get("bias"))
+        if func is F.embedding and (pack := self._packs.get(args[1].data_ptr())):
+            return pack.form.embedding(*pack.tensors, args[0], pack.depth).to(args[1].dtype)
         # A GPT-2 linear.
-        if func is torch.addmm and args[2].data_ptr() in self._packs:
-            bias, x, weight = args
-            return self._linear(x, *self._packs[weight.data_ptr()], bias, weight.shape[1])
+        if func is torch.addmm and (pack := self._packs.get(args[2].data_ptr())):
+            return self._linear(args[1], pack, args[0])
         return func(*args, **kwargs)
 
 
 class _UnroundedOps(TorchDispatchMode):
     """Graphs call the ops, compiled or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rounding = [form for form in FORMS.values() if form.rounds]
+        self._linear = {form.linear: form for form in rounding}
+        self._linears = {form.linears: form for form in rounding}
 
     def __torch_dispatch__(
         self,
@@ -118,10 +122,18 @@ class _UnroundedOps(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is ops.int8_linear.default:
-            return _unrounded_linear(*args)
-        if func is ops.int8_linears.default:
-            x, packed, scales, biases, features = args
-            given = biases or [None] * len(packed)
-            return [_unrounded_linear(x, *each) for each in zip(packed, scales, given, features, strict=True)]
+        if form := self._linear.get(func):  # type: ignore[call-overload]
+            x, *tensors, bias, features = args
+            return _unrounded_linear(x, _as_pack(form, tensors, x, features), bias)
+        if form := self._linears.get(func):  # type: ignore[call-overload]
+            x, *lists, biases, features = args
+            given = biases or [None] * len(features)
+            return [
+                _unrounded_linear(x, _as_pack(form, tensors, x, count), bias)
+                for tensors, bias, count in zip(zip(*lists, strict=True), given, features, strict=True)
+            ]
         return func(*args, **(kwargs or {}))
+
+
+def _as_pack(form: Form, tensors: Sequence[torch.Tensor], x: torch.Tensor, features: int) -> Pack:
+    return Pack(form, tuple(tensors), features, x.shape[-1], None)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-import speccompile.ops.lora  # defines an op
-import speccompile.ops.native  # noqa: F401  defines the others
+import speccompile.ops.lora  # noqa: F401  defines an op
+from speccompile.ops.native import ROUNDED
 from speccompile.utils.torch_private import OpOverload
 
 _TYPES = {
@@ -17,17 +17,19 @@ _TYPES = {
     "whole": "int64_t",
     "wholes": "const int64_t*",
 }
+_ROUNDED_LINEAR = "{tensor} x, {tensor} packed, {tensor} scales, {tensors} bias, {whole} features, {tensor}* out"
+_ROUNDED_LINEARS = (
+    "{tensor} x, {tensors} packed, {whole} weights, {tensors} scales, {whole} units, {tensors} biases, {whole} added, "
+    "{wholes} features, {whole} count, ..."
+)
 _ARGUMENTS = {
     "packed_linear": "{tensor} x, {tensor} packed, {tensors} bias, {whole} features, {tensor}* out",
     "packed_linears": (
         "{tensor} x, {tensors} packed, {whole} weights, {tensors} biases, {whole} added, "
         "{wholes} features, {whole} count, ..."
     ),
-    "int8_linear": "{tensor} x, {tensor} packed, {tensor} scales, {tensors} bias, {whole} features, {tensor}* out",
-    "int8_linears": (
-        "{tensor} x, {tensors} packed, {whole} weights, {tensors} scales, {whole} units, "
-        "{tensors} biases, {whole} added, {wholes} features, {whole} count, ..."
-    ),
+    **{f"{form}_linear": _ROUNDED_LINEAR for form in ROUNDED},
+    **{f"{form}_linears": _ROUNDED_LINEARS for form in ROUNDED},
     "native_attention": (
         "{tensor} q, {tensor} k_cache, {tensor} v_cache, {tensor} slots, {tensor} positions, double scale, "
         "{wholes} window, {wholes} chunk, const double* softcap, {tensors} sinks, {tensors} parents, {tensor}* out"

@@ -8,21 +8,12 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
-from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightForm, WeightPacks
+from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightPacks
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.utils.torch_private import OpOverload
 
 aten = torch.ops.aten
-ops = torch.ops.speccompile
-
-#: By the form of the weights: linear, embedding, and the names of the tensors that stand for a weight.
-FORMS: dict[WeightForm, tuple[OpOverload, OpOverload, tuple[str, ...]]] = {
-    "same": (ops.packed_linear.default, ops.packed_embedding.default, ("packed",)),
-    "int8": (ops.int8_linear.default, ops.int8_embedding.default, ("int8", "scales")),
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class KeepLinears(Pass):
 class PackLinears(Pass):
     """Every linear over a weight of the model reads a packed copy of it; an embedding that is tied to one, too.
 
-    A weight that is read in any other way keeps its form, and so do its linears.
+    ``packs`` choose each weight's form. A weight that is read in any other way keeps its form, and so do its linears.
     """
 
     packs: WeightPacks = field(default_factory=WeightPacks, compare=False)
@@ -68,38 +59,46 @@ class PackLinears(Pass):
                 continue
             self._pack(graph, node, port, transposed.pop())
             done += len(users)
-        form = "packed" if self.packs.form == "same" else "packed int8"
-        return Changes(done, f"{done} over {form} weights" + (f", {kept} stock" if kept else ""))
+        forms = f" ({self.packs.describe()})" if self.packs.rounds else ""
+        return Changes(done, f"{done} over packed weights{forms}" + (f", {kept} stock" if kept else ""))
 
     def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool) -> None:
         assert port.value is not None and port.path is not None
         weight = port.value.detach().t() if transposed else port.value.detach()
-        linear, embedding, names = FORMS[self.packs.form]
+        pack = self.packs.of(port.path, weight, of_vocabulary=_is_of_vocabulary(graph, node))
+        form = pack.form
         parts = [
             graph.weight(
                 replace(
                     port, name=f"{port.name}_{name}", shape=tuple(value.shape), dtype=value.dtype, value=value, own=True
                 )
             )
-            for name, value in zip(names, self.packs.of(port.path, weight), strict=True)
+            for name, value in zip(form.tensors, pack.tensors, strict=True)
         ]
         for user in list(node.users):
             with graph.graph.inserting_before(user):
                 if user.target is aten.embedding.default:
-                    sizes = () if self.packs.form == "same" else (weight.shape[1],)
-                    new = graph.graph.call_function(embedding, (*parts, user.args[1], *sizes))
-                    if self.packs.form == "int8" and port.dtype != torch.float32:
+                    arguments = (*parts, user.args[1], *form.embedding_sizes(weight))
+                    new = graph.graph.call_function(form.embedding, arguments)
+                    if form.rounds and port.dtype != torch.float32:
                         new = graph.graph.call_function(aten._to_copy.default, (new,), {"dtype": port.dtype})
                 else:
                     x, bias = _operands(user)
-                    new = graph.graph.call_function(linear, (x, *parts, bias, weight.shape[0]))
+                    new = graph.graph.call_function(form.linear, (x, *parts, bias, weight.shape[0]))
             new.meta = {key: value for key, value in user.meta.items() if key in ("layer", "pass")}
             graph.replace(user, new)
         graph.drop_placeholder(node)
         if self.packs.consumed is not None:
-            (packed,) = self.packs.of(port.path, weight)
+            (packed,) = pack.tensors
             self.packs.consumed.take(port.path, packed, weight.shape[0], transposed=transposed)
             port.release()
+
+
+def _is_of_vocabulary(graph: StepGraph, weight: fx.Node) -> bool:
+    """Whether it is an embedding's or the lm_head's."""
+    return any(
+        user.target is aten.embedding.default or _operands(user)[0] is graph.anchors.final_norm for user in weight.users
+    )
 
 
 def _is_linear(user: fx.Node, weight: fx.Node) -> bool:

@@ -6,21 +6,15 @@ import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import fx
 
-import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.utils.torch_private import OpOverload
 
-ops = torch.ops.speccompile
-
 #: Of one linear, and of several.
-JOINED: dict[OpOverload, OpOverload] = {
-    ops.packed_linear.default: ops.packed_linears.default,
-    ops.int8_linear.default: ops.int8_linears.default,
-}
+JOINED: dict[OpOverload, OpOverload] = {form.linear: form.linears for form in FORMS.values()}
 
 
 @dataclass(frozen=True)

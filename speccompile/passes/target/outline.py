@@ -17,6 +17,7 @@ from speccompile.graph.body import Body
 from speccompile.graph.splicing import PREFIX
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import written
+from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.target.local_sizes import factors, keep_sizes_local
 
@@ -225,9 +226,13 @@ def _product(size: int, sizes: Mapping[str, int]) -> int | str:
     return "*".join(names if rest == 1 else [str(rest), *names]) if names else size
 
 
+#: How the names of weights end, packed ones among them.
+_OF_WEIGHTS = ("_weight", "_bias", *(f"_{form.tensors[0]}" for form in FORMS.values()))
+
+
 def _layer_prefix(inputs: list[fx.Node]) -> str:
     """What the names of all weights of the layer start with, such as ``model_layers_0_``."""
-    names = [node.name for node in inputs if node.name.endswith(("_weight", "_bias", "_packed", "_int8"))]
+    names = [node.name for node in inputs if node.name.endswith(_OF_WEIGHTS)]
     if not names:
         return ""
     first, last = min(names), max(names)

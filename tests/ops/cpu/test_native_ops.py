@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import gguf
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,13 +16,19 @@ from hypothesis import strategies as st
 
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops.attention import reference
+from speccompile.ops.cpu.forms import FORMS, Form
+from speccompile.ops.cpu.forms.int4 import quantise_int4
+from speccompile.ops.cpu.forms.int8 import quantise
+from speccompile.ops.cpu.forms.same import pack, unpack
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightPacks, pack, pack_int8, quantise, unpack
+from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightPacks
 
 ops = torch.ops.speccompile
 # A unit in the last place of the result's dtype; sums of float32 take a few.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
+ROUNDED = [form for form in FORMS.values() if form.rounds]
+forms = pytest.mark.parametrize("form", ROUNDED, ids=[form.name for form in ROUNDED])
 dtypes = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 
 
@@ -54,8 +63,9 @@ def test_packed_linear_is_a_linear(
 def test_a_bias_may_lie_in_any_way(dtype: torch.dtype) -> None:
     x, weight = torch.randn(3, 64).to(dtype), torch.randn(40, 64).to(dtype)
     for bias in (torch.randn(80).to(dtype)[::2], torch.randn(1).to(dtype).expand(40)):
-        for op, packed in ((ops.packed_linear, (pack(weight),)), (ops.int8_linear, pack_int8(weight))):
-            assert torch.equal(op(x, *packed, bias, 40), op(x, *packed, bias.contiguous(), 40))
+        for form in FORMS.values():
+            arguments = (x, *form.pack(weight))
+            assert torch.equal(form.linear(*arguments, bias, 40), form.linear(*arguments, bias.contiguous(), 40))
 
 
 def test_a_bias_of_another_dtype_is_refused() -> None:
@@ -87,13 +97,11 @@ def test_several_linears_are_those_that_they_join(
     x, weights = torch.randn(rows, depth).to(dtype), [torch.randn(count, depth).to(dtype) for count in counts]
     biases = [torch.randn(count).to(dtype) for count in counts] if with_bias else []
     each = list(zip(weights, biases or [None] * len(counts), counts, strict=True))
-    packed = ops.packed_linears(x, [pack(weight) for weight in weights], biases, counts)
-    wanted = [ops.packed_linear(x, pack(weight), bias, count) for weight, bias, count in each]
-    assert all(map(torch.equal, packed, wanted))
-    rounded = [pack_int8(weight) for weight in weights]
-    joined = ops.int8_linears(x, *map(list, zip(*rounded, strict=True)), biases, counts)
-    alone = [ops.int8_linear(x, *pack_int8(weight), bias, count) for weight, bias, count in each]
-    assert all(map(torch.equal, joined, alone)) and {result.dtype for result in joined} == {dtype}
+    for form in FORMS.values():
+        packed = [form.pack(weight) for weight in weights]
+        joined = form.linears(x, *map(list, zip(*packed, strict=True)), biases, counts)
+        alone = [form.linear(x, *own, bias, count) for own, (_, bias, count) in zip(packed, each, strict=True)]
+        assert all(map(torch.equal, joined, alone)) and {result.dtype for result in joined} == {dtype}
 
 
 def test_any_leading_dimensions_and_strides() -> None:
@@ -126,8 +134,9 @@ def test_ids_outside_of_the_weight_are_refused(wrong: int) -> None:
     weight, ids = torch.randn(100, 64), torch.tensor([3, wrong])
     with pytest.raises(RuntimeError, match="index out of range"):
         ops.packed_embedding(pack(weight), ids)
-    with pytest.raises(RuntimeError, match="index out of range"):
-        ops.int8_embedding(*pack_int8(weight), ids, 64)
+    for form in ROUNDED:
+        with pytest.raises(RuntimeError, match="index out of range"):
+            form.embedding(*form.pack(weight), ids, 64)
 
 
 @given(features, depths)
@@ -140,8 +149,8 @@ def test_unpacking_gives_the_weight_back(outputs: int, depth: int) -> None:
 
 def test_a_pack_is_made_once_and_follows_its_weight() -> None:
     packs, weight = WeightPacks(), torch.randn(64, 8)
-    (packed,) = packs.of("a", weight)
-    assert packs.of("a", weight)[0] is packed and len(packs) == 1 and packs.nbytes == packed.nbytes
+    (packed,) = packs.of("a", weight).tensors
+    assert packs.of("a", weight).tensors[0] is packed and len(packs) == 1 and packs.nbytes == packed.nbytes
     weight.mul_(2)
     packs.refresh()
     assert torch.equal(unpack(packed, 64), weight)
@@ -192,60 +201,109 @@ def test_attention_is_its_definition(
     assert torch.equal(alone[0, 0], result[row, place])
 
 
-def int8_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    inputs, input_scales = quantise(x)
-    weights, scales = quantise(weight)
-    products = torch.einsum("tgk,ngk->tgn", inputs.double(), weights.double())
-    return torch.einsum("tgn,tg,ng->tn", products, input_scales.double(), scales.double()) + bias.double()
+def rounded_reference(form: Form, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    inputs, scales = quantise(x)
+    values = (inputs.double() * scales.double()[..., None]).flatten(1)[:, : x.shape[1]]
+    return values @ form.unpack(form.pack(weight), *weight.shape).double().t() + bias.double()
 
 
+@forms
 @settings(max_examples=40)
 @given(features, depths, row_counts, st.integers(0, 99))
-def test_int8_linear_is_its_definition(outputs: int, depth: int, rows: int, seed: int) -> None:
+def test_a_rounded_linear_is_its_definition(form: Form, outputs: int, depth: int, rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = torch.randn(rows, depth, generator=generator), torch.randn(outputs, depth, generator=generator)
     bias = torch.randn(outputs, generator=generator)
     x[0] = 0
-    result = ops.int8_linear(x, *pack_int8(weight), bias, outputs)
-    torch.testing.assert_close(result.double(), int8_reference(x, weight, bias), rtol=1e-5, atol=1e-4)
-    row = rows // 2
-    assert torch.equal(ops.int8_linear(x[row : row + 1], *pack_int8(weight), bias, outputs)[0], result[row])
+    packed = form.pack(weight)
+    result = form.linear(x, *packed, bias, outputs)
+    torch.testing.assert_close(result.double(), rounded_reference(form, x, weight, bias), rtol=1e-5, atol=1e-4)
+    first = rows // 2
+    assert torch.equal(form.linear(x[first : first + 3], *packed, bias, outputs), result[first : first + 3])
 
 
-def test_int8_is_near_what_it_rounds() -> None:
+@forms
+def test_a_rounded_linear_is_near_what_it_rounds(form: Form) -> None:
     x, weight = torch.randn(8, 512), torch.randn(64, 512)
     wanted = F.linear(x, weight)
-    error = ops.int8_linear(x, *pack_int8(weight), None, 64) - wanted
-    assert error.norm() / wanted.norm() < 0.01
+    error = form.linear(x, *form.pack(weight), None, 64) - wanted
+    assert error.norm() / wanted.norm() < {"int8": 0.01, "int4": 0.1}[form.name]
 
 
-def test_int8_embedding_is_the_rounded_weight() -> None:
+@forms
+@given(features, depths)
+@settings(max_examples=15)
+def test_a_rounded_weight_holds_its_weight_and_no_other(form: Form, outputs: int, depth: int) -> None:
+    weight = torch.randn(outputs, depth)
+    packed = form.pack(weight)
+    assert form.holds(weight, packed) and not form.holds(-weight, packed)
+    assert sum(tensor.nbytes for tensor in packed) == form.nbytes(outputs, depth, 4)
+
+
+def test_int4_holds_no_weight_beyond_its_scales() -> None:
+    form = FORMS["int4"]
+    for value in (1e7, 1e-9):
+        weight = torch.full((32, 64), value)
+        assert not form.holds(weight, form.pack(weight))
+
+
+def test_int4_numbers_are_those_of_q4_0() -> None:
+    """Of gguf, which quantises rows of whole groups."""
+    weight = torch.randn(7, 192, generator=torch.Generator().manual_seed(0))
+    theirs = gguf.quants.dequantize(
+        gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q4_0), gguf.GGMLQuantizationType.Q4_0
+    )
+    numbers, scales = quantise_int4(weight)
+    # Where a number is halfway between two, theirs rounds up, and the greatest of a group may occur with both signs.
+    ours = (numbers * scales.float()[..., None]).flatten(1)
+    assert float((ours - torch.from_numpy(theirs)).norm() / weight.norm()) < 0.005
+
+
+def test_int4_has_the_same_bits_on_every_cpu() -> None:
+    """Run for each kind of CPU by ``test_other_cpus.py``: integers, and sums in one order."""
+    numbers = torch.arange(0, 5 * 320).mul(7919).remainder(2003).sub(1001)
+    x = (numbers.float() / 271).reshape(5, 320)
+    weight = (torch.arange(0, 70 * 320).mul(104729).remainder(3001).sub(1500).float() / 997).reshape(70, 320)
+    result = ops.int4_linear(x, *FORMS["int4"].pack(weight), None, 70)
+    assert hashlib.sha256(result.numpy().tobytes()).hexdigest()[:16] == "698d99420fe5bf02"
+
+
+@forms
+def test_a_rounded_embedding_is_the_rounded_weight(form: Form) -> None:
     weight, ids = torch.randn(100, 70), torch.randint(100, (2, 5))
-    rounded, scales = quantise(weight)
-    wanted = (rounded * scales[..., None]).flatten(1)[:, :70][ids]
-    assert torch.equal(ops.int8_embedding(*pack_int8(weight), ids, 70), wanted)
+    packed = form.pack(weight)
+    assert torch.equal(form.embedding(*packed, ids, 70), form.unpack(packed, 100, 70)[ids])
 
 
+@forms
 @pytest.mark.parametrize("weight", [-3.0, 3.0])
 @pytest.mark.parametrize("x", [-2.0, 2.0])
-def test_the_ends_of_int8_do_not_overflow(x: float, weight: float) -> None:
-    result = ops.int8_linear(torch.full((3, 192), x), *pack_int8(torch.full((40, 192), weight)), None, 40)
+def test_the_ends_of_rounded_numbers_do_not_overflow(form: Form, x: float, weight: float) -> None:
+    result = form.linear(torch.full((3, 192), x), *form.pack(torch.full((40, 192), weight)), None, 40)
     torch.testing.assert_close(result, torch.full((3, 40), 192 * x * weight))
 
 
+@forms
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_stays_so_in_its_row(value: float) -> None:
+def test_what_is_no_number_stays_so_in_its_row(form: Form, value: float) -> None:
     x = torch.randn(3, 64)
     x[1, 5] = value
-    result = ops.int8_linear(x, *pack_int8(torch.randn(40, 64)), None, 40)
+    result = form.linear(x, *form.pack(torch.randn(40, 64)), None, 40)
     assert result[1].isnan().all() and not result[[0, 2]].isnan().any()
 
 
-def test_inputs_too_small_to_be_scaled_are_zeros() -> None:
+@forms
+def test_inputs_too_small_to_be_scaled_are_zeros(form: Form) -> None:
     x = torch.full((2, 64), 1e-37)
     x[1] = 1.0
-    result = ops.int8_linear(x, *pack_int8(torch.ones(40, 64)), None, 40)
+    result = form.linear(x, *form.pack(torch.ones(40, 64)), None, 40)
     assert torch.equal(result[0], torch.zeros(40)) and result[1].allclose(torch.tensor(64.0))
+
+
+@forms
+def test_a_rounded_weight_of_another_size_is_refused(form: Form) -> None:
+    with pytest.raises(RuntimeError, match=f"speccompile::{form.name}_linear: the sizes do not fit"):
+        form.linear(torch.randn(1, 65), *form.pack(torch.randn(4, 64)), None, 4)
 
 
 def test_what_attention_cannot_do_is_refused() -> None:

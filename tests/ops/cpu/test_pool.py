@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.ops.cpu.forms import FORMS, Form
+from speccompile.ops.cpu.forms.same import pack
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.cpu.packing import pack, pack_int8
 from speccompile.sampling.host import HostCall
 from speccompile.utils import workers
 from speccompile.utils.workers import in_pool, out_of_pool
@@ -45,10 +46,9 @@ def linear(rows: int, features: int, seed: int = 0) -> Callable[[], torch.Tensor
     return lambda: ops.packed_linear(x, packed, None, features)
 
 
-def int8_linear(rows: int, features: int) -> Callable[[], torch.Tensor]:
-    x, weight = torch.randn(rows, 96), torch.randn(features, 96)
-    packed = pack_int8(weight)
-    return lambda: ops.int8_linear(x, *packed, None, features)
+def rounded_linear(form: Form, rows: int, features: int) -> Callable[[], torch.Tensor]:
+    x, packed = torch.randn(rows, 96), form.pack(torch.randn(features, 96))
+    return lambda: form.linear(x, *packed, None, features)
 
 
 def attention(width: int, places: int) -> Callable[[], torch.Tensor]:
@@ -82,7 +82,8 @@ WORKS = {
     "two blocks": linear(1, 64),
     "odd blocks": linear(5, 32 * 37 + 5),
     "many blocks": linear(2, 32 * 3000),
-    "int8": int8_linear(70, 32 * 21),
+    "int8": rounded_linear(FORMS["int8"], 70, 32 * 21),
+    "int4": rounded_linear(FORMS["int4"], 70, 32 * 21),
     "attention to one key": attention(1, 1),
     "attention to many keys": attention(3, 1000),
     "attention of many queries": attention(200, 300),
@@ -217,7 +218,7 @@ START = """
 import os, sys, threading, time, torch
 import speccompile.ops.native
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.cpu.packing import pack
+from speccompile.ops.cpu.forms.same import pack
 from speccompile.utils.workers import in_pool
 
 torch.set_num_threads(1)

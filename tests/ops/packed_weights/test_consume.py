@@ -16,7 +16,7 @@ from benchmarks import isolated
 from speccompile.errors import ModelChanged, ModelConsumed, WeightsReplaced
 from speccompile.hidden_states.target_id import target_id
 from speccompile.lowering import kernels
-from speccompile.ops.cpu import packing
+from speccompile.ops.cpu.forms.same import Same
 from speccompile.pretrained import fetch_smollm2
 from support.errors import raises
 from support.packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched, wrapped
@@ -82,17 +82,17 @@ def test_they_go_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     refs: dict[str, Any] = {}
     left = []
-    pack = packing.pack
+    pack = Same.pack
     # Thirty collections follow: they need not look through what is here by now.
     gc.collect()
     gc.freeze()
 
-    def noted(weight: torch.Tensor) -> torch.Tensor:
+    def noted(form: Same, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         gc.collect()
         left.append(len(alive(refs)))
-        return pack(weight)
+        return pack(form, weight)
 
-    monkeypatch.setattr(packing, "pack", noted)
+    monkeypatch.setattr(Same, "pack", noted)
     for came in ("exported", "read from the store"):
         model = tiny_llama()
         refs = watched(model)

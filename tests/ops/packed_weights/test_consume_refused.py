@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import CannotSave, CaptureMismatch, ConsumeUnavailable, InvalidOption
 from speccompile.lowering.kernels import Kernels
-from speccompile.ops.cpu import packing
+from speccompile.ops.cpu.forms.same import Same
 from support.errors import raises
 from support.packed_models import PROMPTS, alive, consumed, greedy, watched, with_neighbours
 from support.tiny import tiny_llama
@@ -67,16 +67,16 @@ def test_a_failed_wrap_gives_the_weights_back(untouched: PreTrainedModel, monkey
 def test_an_interrupted_wrap_gives_the_weights_back(
     untouched: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pack, calls = packing.pack, []
+    pack, calls = Same.pack, []
 
-    def interrupted(weight: torch.Tensor) -> torch.Tensor:
+    def interrupted(form: Same, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         calls.append(1)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return pack(weight)
+        return pack(form, weight)
 
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "pack", interrupted)
+        patch.setattr(Same, "pack", interrupted)
         with pytest.raises(KeyboardInterrupt):
             consumed(untouched)
 
@@ -135,7 +135,8 @@ def test_deterministic_that_needs_torchs_own_linears_is_refused() -> None:
 
 
 def test_what_does_not_go_with_it_is_refused(tmp_path: Path) -> None:
-    with raises(ConsumeUnavailable, reason=re.compile("weights='int8'")):
-        consumed(tiny_llama(), weights="int8")
+    for form in ("int8", "int4"):
+        with raises(ConsumeUnavailable, reason=re.compile(f"weights='{form}'")):
+            consumed(tiny_llama(), weights=form)
     with raises(CannotSave, reason=re.compile("which are gone")):
         consumed(tiny_llama()).save(tmp_path / "package")

@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
 from speccompile.heads import Eagle3Head, MtpHead
-from speccompile.ops.cpu import packing
 from speccompile.ops.cpu import rounded as rounded_module
+from speccompile.ops.cpu.forms.int8 import Int8
 from support.errors import raises
 from support.packed_models import NEW, PROMPTS, gpt2, greedy
 from support.tiny import random_prompt, tiny_llama
@@ -162,15 +162,15 @@ LEAST: dict[str, Any] = {"tiers": (0, 1), "max_batch": 1, "max_len": 16}
 
 
 def test_packs_of_a_head_are_checked(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = packing.pack_int8
-    monkeypatch.setattr(packing, "pack_int8", lambda weight: pack(weight.flip(0)))
+    pack = Int8.pack
+    monkeypatch.setattr(Int8, "pack", lambda form, weight: pack(form, weight.flip(0)))
     with raises(LoweringError, pack=re.compile(r"\.weight$|layers")):
         rounded(model, "eagle3_one_model", draft_of("eagle3", model), **LEAST)
 
 
 def test_weights_of_a_head_that_is_misread_are_found(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """As strictly as without rounding: a thousandth more is not a rounding."""
-    right = rounded_module._unrounded_linear
+    right = rounded_module._UnroundedOps.__torch_dispatch__
     monkeypatch.setattr(rounded_module._UnroundedOps, "__torch_dispatch__", slightly_more(right))
     with pytest.raises(CaptureMismatch):
         rounded(model, "eagle3_one_model", draft_of("eagle3", model), **LEAST)
@@ -178,20 +178,19 @@ def test_weights_of_a_head_that_is_misread_are_found(model: LlamaForCausalLM, mo
 
 def slightly_more(right: Any) -> Any:
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = right(self, func, types, args, kwargs)
         if func is torch.ops.speccompile.int8_linear.default:
-            return 1.001 * right(*args)
+            return 1.001 * result
         if func is torch.ops.speccompile.int8_linears.default:
-            x, packed, scales, biases, features = args
-            given = biases or [None] * len(packed)
-            return [1.001 * right(x, *each) for each in zip(packed, scales, given, features, strict=True)]
-        return func(*args, **(kwargs or {}))
+            return [1.001 * each for each in result]
+        return result
 
     return dispatch
 
 
-@pytest.mark.parametrize("value", ["int4", 8, None])
+@pytest.mark.parametrize("value", ["int3", 8, None])
 def test_other_forms_of_a_drafters_weights(model: LlamaForCausalLM, value: Any) -> None:
-    with raises(InvalidOption, name="draft_weights", reason=re.compile("choose from same, int8")):
+    with raises(InvalidOption, name="draft_weights", reason=re.compile("choose from same, int8, int4")):
         wrap(model, "draft_target", draft=model, draft_weights=value, backend="eager")
 
 

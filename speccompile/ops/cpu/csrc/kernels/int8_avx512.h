@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace speccompile {
+namespace speccompile::int8 {
 namespace {
 
 constexpr int kRows = 8;
@@ -71,7 +71,7 @@ template <int ROWS, int LINES>
 }
 
 template <int ROWS, int LINES>
-void tile8(
+void tile(
     const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed, const float* scales, float* y,
     int64_t y_stride, Ahead ahead) {
   Sums<ROWS> sums = {};
@@ -87,4 +87,4 @@ void tile8(
 }
 
 }  // namespace
-}  // namespace speccompile
+}  // namespace speccompile::int8

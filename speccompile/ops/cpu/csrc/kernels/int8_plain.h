@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace speccompile {
+namespace speccompile::int8 {
 namespace {
 
 constexpr int kRows = 1;
@@ -24,7 +24,7 @@ struct Inputs {
 };
 
 template <int ROWS, int LINES>
-void tile8(
+void tile(
     const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed, const float* scales,
     float* y, int64_t, Ahead) {
   float sums[kColumns] = {};
@@ -47,4 +47,4 @@ void tile8(
 }
 
 }  // namespace
-}  // namespace speccompile
+}  // namespace speccompile::int8

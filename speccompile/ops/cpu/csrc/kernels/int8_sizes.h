@@ -1,18 +1,19 @@
-// How a weight of eight bits lies in memory, see int8.h.
+// How a weight of eight bits lies in memory, see rounded.h.
 #pragma once
 
 #include "ahead.h"
-#include "int8.h"
+#include "rounded.h"
 #include "tile.h"
 
 #include <cstdint>
 
-namespace speccompile {
+namespace speccompile::int8 {
 namespace {
 
 // Steps of four inputs, which is what one instruction multiplies and adds.
 constexpr int64_t kSteps = kGroup / 4;
-constexpr int64_t kGroupBytes = kSteps * kColumns * 4;
+constexpr int64_t kStepBytes = kColumns * 4;
+constexpr int64_t kGroupBytes = kSteps * kStepBytes;
 
 }  // namespace
-}  // namespace speccompile
+}  // namespace speccompile::int8

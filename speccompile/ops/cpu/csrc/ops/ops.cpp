@@ -10,9 +10,9 @@
 
 #include "../kernels/attention.h"
 #include "../kernels/choose.h"
-#include "../kernels/int8.h"
 #include "../kernels/likeliest.h"
 #include "../kernels/linear.h"
+#include "../kernels/rounded.h"
 #include "ops.h"
 #include "share.h"
 
@@ -90,22 +90,34 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   return packed_linears(x, {packed}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
 
-std::vector<Tensor> int8_linears(
-    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+namespace {
+
+int64_t groups_of(int64_t depth) {
+  return (depth + kGroup - 1) / kGroup;
+}
+
+// What a rounded weight [features, depth] takes.
+void check_sizes(const RoundedWeight& form, const Tensor& packed, const Tensor& scales, int64_t groups) {
+  STD_TORCH_CHECK(
+      scales.size(1) == groups * form.scales && packed.size(1) * 4 == groups * kGroup &&
+          packed.size(0) == scales.size(0) && packed.size(2) == form.numbers,
+      "speccompile::", form.name, "_linear: the sizes do not fit");
+}
+
+std::vector<Tensor> linears_of(
+    const RoundedWeight& form, const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
     const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
-  const int64_t depth = x.size(-1), rows = x.numel() / depth, groups = (depth + kGroup - 1) / kGroup;
+  const int64_t depth = x.size(-1), rows = x.numel() / depth, groups = groups_of(depth);
   std::vector<Tensor> added;
   for (size_t i = 0; i < packed.size(); ++i) {
-    STD_TORCH_CHECK(
-        scales[i].size(1) == groups && packed[i].size(1) * 4 == groups * kGroup,
-        "speccompile::int8_linear: the sizes do not fit");
+    check_sizes(form, packed[i], scales[i], groups);
     if (!biases.empty()) {
       added.push_back(side_by_side(as_float(biases[i])));
     }
   }
   const Tensor input = side_by_side(as_float(x));
   const std::vector<Tensor> outputs = new_outputs(x, features);
-  const int64_t row_bytes = input_bytes(groups);
+  const int64_t row_bytes = form.kernel.input_bytes(groups);
   thread_local std::vector<uint8_t> inputs;
   thread_local std::vector<float> input_scales;
   inputs.resize(std::max<size_t>(inputs.size(), rows * row_bytes));
@@ -115,24 +127,46 @@ std::vector<Tensor> int8_linears(
   auto* q_scales = input_scales.data();
   parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      quantise(from + row * depth, depth, groups, q + row * row_bytes, q_scales + row * groups);
+      form.kernel.round_inputs(from + row * depth, depth, groups, q + row * row_bytes, q_scales + row * groups);
     }
   });
   over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
-    int8_blocks(
-        q, q_scales, rows, groups, static_cast<const int8_t*>(packed[i].data_ptr()),
-        static_cast<const float*>(scales[i].data_ptr()),
+    form.kernel.blocks(
+        q, q_scales, rows, groups, packed[i].data_ptr(), scales[i].data_ptr(),
         added.empty() ? nullptr : static_cast<const float*>(added[i].data_ptr()),
         static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
   });
   return as_dtype(outputs, x.scalar_type());
 }
 
-Tensor int8_linear(
-    const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
-  return int8_linears(
-      x, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
+}  // namespace
+
+const RoundedWeight int8_weight{"int8", kInt8, 1, 32}, int4_weight{"int4", kInt4, 2, 16};
+
+template <const RoundedWeight& form>
+std::vector<Tensor> rounded_linears(
+    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+    const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  return linears_of(form, x, packed, scales, biases, features);
 }
+
+template <const RoundedWeight& form>
+Tensor rounded_linear(
+    const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
+  return linears_of(
+      form, x, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
+}
+
+template Tensor rounded_linear<int8_weight>(
+    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
+template Tensor rounded_linear<int4_weight>(
+    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
+template std::vector<Tensor> rounded_linears<int8_weight>(
+    const Tensor&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
+    const std::vector<int64_t>&);
+template std::vector<Tensor> rounded_linears<int4_weight>(
+    const Tensor&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
+    const std::vector<int64_t>&);
 
 namespace {
 
@@ -144,24 +178,18 @@ void check_ids(const Tensor& ids, int64_t blocks) {
   }
 }
 
-Tensor int8_embedding(const Tensor& packed, const Tensor& scales, const Tensor& ids, int64_t depth) {
-  const int64_t groups = scales.size(1);
+template <const RoundedWeight& form>
+Tensor rounded_embedding(const Tensor& packed, const Tensor& scales, const Tensor& ids, int64_t depth) {
+  check_sizes(form, packed, scales, groups_of(depth));
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(depth);
   const Tensor places = side_by_side(ids);
   check_ids(places, packed.size(0));
-  Tensor out = torch::stable::new_empty(scales, sizes);
+  const Tensor out = new_floats(sizes);
   const auto* id = static_cast<const int64_t*>(places.data_ptr());
-  const auto* weights = static_cast<const int8_t*>(packed.data_ptr());
-  const auto* weight_scales = static_cast<const float*>(scales.data_ptr());
   auto* to = static_cast<float*>(out.data_ptr());
   for (int64_t i = 0; i < places.numel(); ++i) {
-    const int64_t block = id[i] / kColumns, column = id[i] % kColumns;
-    const int8_t* row = weights + block * groups * kGroup * kColumns + column * 4;
-    for (int64_t k = 0; k < depth; ++k) {
-      const float scale = weight_scales[(block * groups + k / kGroup) * kColumns + column];
-      *to++ = static_cast<float>(row[k / 4 * kColumns * 4 + k % 4]) * scale;
-    }
+    form.kernel.weight_row(id[i], depth, groups_of(depth), packed.data_ptr(), scales.data_ptr(), to + i * depth);
   }
   return out;
 }
@@ -467,10 +495,13 @@ void native_cut_below(Tensor scores, const Tensor& threshold) {
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&packed_linear));
   m.impl("packed_linears", TORCH_BOX(&packed_linears));
-  m.impl("int8_linears", TORCH_BOX(&int8_linears));
+  m.impl("int8_linears", TORCH_BOX(&rounded_linears<int8_weight>));
+  m.impl("int8_linear", TORCH_BOX(&rounded_linear<int8_weight>));
+  m.impl("int8_embedding", TORCH_BOX(&rounded_embedding<int8_weight>));
+  m.impl("int4_linears", TORCH_BOX(&rounded_linears<int4_weight>));
+  m.impl("int4_linear", TORCH_BOX(&rounded_linear<int4_weight>));
+  m.impl("int4_embedding", TORCH_BOX(&rounded_embedding<int4_weight>));
   m.impl("packed_embedding", TORCH_BOX(&packed_embedding));
-  m.impl("int8_linear", TORCH_BOX(&int8_linear));
-  m.impl("int8_embedding", TORCH_BOX(&int8_embedding));
   m.impl("native_attention", TORCH_BOX(&native_attention));
   m.impl("choose_nearly", TORCH_BOX(&choose_nearly));
   m.impl("native_likeliest", TORCH_BOX(&native_likeliest));

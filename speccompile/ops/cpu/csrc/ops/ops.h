@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "../kernels/rounded.h"
 #include "tensors.h"
 
 namespace speccompile {
@@ -12,11 +13,23 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
 std::vector<Tensor> packed_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
     const std::vector<int64_t>& features);
-Tensor int8_linear(
+
+// A form of rounded weights, as its tensors have it: scales of a group of inputs, and numbers in a line of `packed`.
+struct RoundedWeight {
+  const char* name;
+  const RoundedForm& kernel;
+  int64_t scales, numbers;
+};
+extern const RoundedWeight int8_weight, int4_weight;
+
+template <const RoundedWeight& form>
+Tensor rounded_linear(
     const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features);
-std::vector<Tensor> int8_linears(
+template <const RoundedWeight& form>
+std::vector<Tensor> rounded_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
     const std::vector<Tensor>& biases, const std::vector<int64_t>& features);
+
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
     double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,

@@ -66,22 +66,36 @@ void hand_over(const std::vector<Tensor>& made, va_list out) {
   }
 }
 
+template <const RoundedWeight& form>
+AOTITorchError rounded_linear_shim(
+    const char* name, Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {
+  const Recorded recorded(name);
+  const Tensor input = shared(x), weight = shared(packed), units = shared(scales);
+  const std::optional<Tensor> added = shared_if(bias);
+  *out = handed_over(
+      are_watched() ? dispatched<Tensor>(name, input, weight, units, added, features)
+                    : rounded_linear<form>(input, weight, units, added, features));
+  return AOTI_TORCH_SUCCESS;
+}
+
+template <const RoundedWeight& form>
+std::vector<Tensor> rounded_linears_shim(
+    const char* name, Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units,
+    const Handle* biases, int64_t added, const int64_t* features, int64_t count) {
+  const Recorded recorded(name);
+  const Tensor input = shared(x);
+  const std::vector<Tensor> all = shared(packed, weights), all_units = shared(scales, units),
+                            all_added = shared(biases, added);
+  const std::vector<int64_t> sizes(features, features + count);
+  return are_watched() ? dispatched<std::vector<Tensor>>(name, input, all, all_units, all_added, sizes)
+                       : rounded_linears<form>(input, all, all_units, all_added, sizes);
+}
+
 }  // namespace
 
 SHIM aoti_torch_cpu_packed_linear(Handle x, Handle packed, const Handle* bias, int64_t features, Handle* out) {
   const Recorded recorded("speccompile::packed_linear");
   *out = handed_over(packed_linear(shared(x), shared(packed), shared_if(bias), features));
-  return AOTI_TORCH_SUCCESS;
-}
-
-SHIM aoti_torch_cpu_int8_linear(
-    Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {
-  const Recorded recorded("speccompile::int8_linear");
-  const Tensor input = shared(x), weight = shared(packed), units = shared(scales);
-  const std::optional<Tensor> added = shared_if(bias);
-  *out = handed_over(
-      are_watched() ? dispatched<Tensor>("speccompile::int8_linear", input, weight, units, added, features)
-                    : int8_linear(input, weight, units, added, features));
   return AOTI_TORCH_SUCCESS;
 }
 
@@ -98,23 +112,27 @@ SHIM aoti_torch_cpu_packed_linears(
   return AOTI_TORCH_SUCCESS;
 }
 
-SHIM aoti_torch_cpu_int8_linears(
-    Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units, const Handle* biases,
-    int64_t added, const int64_t* features, int64_t count, ...) {
-  const Recorded recorded("speccompile::int8_linears");
-  const Tensor input = shared(x);
-  const std::vector<Tensor> all = shared(packed, weights), all_units = shared(scales, units),
-                            all_added = shared(biases, added);
-  const std::vector<int64_t> sizes(features, features + count);
-  const auto made = are_watched()
-      ? dispatched<std::vector<Tensor>>("speccompile::int8_linears", input, all, all_units, all_added, sizes)
-      : int8_linears(input, all, all_units, all_added, sizes);
-  va_list out;
-  va_start(out, count);
-  hand_over(made, out);
-  va_end(out);
-  return AOTI_TORCH_SUCCESS;
-}
+// The two ops of a form of rounded weights.
+#define ROUNDED_SHIMS(FORM)                                                                                            \
+  SHIM aoti_torch_cpu_##FORM##_linear(                                                                                 \
+      Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {                     \
+    return rounded_linear_shim<FORM##_weight>(                                                                         \
+        "speccompile::" #FORM "_linear", x, packed, scales, bias, features, out);                                      \
+  }                                                                                                                    \
+  SHIM aoti_torch_cpu_##FORM##_linears(                                                                                \
+      Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units, const Handle* biases,      \
+      int64_t added, const int64_t* features, int64_t count, ...) {                                                    \
+    const auto made = rounded_linears_shim<FORM##_weight>(                                                             \
+        "speccompile::" #FORM "_linears", x, packed, weights, scales, units, biases, added, features, count);          \
+    va_list out;                                                                                                       \
+    va_start(out, count);                                                                                              \
+    hand_over(made, out);                                                                                              \
+    va_end(out);                                                                                                       \
+    return AOTI_TORCH_SUCCESS;                                                                                         \
+  }
+
+ROUNDED_SHIMS(int8)
+ROUNDED_SHIMS(int4)
 
 SHIM aoti_torch_cpu_native_attention(
     Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,

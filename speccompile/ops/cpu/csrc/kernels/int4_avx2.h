@@ -1,0 +1,132 @@
+// A tile of products of four bits by eight, by AVX2.
+#pragma once
+
+#include "int4_sizes.h"
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace speccompile::int4 {
+namespace {
+
+constexpr int kRows = 4;
+
+// A group of a row. Weights have no sign: `offsets` take what is added to them off a part's sum again.
+struct Inputs {
+  int8_t numbers[kGroup];
+  int32_t offsets[kParts];
+
+  void set(const float* values, float factor) {
+    for (int64_t part = 0; part < kParts; ++part) {
+      const float* const from = values + part * kPart;
+      const auto eight = [&](int64_t at) {
+        return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at), _mm256_set1_ps(factor)));
+      };
+      const __m256i first = _mm256_packs_epi32(eight(0), eight(8)), second = _mm256_packs_epi32(eight(16), eight(24));
+      // Packs go on in each half of a register.
+      const __m256i rounded = _mm256_permutevar8x32_epi32(
+          _mm256_packs_epi16(first, second), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers + part * kPart), rounded);
+      int32_t sum = 0;
+      for (int64_t i = 0; i < kPart; ++i) {
+        sum += numbers[part * kPart + i];
+      }
+      offsets[part] = -kOffset * sum;
+    }
+  }
+};
+
+// Of half of the columns: 0 to 7 and 16 to 23, or 8 to 15 and 24 to 31.
+template <int ROWS>
+using Sums = __m256[ROWS][2];
+
+// A part's products, of which all eight steps fit sixteen bits: 16 of at most 15 * 127. Not inlined: beside a tile's
+// other sums the compiler would keep these in memory.
+template <int ROWS, int LINES>
+[[gnu::noinline]] void multiply_part(
+    const Inputs* inputs, int64_t groups, int64_t part, const uint8_t* packed, Ahead ahead, int64_t first_step,
+    Sums<ROWS>& products) {
+  const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  __m256i whole[ROWS][2];
+#pragma GCC unroll 4
+  for (int row = 0; row < ROWS; ++row) {
+    whole[row][0] = whole[row][1] = _mm256_setzero_si256();
+  }
+  for (int64_t step = 0; step < kPartSteps; ++step) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed + step * kStepBytes));
+    const __m256i low = _mm256_and_si256(both, low_half);
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half);
+    ahead.fetch<LINES>(first_step + step);
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; ++row) {
+      int32_t four;
+      std::memcpy(&four, inputs[row * groups].numbers + part * kPart + step * 4, 4);
+      const __m256i own = _mm256_set1_epi32(four);
+      whole[row][0] = _mm256_add_epi16(whole[row][0], _mm256_maddubs_epi16(low, own));
+      whole[row][1] = _mm256_add_epi16(whole[row][1], _mm256_maddubs_epi16(high, own));
+      // Additions in another order would need more registers than there are.
+      asm("" : "+x"(whole[row][0]), "+x"(whole[row][1]));
+    }
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < ROWS; ++row) {
+    const __m256i offset = _mm256_set1_epi32(inputs[row * groups].offsets[part]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      products[row][i] = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(whole[row][i], ones), offset));
+    }
+  }
+}
+
+inline __m256 scales_at(const c10::Half* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+template <int ROWS, int LINES>
+void tile(
+    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, const c10::Half* scales,
+    float* y, int64_t y_stride, Ahead ahead) {
+  __m256 sums[2][ROWS][2] = {};
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int half = 0; half < 2; ++half) {
+      // What follows is fetched once.
+      constexpr int kNone = 0;
+      const uint8_t* const weights = packed + group * kGroupBytes + half * 32;
+      const c10::Half* const units = scales + group * kParts * kColumns + half * 8;
+      Sums<ROWS> first, second;
+      const int64_t step = group * kParts * kPartSteps;
+      if (half == 0) {
+        multiply_part<ROWS, LINES>(inputs + group, groups, 0, weights, ahead, step, first);
+        multiply_part<ROWS, LINES>(
+            inputs + group, groups, 1, weights + kPartBytes, ahead, step + kPartSteps, second);
+      } else {
+        multiply_part<ROWS, kNone>(inputs + group, groups, 0, weights, ahead, step, first);
+        multiply_part<ROWS, kNone>(
+            inputs + group, groups, 1, weights + kPartBytes, ahead, step + kPartSteps, second);
+      }
+#pragma GCC unroll 4
+      for (int row = 0; row < ROWS; ++row) {
+        const __m256 own = _mm256_set1_ps(input_scales[row * groups + group]);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+          const __m256 product = _mm256_mul_ps(first[row][i], scales_at(units + 16 * i));
+          sums[half][row][i] = _mm256_fmadd_ps(
+              _mm256_fmadd_ps(second[row][i], scales_at(units + kColumns + 16 * i), product), own,
+              sums[half][row][i]);
+        }
+      }
+    }
+  }
+  for (int row = 0; row < ROWS; ++row) {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 2; ++i) {
+        _mm256_storeu_ps(y + row * y_stride + half * 8 + i * 16, sums[half][row][i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace speccompile::int4

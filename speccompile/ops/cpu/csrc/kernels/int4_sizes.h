@@ -1,0 +1,26 @@
+// How a weight of four bits lies in memory, see rounded.h.
+#pragma once
+
+#include "ahead.h"
+#include "rounded.h"
+#include "tile.h"
+
+#include <c10/util/Half.h>
+
+#include <cstdint>
+
+namespace speccompile::int4 {
+namespace {
+
+// What is added to a number, which makes it one without a sign.
+constexpr int32_t kOffset = 8;
+// Groups of weights in a group of inputs, each with its own scale, and steps of four inputs in each of these.
+constexpr int64_t kParts = 2;
+constexpr int64_t kPart = kGroup / kParts;
+constexpr int64_t kPartSteps = kPart / 4;
+constexpr int64_t kStepBytes = kColumns * 4 / 2;
+constexpr int64_t kPartBytes = kPartSteps * kStepBytes;
+constexpr int64_t kGroupBytes = kParts * kPartBytes;
+
+}  // namespace
+}  // namespace speccompile::int4

@@ -1,0 +1,135 @@
+// Linears over rounded weights and inputs, whatever form the weights have.
+//
+// A form is a struct with
+//   Inputs            a group of a row's rounded inputs, as the form's tile reads them: set(values, factor)
+//   Number, Scale     of the packed weight
+//   kRows             of a tile
+//   kSteps, kStepBytes  a group of the packed weight: so many steps of a tile's loop, of so many bytes each
+//   kScales           scales of a group and a column
+//   tile<ROWS, LINES>(inputs, input_scales, groups, packed, scales, y, y_stride, ahead)
+//   weight_row(row, depth, groups, packed, scales, to)
+#pragma once
+
+#include "ahead.h"
+#include "rounded.h"
+#include "tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace speccompile {
+namespace {
+
+// The greatest size among them: NaN where one is NaN, for a row that has one must not look like a number.
+float greatest_size(const float* values) {
+  Vec greatest(0.0f);
+  for (int64_t i = 0; i < kGroup; i += kLanes) {
+    greatest = at::vec::maximum(greatest, Vec::loadu(values + i).abs());
+  }
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, greatest);
+}
+
+// Row of x[depth] to inputs[groups], zeros after depth, and scales[groups]: x is about input * scale.
+template <typename Inputs>
+void round_inputs(const float* x, int64_t depth, int64_t groups, Inputs* inputs, float* scales) {
+  for (int64_t group = 0; group < groups; ++group) {
+    const float* values = x + group * kGroup;
+    alignas(64) float padded[kGroup];
+    if (const int64_t count = depth - group * kGroup; count < kGroup) {
+      std::fill(std::copy_n(values, count, padded), padded + kGroup, 0.0f);
+      values = padded;
+    }
+    const float most = greatest_size(values), factor = 127.0f / most;
+    scales[group] = most / 127.0f;
+    if (std::isfinite(most) && std::isfinite(factor)) {
+      inputs[group].set(values, factor);
+    } else {
+      // Zeros, what is not a number, and what is so small that 127 / most is infinite: all are zeros, times the scale.
+      std::fill_n(padded, kGroup, 0.0f);
+      inputs[group].set(padded, 0.0f);
+    }
+  }
+}
+
+template <typename Form, int ROWS>
+void rounded_tile(
+    int64_t rows, const typename Form::Inputs* inputs, const float* input_scales, int64_t groups,
+    const typename Form::Number* packed, const typename Form::Scale* scales, float* y, int64_t y_stride, Ahead ahead) {
+  if (rows == ROWS) {
+    // Tiles of a row or two are passes that share what is fetched, for more rows than these.
+    constexpr int kLines = Form::kRows > kFewRows ? Form::kStepBytes / kCacheLine : 1;
+    ahead.with_lines<kLines>([&](auto lines) {
+      Form::template tile<ROWS, decltype(lines)::value>(
+          inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
+    });
+  } else if constexpr (ROWS > 1) {
+    rounded_tile<Form, ROWS - 1>(rows, inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
+  }
+}
+
+// Output blocks [first, last) of y[rows, features] = x * w^T + bias. A group's sum is one of integers, so it is exact;
+// groups are added up in order. So a row's result has the same bits whatever is computed beside it.
+template <typename Form>
+void rounded_blocks(
+    const typename Form::Inputs* inputs, const float* input_scales, int64_t rows, int64_t groups,
+    const typename Form::Number* packed, const typename Form::Scale* scales, const float* bias, float* y,
+    int64_t features, int64_t first, int64_t last) {
+  if (rows == 0) {
+    return;
+  }
+  constexpr int64_t kRows = Form::kRows;
+  const int64_t bytes = groups * Form::kSteps * Form::kStepBytes, tiles = (rows + kRows - 1) / kRows,
+                each = (rows + tiles - 1) / tiles;
+  alignas(64) float partial[kRows * kColumns];
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t column = block * kColumns, columns = std::min(kColumns, features - column);
+    // Where a thread's part ends, its next one usually begins.
+    const auto* next = column + columns < features ? packed + (block + 1) * bytes : nullptr;
+    for (int64_t row = 0, pass = 0; row < rows; row += each, ++pass) {
+      const int64_t count = std::min(each, rows - row);
+      const bool whole = columns == kColumns;
+      float* to = whole ? y + row * features + column : partial;
+      const int64_t stride = whole ? features : kColumns;
+      rounded_tile<Form, kRows>(
+          count, inputs + row * groups, input_scales + row * groups, groups, packed + block * bytes,
+          scales + block * groups * Form::kScales * kColumns, to, stride,
+          Ahead::share(rows, next, groups * Form::kSteps, Form::kStepBytes, pass, tiles));
+      for (int64_t i = 0; i < count; ++i) {
+        float* out = y + (row + i) * features + column;
+        if (!whole) {
+          std::copy_n(partial + i * kColumns, columns, out);
+        }
+        for (int64_t j = 0; bias != nullptr && j < columns; ++j) {
+          out[j] += bias[column + j];
+        }
+      }
+    }
+  }
+}
+
+template <typename Form>
+constexpr RoundedForm rounded_form() {
+  using Inputs = typename Form::Inputs;
+  using Number = typename Form::Number;
+  using Scale = typename Form::Scale;
+  return {
+      [](int64_t groups) { return groups * static_cast<int64_t>(sizeof(Inputs)); },
+      [](const float* x, int64_t depth, int64_t groups, uint8_t* inputs, float* scales) {
+        round_inputs(x, depth, groups, reinterpret_cast<Inputs*>(inputs), scales);
+      },
+      [](const uint8_t* inputs, const float* input_scales, int64_t rows, int64_t groups, const void* packed,
+         const void* scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last) {
+        rounded_blocks<Form>(
+            reinterpret_cast<const Inputs*>(inputs), input_scales, rows, groups, static_cast<const Number*>(packed),
+            static_cast<const Scale*>(scales), bias, y, features, first, last);
+      },
+      [](int64_t row, int64_t depth, int64_t groups, const void* packed, const void* scales, float* to) {
+        Form::weight_row(
+            row, depth, groups, static_cast<const Number*>(packed), static_cast<const Scale*>(scales), to);
+      },
+  };
+}
+
+}  // namespace
+}  // namespace speccompile

@@ -1,0 +1,65 @@
+"""The protocol of a form of packed weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from speccompile.utils.torch_private import OpOverload
+
+#: Outputs that lie side by side in a packed weight.
+COLUMNS = 32
+
+
+class Form(ABC):
+    """How the weight of a linear lies in memory, and the ops that read it.
+
+    The ops accept, in this order: ``linear(x, *tensors, bias, features)``; ``linears(x, *lists of tensors, biases,
+    features)`` for several weights and one ``x``; ``embedding(*tensors, ids, *embedding_sizes)``. They are defined in
+    :mod:`speccompile.ops.native`.
+    """
+
+    name: ClassVar[str]
+    #: Of the tensors that stand for a weight.
+    tensors: ClassVar[tuple[str, ...]]
+    linear: ClassVar[OpOverload]
+    linears: ClassVar[OpOverload]
+    embedding: ClassVar[OpOverload]
+    #: Whether the packed values differ from the weight's, and inputs are rounded too: another model.
+    rounds: ClassVar[bool]
+    #: For ``explain()``, after "weights".
+    description: ClassVar[str]
+
+    @abstractmethod
+    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that stand for ``weight``, ``[N, K]``, a float dtype."""
+
+    @abstractmethod
+    def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
+        """The values ``[features, depth]`` that the ops multiply with; float32 where they are rounded."""
+
+    @abstractmethod
+    def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the difference between ``packed`` and ``weight`` ``[N, K]`` is one of rounding."""
+
+    @abstractmethod
+    def nbytes(self, features: int, depth: int, itemsize: int) -> int:
+        """Bytes of a packed weight ``[features, depth]`` whose values took ``itemsize`` bytes each."""
+
+    def embedding_sizes(self, weight: torch.Tensor) -> tuple[int, ...]:
+        """What the op ``embedding`` needs to know besides tensors and ids."""
+        return (weight.shape[1],) if self.rounds else ()
+
+
+def whole_columns(weight: torch.Tensor) -> torch.Tensor:
+    """``[N, K]`` with zeros after its outputs, up to a multiple of 32."""
+    missing = -weight.shape[0] % COLUMNS
+    return F.pad(weight, (0, 0, 0, missing)) if missing else weight
+
+
+def ceil_to(size: int, multiple: int) -> int:
+    """The least multiple that is at least ``size``."""
+    return -(-size // multiple) * multiple

@@ -1,0 +1,63 @@
+"""Eight bits, in groups of 64 inputs with a float32 scale. Source: llama.cpp's Q8_0, whose groups are of 32."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, whole_columns
+
+ops = torch.ops.speccompile
+
+#: Inputs that share a scale.
+GROUP = 64
+
+
+def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[N, K]`` in groups of 64 along K, the greatest of each being 127: int8 ``[N, G, 64]`` and float32 ``[N, G]``.
+
+    The inputs of every rounded form are rounded so, too.
+    """
+    groups = F.pad(values.float(), (0, -values.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    most = groups.abs().amax(-1)
+    # A number over a tensor is the tensor's reciprocal times the number, in torch: rounded twice.
+    factor = torch.full_like(most, 127) / most
+    # Neither of zeros, nor of what is so small that its factor is infinite, nor of what is not a number.
+    factor = torch.where(factor.isfinite(), factor, 0)
+    return (groups * factor[..., None]).round().to(torch.int8), most / 127
+
+
+def pack_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[N, K]`` to int8 ``[ceil(N / 32), 16 * G, 32, 4]`` and scales, float32, ``[ceil(N / 32), G, 32]``."""
+    rounded, scales = quantise(whole_columns(weight))
+    packed = rounded.flatten(1).unflatten(1, (-1, 4)).unflatten(0, (-1, COLUMNS)).transpose(1, 2)
+    return packed.contiguous(), scales.unflatten(0, (-1, COLUMNS)).transpose(1, 2).contiguous()
+
+
+def unpack_int8(packed: torch.Tensor, scales: torch.Tensor, features: int, depth: int) -> torch.Tensor:
+    """The weight, float32 ``[features, depth]``, that :func:`pack_int8` rounded."""
+    groups = packed.unflatten(1, (-1, GROUP // 4)) * scales[:, :, None, :, None]
+    return groups.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)[:features, :depth]
+
+
+class Int8(Form):
+    name = "int8"
+    tensors = ("int8", "scales")
+    linear, linears = ops.int8_linear.default, ops.int8_linears.default
+    embedding = ops.int8_embedding.default
+    rounds = True
+    description = "rounded to int8 in groups of 64"
+
+    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return pack_int8(weight)
+
+    def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
+        numbers, scales = packed
+        return unpack_int8(numbers, scales, features, depth)
+
+    def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
+        return float((self.unpack(packed, *weight.shape) - weight).abs().max()) <= 0.51 * float(packed[1].max())
+
+    def nbytes(self, features: int, depth: int, itemsize: int) -> int:
+        return ceil_to(features, COLUMNS) * ceil_to(depth, GROUP) // GROUP * (GROUP + 4)

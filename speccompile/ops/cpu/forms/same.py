@@ -1,0 +1,42 @@
+"""The model's own values, in blocks of 32 outputs."""
+
+from __future__ import annotations
+
+import torch
+
+import speccompile.ops.native  # noqa: F401  defines the ops
+from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, whole_columns
+
+ops = torch.ops.speccompile
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """``[N, K]`` to ``[ceil(N / 32), K, 32]``, a copy; columns after N are zeros."""
+    blocks = whole_columns(weight).unflatten(0, (-1, COLUMNS))
+    return blocks.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+
+def unpack(packed: torch.Tensor, features: int) -> torch.Tensor:
+    """What :func:`pack` was given."""
+    return packed.transpose(1, 2).reshape(-1, packed.shape[1])[:features]
+
+
+class Same(Form):
+    name = "same"
+    tensors = ("packed",)
+    linear, linears = ops.packed_linear.default, ops.packed_linears.default
+    embedding = ops.packed_embedding.default
+    rounds = False
+    description = "packed"
+
+    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (pack(weight),)
+
+    def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
+        return unpack(packed[0], features)
+
+    def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
+        return torch.equal(self.unpack(packed, *weight.shape), weight)
+
+    def nbytes(self, features: int, depth: int, itemsize: int) -> int:
+        return ceil_to(features, COLUMNS) * depth * itemsize

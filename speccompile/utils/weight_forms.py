@@ -1,0 +1,89 @@
+"""The option ``weights`` of ``wrap``: which form each weight gets. Without torch, for the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from speccompile.errors import InvalidOption
+
+#: ``same``: the model's own values. The others round them, which makes another model of it.
+WeightForm = Literal["same", "int8", "int4"]
+WEIGHT_FORMS: tuple[WeightForm, ...] = get_args(WeightForm)
+#: One form, or one for each of these modules.
+Weights = WeightForm | Mapping[str, WeightForm]
+
+#: The key of a mapping for all weights that no other key names.
+OTHERS = "*"
+
+
+@dataclass(frozen=True)
+class WeightForms:
+    """A form for each weight of a linear.
+
+    Args:
+        others: of weights that ``modules`` do not name. With ``int4``, embeddings and lm_heads are ``int8``: they are
+            few, and the logits depend on them directly.
+        modules: names of modules and their forms. A name matches a module whose dotted path has it at its end or
+            within (``lm_head``, ``mlp.down_proj``, ``layers.0``); of several, the longest counts.
+    """
+
+    others: WeightForm = "same"
+    modules: tuple[tuple[str, WeightForm], ...] = ()
+
+    @staticmethod
+    def of(value: Weights) -> WeightForms:
+        """From the option, which :func:`read_weights` has checked."""
+        if isinstance(value, str):
+            return WeightForms(value)
+        modules = {name: form for name, form in value.items() if name != OTHERS}
+        return WeightForms(value.get(OTHERS, "same"), tuple(modules.items()))
+
+    @property
+    def rounds(self) -> bool:
+        return any(form != "same" for form in (self.others, *dict(self.modules).values()))
+
+    def key(self, modules: Iterable[str]) -> str | None:
+        """The name that decides on a weight of these modules (several where it is tied); None: :attr:`others`."""
+        found = [name for name, _ in self.modules for module in modules if f".{name}." in f".{module}."]
+        return max(found, key=lambda name: name.count("."), default=None)
+
+    def form(self, modules: Iterable[str], *, of_vocabulary: bool) -> WeightForm:
+        """The form of a weight of these modules, an embedding's or an lm_head's if ``of_vocabulary``."""
+        key = self.key(modules)
+        if key is not None:
+            return dict(self.modules)[key]
+        return "int8" if self.others == "int4" and of_vocabulary else self.others
+
+    def __str__(self) -> str:
+        """``int4``, or JSON without spaces: of equal forms the same text."""
+        if not self.modules:
+            return self.others
+        return json.dumps({OTHERS: self.others, **dict(self.modules)}, sort_keys=True, separators=(",", ":"))
+
+
+def read_weights(where: str, name: str, value: Any) -> Weights:
+    """A check of :mod:`speccompile.utils.options`.
+
+    Raises:
+        InvalidOption: it is neither a form nor a mapping of module names to forms.
+    """
+
+    def refuse(reason: str) -> InvalidOption:
+        return InvalidOption(where=where, name=name, value=value, reason=reason)
+
+    choices = f"choose from {', '.join(WEIGHT_FORMS)}"
+    if isinstance(value, Mapping):
+        if not value:
+            raise refuse(f"it is empty; {choices}, or name modules")
+        for module, form in value.items():
+            if not isinstance(module, str) or not all(module.split(".")):
+                raise refuse(f"{module!r} must be a module's name, such as 'lm_head' or 'layers.0.mlp', or {OTHERS!r}")
+            if form not in WEIGHT_FORMS:
+                raise refuse(f"{form!r}, of {module!r}, is no form; {choices}")
+        return dict(value)
+    if not isinstance(value, str) or value not in WEIGHT_FORMS:
+        raise refuse(f"{choices}, or give a mapping of module names to these")
+    return value
