@@ -58,7 +58,17 @@ def run(commands: list[list[str]], folder: Path) -> list[Run]:
     ]
 
 
-COMMANDS = ["demo", "generate", "inspect", "families", "policy-lab", "save-hidden-states", "make-texts", "train-head"]
+COMMANDS = [
+    "demo",
+    "generate",
+    "inspect",
+    "families",
+    "policy-lab",
+    "measure-weights",
+    "save-hidden-states",
+    "make-texts",
+    "train-head",
+]
 ERRORS = [
     (["generate", "tiny"], "--prompt"),
     (["generate", "tiny", "--prompt", "a", "--mode", "telepathy"], "unknown mode 'telepathy'"),

@@ -1,0 +1,72 @@
+"""``speccompile measure-weights``: what rounding the weights costs, as perplexity over a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from speccompile import wrap
+from speccompile.cli.models import load
+from speccompile.cli.session import session
+from speccompile.errors import InvalidOption
+from speccompile.utils.progress import task
+from speccompile.utils.weight_forms import WEIGHT_FORMS
+
+Forward = Callable[..., Any]
+
+
+def run(name: str, text: Path, tokens: int, window: int, backend: str) -> None:
+    """See ``speccompile measure-weights --help``."""
+    with session():
+        model, tokenizer = load(name)
+        ids = torch.tensor(tokenizer(text.read_text(encoding="utf-8"))["input_ids"][: tokens + 1], dtype=torch.int64)
+        if len(ids) <= window:
+            reason = f"it has {len(ids)} tokens, and a window of {window} needs {window + 1}"
+            raise InvalidOption(where="the command line", name="--text", value=str(text), reason=reason)
+        found = dict(perplexities(model, ids, window, backend))
+    table = Table(title=f"{(len(ids) - 1) // window * window} tokens in windows of {window}", title_justify="left")
+    for heading in ("weights", "perplexity", "to float32"):
+        table.add_column(heading, justify="left" if heading == "weights" else "right")
+    for form, value in found.items():
+        table.add_row(form, f"{value:.3f}", f"{value / found['float32']:.3f}x")
+    Console().print(table)
+
+
+def perplexities(model: PreTrainedModel, ids: torch.Tensor, window: int, backend: str) -> Iterator[tuple[str, float]]:
+    """Of each form of the weights, the perplexity over ``ids`` ``[P]``. Converts ``model`` to bfloat16 in the end."""
+    model.float()
+    with task("measure float32"):
+        yield "float32", perplexity(model, ids, window)
+    for form in WEIGHT_FORMS:
+        if form == "same":
+            continue
+        spec = wrap(model, "none", tiers=(0,), max_len=window, weights=form, backend=backend)
+        with spec, task(f"measure {form}"):
+            yield form, perplexity(spec, ids, window)
+    cast(Any, model).to(torch.bfloat16)
+    with task("measure bfloat16"):
+        yield "bfloat16", perplexity(model, ids, window)
+
+
+def perplexity(forward: Forward, ids: torch.Tensor, window: int) -> float:
+    """The exponential of the mean negative log-likelihood of a token, given those before it in its window.
+
+    Args:
+        forward: a causal LM.
+        ids: ``[P]``, cut into windows of ``window`` predicted tokens each; what is left over is not read.
+    """
+    losses = []
+    with torch.inference_mode():
+        for start in range(0, len(ids) - window, window):
+            piece = ids[start : start + window + 1]
+            logits = forward(input_ids=piece[None, :-1], use_cache=False).logits[0].float()
+            losses.append(float(F.cross_entropy(logits, piece[1:])))
+    return math.exp(sum(losses) / len(losses))
