@@ -86,7 +86,7 @@ def main(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
     draft_len: Annotated[int, typer.Option(min=1, help="K.")] = 7,
     draft_vocab: Annotated[int | None, typer.Option(help="Tokens that the head knows; all, if not given.")] = None,
-    draft_weights: Annotated[str, typer.Option(help="Of the head: same or int8.")] = "same",
+    draft_weights: Annotated[str, typer.Option(help="Of the head: same, int8 or int4.")] = "same",
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 40,
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     quick: Annotated[bool, typer.Option(help="Two of each, to see that it runs.")] = False,

@@ -40,7 +40,7 @@ Neighbour = Callable[[], contextlib.AbstractContextManager[Any]]
 
 def main(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
-    weights: Annotated[str, typer.Option(help="same or int8.")] = "same",
+    weights: Annotated[str, typer.Option(help="same, int8 or int4.")] = "same",
     draft_len: Annotated[int, typer.Option(min=1, help="Of the wide step.")] = 7,
     repeats: Annotated[int, typer.Option(min=2, help="Steps of each kind, beside each neighbour.")] = 60,
     only: Annotated[str, typer.Option(help="Neighbours by name, separated by commas; empty for all.")] = "",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
@@ -19,8 +19,13 @@ from speccompile.cli.measure import Clock, Variant
 from speccompile.pretrained import smollm2_gguf
 
 WORKER = Path(__file__).with_name("peer_worker.py")
-#: What a line is called, by the name that the worker has for it.
-PEERS = {"llama.cpp": "llama.cpp Q8_0", "openvino": "OpenVINO int8"}
+#: What a line is called, by the form of the weights and the name that the worker has for it.
+PEERS = {
+    "int8": {"llama.cpp": "llama.cpp Q8_0", "openvino": "OpenVINO int8"},
+    "int4": {"llama.cpp": "llama.cpp Q4_0", "openvino": "OpenVINO int4"},
+}
+#: What layers' matrices are written as. Embedding and lm_head are Q8_0.
+KINDS = {"int8": GGMLQuantizationType.Q8_0, "int4": GGMLQuantizationType.Q4_0}
 NOT_INSTALLED = "not installed"
 
 
@@ -30,8 +35,8 @@ class Peer:
     ``installed`` is its package and version, or None where that Python does not have it.
     """
 
-    def __init__(self, name: str, python: str, model: Path, threads: int) -> None:
-        self.name = PEERS[name]
+    def __init__(self, name: str, python: str, model: Path, threads: int, form: str) -> None:
+        self.name = PEERS[form][name]
         self._said = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 -- lives as long as the process
         self._process = subprocess.Popen(
             [python, str(WORKER), name, str(model), str(threads)],
@@ -76,12 +81,12 @@ class Peer:
 
 
 @contextlib.contextmanager
-def peers(python: str, threads: int) -> Iterator[list[Peer]]:
-    """All of them, over the weights of SmolLM2 rounded to Q8_0."""
+def peers(python: str, threads: int, form: str) -> Iterator[list[Peer]]:
+    """All of them, over the weights of SmolLM2 rounded to Q8_0, or with ``int4`` to Q4_0."""
     with tempfile.TemporaryDirectory(prefix="speccompile-peers-") as folder, contextlib.ExitStack() as stack:
-        model = Path(folder, "SmolLM2-135M-Instruct.Q8_0.gguf")
-        write_q8_0(smollm2_gguf(Path(folder)), model)
-        started = [Peer(name, python, model, threads) for name in PEERS]
+        model = Path(folder, f"SmolLM2-135M-Instruct.{KINDS[form].name}.gguf")
+        write_rounded(smollm2_gguf(Path(folder)), model, KINDS[form])
+        started = [Peer(name, python, model, threads, form) for name in PEERS[form]]
         for peer in started:
             stack.callback(peer.close)
         yield started
@@ -92,8 +97,9 @@ def eos_of(model: PreTrainedModel) -> list[int]:
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
-def write_q8_0(source: Path, target: Path) -> None:
-    """The same model with all its matrices in Q8_0 (32 weights share a scale), its vectors in float32."""
+def write_rounded(source: Path, target: Path, kind: GGMLQuantizationType) -> None:
+    """The same model with its layers' matrices in ``kind`` (32 weights share a scale), embedding and lm_head in Q8_0,
+    its vectors in float32."""
     reader = GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = GGUFWriter(target, architecture)
@@ -102,15 +108,16 @@ def write_q8_0(source: Path, target: Path) -> None:
         if name == "general.architecture" or name.startswith("GGUF."):
             continue
         if name == "general.file_type":
-            writer.add_file_type(7)  # mostly Q8_0
+            writer.add_file_type(LlamaFileType[f"MOSTLY_{kind.name}"])
             continue
-        kind = item.types[0]
-        inner = item.types[-1] if kind == GGUFValueType.ARRAY else None
-        writer.add_key_value(name, item.contents(), kind, sub_type=inner)
+        field = item.types[0]
+        inner = item.types[-1] if field == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, item.contents(), field, sub_type=inner)
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type)
-        kind = GGMLQuantizationType.Q8_0 if values.ndim > 1 else GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, quantize(values, kind), raw_dtype=kind)
+        in_layer = tensor.name.startswith("blk.")
+        own = GGMLQuantizationType.F32 if values.ndim == 1 else kind if in_layer else GGMLQuantizationType.Q8_0
+        writer.add_tensor(tensor.name, quantize(values, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -31,8 +31,11 @@ from speccompile.cli.prompts import Prompt
 from speccompile.cli.session import parse_tiers, session
 from speccompile.errors import InvalidOption
 from speccompile.pretrained import SMOLLM2, load
+from speccompile.utils.weight_forms import WeightForm, read_weights
 
-PLAIN, NGRAM, INT8 = "speccompile K=0", "speccompile ngram", "speccompile int8 K=0"
+PLAIN, NGRAM = "speccompile K=0", "speccompile ngram"
+#: Rounded weights, without drafts, by form.
+ROUNDED = {form: f"speccompile {form} K=0" for form in PEERS}
 #: Kinds of prompts whose answers quote them.
 QUOTING = ("summarization", "rag", "extraction")
 _PIPED_WIDTH = 140
@@ -59,7 +62,8 @@ CLAIMS = (
     Claim(PLAIN, TRANSFORMERS, 1.6),
     *(Claim(NGRAM, TRANSFORMERS, 2.5, (category,)) for category in QUOTING),
     *(Claim(NGRAM, LOOKUP, 1.5, (category,)) for category in QUOTING),
-    Claim(INT8, PLAIN, 1.5),
+    Claim(ROUNDED["int8"], PLAIN, 1.5),
+    *(Claim(ROUNDED["int4"], peer, 1.1) for peer in PEERS["int4"].values()),
 )
 
 
@@ -69,8 +73,12 @@ def _of(comparison: Comparison, name: str, categories: Sequence[str]) -> Iterato
             yield run
 
 
-def own_variants(spec: Speculator, rounded: Speculator) -> list[Variant]:
-    named = {PLAIN: tier_variant(spec, 0), NGRAM: tier_variant(spec, max(spec.tiers)), INT8: tier_variant(rounded, 0)}
+def own_variants(spec: Speculator, rounded: Speculator, form: str) -> list[Variant]:
+    named = {
+        PLAIN: tier_variant(spec, 0),
+        NGRAM: tier_variant(spec, max(spec.tiers)),
+        ROUNDED[form]: tier_variant(rounded, 0),
+    }
     return [replace(variant, name=name) for name, variant in named.items()]
 
 
@@ -161,6 +169,7 @@ def run(
     new_tokens: int,
     *,
     tiers: Sequence[int],
+    form: WeightForm,
     skip_compile: bool,
     python: str | None,
 ) -> tuple[Comparison, dict[str, str], str]:
@@ -169,11 +178,11 @@ def run(
     threads = torch.get_num_threads()
     with (
         wrap(model, "ngram", tiers=tiers, max_len=max_len, prefix_reuse=False) as spec,
-        wrap(model, "none", tiers=(0,), max_len=max_len, weights="int8", prefix_reuse=False) as rounded,
-        peers(python or sys.executable, threads) as others,
+        wrap(model, "none", tiers=(0,), max_len=max_len, weights=form, prefix_reuse=False) as rounded,
+        peers(python or sys.executable, threads, form) as others,
     ):
         variants = make_variants(model, spec, ["lookup"] if skip_compile else ["static", "lookup"])
-        variants += own_variants(spec, rounded)
+        variants += own_variants(spec, rounded, form)
         variants += [peer.variant(eos_of(model)) for peer in others if peer.installed]
         with count_runs("Measuring, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
             comparison = compare(model, variants, texts, ids, new_tokens, after_run)
@@ -187,6 +196,7 @@ def main(
     count: Annotated[int, typer.Option(min=1, help="So many prompts a category, or in all.")] = 8,
     new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 96,
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,1,3,7",
+    weights: Annotated[str, typer.Option(help="Of the lines over rounded weights: int8 or int4.")] = "int8",
     peers_python: Annotated[str | None, typer.Option(help="A Python that has the peers, if not this one.")] = None,
     skip_compile: Annotated[bool, typer.Option(help="Leave out torch.compile of transformers' forward.")] = False,
     quick: Annotated[bool, typer.Option(help="A minute, to see that it runs: figures mean little.")] = False,
@@ -196,15 +206,19 @@ def main(
     if quick:
         count, new_tokens, tiers, skip_compile = 1, 8, "0,3", True
     with session():
+        form = read_weights("the command line", "--weights", weights)
+        if form not in PEERS:
+            reason = f"choose from {', '.join(PEERS)}"
+            raise InvalidOption(where="the command line", name="--weights", value=weights, reason=reason)
         wanted = [name.strip() for name in categories.split(",") if name.strip()]
         texts = chosen_prompts(prompts, wanted, count)
         draft_lens = parse_tiers(tiers)
         model, tokenizer = load(SMOLLM2, dtype=torch.float32)
         ids = [encode(tokenizer, prompt.text, prompt.chat) for prompt in texts]
         comparison, versions, explanation = run(
-            model, texts, ids, new_tokens, tiers=draft_lens, skip_compile=skip_compile, python=peers_python
+            model, texts, ids, new_tokens, tiers=draft_lens, form=form, skip_compile=skip_compile, python=peers_python
         )
-        missing = [name for name in PEERS.values() if versions[name] == NOT_INSTALLED]
+        missing = [name for name in PEERS[form].values() if versions[name] == NOT_INSTALLED]
         claims = claim_rows(comparison)
         console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
         for table in (runs_table(comparison), rates_table(comparison, missing), claims_table(claims)):
@@ -212,7 +226,13 @@ def main(
         for name, version in versions.items():
             typer.echo(f"{name}: {version}")
         if json_file is not None:
-            settings = {"tiers": draft_lens, "new_tokens": new_tokens, "prompts": str(prompts), "count": len(texts)}
+            settings = {
+                "tiers": draft_lens,
+                "new_tokens": new_tokens,
+                "weights": form,
+                "prompts": str(prompts),
+                "count": len(texts),
+            }
             report = {"machine": describe(), "peers": versions, "settings": settings, "explain": explanation}
             report |= {"claims": claims, "rates": rates(comparison)}
             json_file.write_text(json.dumps(report | comparison.as_json(), indent=1) + "\n")

@@ -150,7 +150,7 @@ def main(
     layers: Annotated[int, typer.Option(min=4, help="Of 24; three of four are recurrent.")] = 24,
     vocab: Annotated[int, typer.Option(min=64, help="Of 248320.")] = 248_320,
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
-    weights: Annotated[str, typer.Option(help="same or int8.")] = "same",
+    weights: Annotated[str, typer.Option(help="same, int8 or int4.")] = "same",
     draft_len: Annotated[int, typer.Option(min=1, help="Of the wide step.")] = 7,
     prompt: Annotated[int, typer.Option(min=CONTEXT, max=MAX_LEN - 8, help="Tokens of the prompt.")] = 300,
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 20,

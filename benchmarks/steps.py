@@ -31,6 +31,8 @@ PIPED_WIDTH = 120
 SHORT, LONG = 200, 1500
 SMALL_CACHE, LARGE_CACHE = 256, 2048
 PROMPT = 600
+#: Of rounded weights.
+ROUNDED = (torch.int8, torch.uint8)
 
 Work = Callable[[], object]
 
@@ -76,9 +78,9 @@ def read_once(spec: Speculator) -> Work:
     """Everything that a step reads of the weights, as fast as torch reads."""
     weights = {
         # Rounded weights are read as fast as bytes come in whatever they say.
-        tensor.data_ptr(): tensor.flatten().view(torch.int64) if tensor.dtype == torch.int8 else tensor
+        tensor.data_ptr(): tensor.flatten().view(torch.int64) if tensor.dtype in ROUNDED else tensor
         for name, tensor in zip(spec.tiers[0].argument_names, spec.tiers[0].arguments, strict=True)
-        if name not in spec.arena and (tensor.is_floating_point() or tensor.dtype == torch.int8)
+        if name not in spec.arena and (tensor.is_floating_point() or tensor.dtype in ROUNDED)
     }
     return lambda: min(seconds(lambda: [tensor.sum() for tensor in weights.values()]) for _ in range(2))
 
@@ -167,7 +169,9 @@ def main(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
     mode: Annotated[str, typer.Option(help="How to draft.")] = "ngram",
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,7",
-    weights: Annotated[str, typer.Option(help="same or int8, which then is timed beside the model's own.")] = "same",
+    weights: Annotated[
+        str, typer.Option(help="same, int8 or int4, which then is timed beside the model's own.")
+    ] = "same",
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 40,
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     quick: Annotated[bool, typer.Option(help="Two of each, to see that it runs.")] = False,

@@ -15,8 +15,8 @@ from gguf.quants import dequantize, quantize
 from benchmarks import build_time, peer_processes
 from benchmarks.build_time import COLD, COMPILED, COMPILED_WARM, KERNELS, WARM
 from benchmarks.compare import LOOKUP
-from benchmarks.peer_processes import NOT_INSTALLED, PEERS, Peer, write_q8_0
-from benchmarks.peers import INT8, NGRAM, PLAIN, chosen_prompts, claim_rows, claims_table, rates, rates_table
+from benchmarks.peer_processes import NOT_INSTALLED, PEERS, Peer, write_rounded
+from benchmarks.peers import NGRAM, PLAIN, ROUNDED, chosen_prompts, claim_rows, claims_table, rates, rates_table
 from benchmarks.report import Comparison
 from speccompile.cli.measure import TRANSFORMERS, Clock, Run
 from speccompile.cli.prompts import Prompt
@@ -33,7 +33,8 @@ def runs(*seconds: float) -> list[Run]:
 
 def comparison() -> Comparison:
     lines = {
-        TRANSFORMERS: runs(10, 10), LOOKUP: runs(5, 8), PLAIN: runs(4, 4), NGRAM: runs(2, 4), INT8: runs(2, 2),
+        TRANSFORMERS: runs(10, 10), LOOKUP: runs(5, 8), PLAIN: runs(4, 4), NGRAM: runs(2, 4),
+        ROUNDED["int8"]: runs(2, 2),
     }  # fmt: skip
     return Comparison(PROMPTS, lines, {name: [] for name in lines}, {})
 
@@ -44,7 +45,7 @@ def test_claims_are_of_the_prompts_that_they_speak_of() -> None:
         (f"{PLAIN} / {TRANSFORMERS}", "all"): (pytest.approx(2.5), 1.6),
         (f"{NGRAM} / {TRANSFORMERS}", "rag"): (pytest.approx(5.0), 2.5),
         (f"{NGRAM} / {LOOKUP}", "rag"): (pytest.approx(2.5), 1.5),
-        (f"{INT8} / {PLAIN}", "all"): (pytest.approx(2.0), 1.5),
+        (f"{ROUNDED['int8']} / {PLAIN}", "all"): (pytest.approx(2.0), 1.5),
     }
     assert claims_table(claim_rows(comparison())).row_count == 4
 
@@ -73,8 +74,8 @@ def test_a_peer_that_is_missing_says_so(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    for name in PEERS:
-        peer = Peer(name, str(bare), tmp_path / "model.gguf", 1)
+    for name in PEERS["int4"]:
+        peer = Peer(name, str(bare), tmp_path / "model.gguf", 1, "int4")
         assert peer.installed is None
         peer.close()
 
@@ -91,7 +92,7 @@ def test_a_peer_answers_and_one_that_breaks_is_told(tmp_path: Path, monkeypatch:
         "sys.exit('no more of that')\n"
     )
     monkeypatch.setattr(peer_processes, "WORKER", worker)
-    peer = Peer("llama.cpp", sys.executable, tmp_path / "model.gguf", 1)
+    peer = Peer("llama.cpp", sys.executable, tmp_path / "model.gguf", 1, "int8")
     assert peer.installed == "it 1.0"
     variant, clock = peer.variant([2]), Clock()
     assert variant.generate(torch.tensor([[5, 6]]), 3, clock).tolist() == [[5, 6, 7, 7, 7, 2]]
@@ -101,28 +102,32 @@ def test_a_peer_answers_and_one_that_breaks_is_told(tmp_path: Path, monkeypatch:
     peer.close()
 
 
-def test_a_model_is_rounded_to_q8_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "error"), [("Q8_0", 0.02), ("Q4_0", 0.3)])
+def test_a_model_is_rounded(tmp_path: Path, form: str, error: float) -> None:
     generator = np.random.default_rng(0)
     matrix, vector = generator.normal(size=(4, 64)).astype(np.float32), np.ones(64, np.float32)
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_block_count(3)
     writer.add_token_list(["a", "b"])
     kind = GGMLQuantizationType.Q4_1
-    writer.add_tensor("matrix", quantize(matrix, kind), raw_dtype=kind)
+    for name in ("blk.0.matrix", "token_embd.weight"):
+        writer.add_tensor(name, quantize(matrix, kind), raw_dtype=kind)
     writer.add_tensor("vector", vector)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    write_q8_0(tmp_path / "model.gguf", tmp_path / "rounded.gguf")
+    write_rounded(tmp_path / "model.gguf", tmp_path / "rounded.gguf", GGMLQuantizationType[form])
     read = GGUFReader(tmp_path / "rounded.gguf")
     assert read.fields["llama.block_count"].contents() == 3
     assert read.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
     assert read.fields["general.architecture"].contents() == "llama"
     tensors = {tensor.name: tensor for tensor in read.tensors}
-    assert tensors["matrix"].tensor_type == GGMLQuantizationType.Q8_0
+    assert tensors["blk.0.matrix"].tensor_type == GGMLQuantizationType[form]
+    assert tensors["token_embd.weight"].tensor_type == GGMLQuantizationType.Q8_0
     was = dequantize(quantize(matrix, kind), kind)
-    assert np.abs(dequantize(tensors["matrix"].data, tensors["matrix"].tensor_type) - was).max() < 0.02
+    for tensor, largest in ((tensors["blk.0.matrix"], error), (tensors["token_embd.weight"], 0.02)):
+        assert np.abs(dequantize(tensor.data, tensor.tensor_type) - was).max() < largest
     assert (tensors["vector"].data == vector).all()
 
 
