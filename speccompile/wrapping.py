@@ -16,7 +16,10 @@ from speccompile.compiler.build import build
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.compiler.package import check_fits, read_package, read_wrap_options
 from speccompile.compiler.plan import Plan, make_plan, warn_of_positions
+from speccompile.compiler.sharding import abandoned_on_error, join_ranks
+from speccompile.errors import UnsupportedSharded
 from speccompile.graph_capture.adapters import inner_model
+from speccompile.graph_capture.sharded import tensor_parallel_group
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
@@ -24,6 +27,7 @@ from speccompile.lowering.object_code import install_machine_code
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.consume import consuming
 from speccompile.passes.base import Pass
+from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.learning import Learning
 from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.sampling.user import Processor
@@ -59,6 +63,7 @@ def wrap(
     passes: Sequence[Pass] = (),
     learn: Learning | None = None,
     adapters: Adapters | None = None,
+    rank_timeout: float = 60.0,
     progress: Progress | None = None,
     **mode_options: Any,
 ) -> Speculator:
@@ -140,6 +145,8 @@ def wrap(
             text stays what it is, and no buffer moves. Hidden states are kept for all slots until their texts end.
         adapters: How many LoRA adapters there is room for: an `Adapters(count=...)`. Their buffers are part of the
             arena. :meth:`Speculator.add_adapter` loads one, and ``submit(..., adapter=name)`` chooses it.
+        rank_timeout: Seconds after which a rank of a sharded model that does not take part counts as lost. The longest
+            step has to be shorter. A rank that has ended is noticed at once.
         progress: called with ``(description, begins)`` when a part of the build begins (True) and when it has ended
             (False), also for executables that a request builds later. The logger ``speccompile`` reports the same
             with seconds, at level INFO. The callback must not wait for another thread that builds: one thread of a
@@ -174,10 +181,13 @@ def wrap(
         passes=passes,
         learn=learn,
         adapters=adapters,
+        rank_timeout=rank_timeout,
         mode_options=mode_options,
     )
     with listening(progress), one_build():
-        return _wrap(inner_model(model), options)
+        model, ranks = join_ranks(inner_model(model), options)
+        with abandoned_on_error(ranks):
+            return _wrap(model, options, ranks=ranks)
 
 
 def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Progress | None = None) -> Speculator:
@@ -197,6 +207,8 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
         SpecCompileError: as ``wrap``.
     """
     path, model = Path(path), inner_model(model)
+    if tensor_parallel_group(model) is not None:
+        raise UnsupportedSharded(what="load()", reason="a package holds the steps of a whole model; call wrap")
     package = read_package(path)
     check_fits(package, path, model)
     install_machine_code(package.files)
@@ -204,10 +216,12 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
         return _wrap(model, read_wrap_options(package.manifest), PackageStorage(package.files))
 
 
-def _wrap(model: PreTrainedModel, options: WrapOptions, storage: Storage | None = None) -> Speculator:
+def _wrap(
+    model: PreTrainedModel, options: WrapOptions, storage: Storage | None = None, ranks: Ranks | None = None
+) -> Speculator:
     def attempt(failed: Failed) -> Speculator:
         started = time.perf_counter()
-        return _built(model, _planned(model, options, failed), storage, started)
+        return _built(model, _planned(model, options, failed, ranks), storage, started)
 
     return first_that_works(attempt)
 
@@ -237,13 +251,13 @@ def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -
 
 
 @one_build()
-def _planned(model: PreTrainedModel, options: WrapOptions, failed: Failed) -> Plan:
+def _planned(model: PreTrainedModel, options: WrapOptions, failed: Failed, ranks: Ranks | None = None) -> Plan:
     """The plan, without the choices of ``auto`` that failed.
 
     Raises:
         ChoiceFailed: what ``auto`` chooses now cannot be built.
     """
-    return make_plan(model, options, passed_over=failed)
+    return make_plan(model, options, passed_over=failed, ranks=ranks)
 
 
 def _built(

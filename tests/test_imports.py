@@ -29,14 +29,16 @@ ALLOWED = {
     "heads": "modes passes",
     "backends": "lowering",
     "lowering": "graph ops sampling graph_capture",
-    "runtime": "graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
+    "ranks": "graph ops lowering",
+    "runtime": "ranks graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
     "compiler": (
-        "graph ops sampling graph_capture adapters passes hidden_states acceptance policies modes lowering runtime"
+        "graph ops sampling graph_capture adapters passes hidden_states acceptance policies modes lowering ranks runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
     "speculator": "graph ops sampling adapters passes hidden_states policies modes lowering runtime compiler report",
     "wrapping": (
-        "ops sampling passes graph_capture adapters hidden_states acceptance modes lowering runtime compiler speculator"
+        "ops sampling passes graph_capture adapters hidden_states acceptance modes lowering ranks runtime compiler "
+        "speculator"
     ),
     "__init__": (
         "backends graph passes sampling lowering guides adapters acceptance hidden_states policies pretrained modes "

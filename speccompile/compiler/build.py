@@ -106,6 +106,11 @@ def build(
         pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
         if captures is not None:
             pack_arena = captures.function(pack_arena)
+    make: Callable[[Kind], Executables] = maker.of_kind
+    make_mixed: Callable[[Kind], Mapping[TierName, Tier]] = maker.mixed
+    if config.ranks is not None:
+        make, make_mixed = config.ranks.builder("steps", make), config.ranks.builder("mixed steps", make_mixed)
+        config.ranks.take(arena)
     if traits_of(info.device).host_memory:
         # Another thread may run the steps.
         release_workers()
@@ -119,8 +124,8 @@ def build(
         stages.packs,
         stages.model,
         executables,
-        maker.of_kind,
-        maker.mixed,
+        make,
+        make_mixed,
         checked.difference,
         captures,
         pack_arena,

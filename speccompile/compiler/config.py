@@ -17,6 +17,7 @@ from speccompile.modes.auto import Choice
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.base import Pass
+from speccompile.ranks.ranks import Ranks
 from speccompile.sampling.user import UserProcessor
 from speccompile.utils.weight_forms import WeightForms
 
@@ -57,6 +58,7 @@ class BuildConfig:
     recurrent: bool = False
     attends: bool = True
     adapters: AdapterBuffers | None = None
+    ranks: Ranks | None = None
 
     @property
     def kind(self) -> Kind:

@@ -114,6 +114,7 @@ class ExecutableMaker:
                 },
             )
         )
+        executables = self._on_all_ranks(executables)
         if self._config.drafts_in_segments:
             executables = replace(executables, tiers=in_segments(executables.tiers))
         return executables
@@ -134,13 +135,22 @@ class ExecutableMaker:
                 self._steps.store([step])
                 key = TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width)
                 tiers[draft_len, rows, kind] = self._bound(mixed_name(draft_len, rows, kind), key, draft_len, step)
-            return self._captured(Executables(tiers, {})).tiers
+            return self._on_all_ranks(self._captured(Executables(tiers, {}))).tiers
 
     def _listening(self) -> AbstractContextManager[None]:
         return listening(listener() or self._listener)
 
     def _captured(self, executables: Executables) -> Executables:
         return executables if self._captures is None else self._captures.of(executables)
+
+    def _on_all_ranks(self, executables: Executables) -> Executables:
+        ranks = self._config.ranks
+        if ranks is None:
+            return executables
+        return Executables(
+            {name: ranks.shared(tier) for name, tier in executables.tiers.items()},
+            {name: ranks.shared(tier) for name, tier in executables.prefill.items()},
+        )
 
     def _bound(self, name: str, key: TierKey, draft_len: int, step: FinishedStep, pool_tokens: int = 0) -> Tier:
         pool_tokens = pool_tokens or key.tokens + key.prompt_tokens

@@ -68,6 +68,12 @@ def _learning(where: str, name: str, value: Any) -> Learning | None:
     return value
 
 
+def _seconds(where: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InvalidOption(where=where, name=name, value=value, reason="must be a number of seconds above 0")
+    return float(value)
+
+
 @dataclass(frozen=True)
 class WrapOptions(Options):
     """What ``wrap`` is given besides the model and ``progress``, checked as far as that is possible without the model.
@@ -152,6 +158,12 @@ class WrapOptions(Options):
     adapters: Adapters | None = field(
         default=None,
         metadata=option("How many LoRA adapters there is room for: an `Adapters(count=...)`.", adapters_or_none),
+    )
+    rank_timeout: float = field(
+        default=60.0,
+        metadata=option(
+            "Seconds after which a rank of a sharded model that does not take part counts as lost.", _seconds
+        ),
     )
     #: Options of the mode, by name. :func:`speccompile.modes.create` checks them.
     mode_options: Mapping[str, Any] = field(default_factory=dict)

@@ -24,6 +24,8 @@ from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafti
 from speccompile.passes.native.step_ops import UseStepOps
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placement import place_passes
+from speccompile.passes.ranks.broadcast_drafts import BroadcastDrafts
+from speccompile.passes.ranks.choose_from_shards import ChooseFromShards
 from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts, TruncateTree
 from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
@@ -103,9 +105,11 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
     passes = [
         BindRows(rows),
         *drafts,
+        *_broadcast(config),
         *_marks(config),
         TreeInputs(tree),
         *accept,
+        *(_from_shards(config) if kind == "greedy" else []),
         JudgeChain(tree),
         MovePath(scored),
         *[JoinScores(tree), RecordScores()] * (scored and config.scores),
@@ -275,7 +279,18 @@ def _drafts(config: BuildConfig, draft_len: int, kind: Kind) -> list[Pass]:
         *drafts,
         *[FillDrafts(draft_len)] * config.rule.fills_drafts,
         *[LimitDrafts()] * (not limited),
+        *_broadcast(config),
     ]
+
+
+def _broadcast(config: BuildConfig) -> list[Pass]:
+    """Drafts of a network are the first rank's. Others follow from tokens alone, which are equal on all ranks."""
+    ranks = config.ranks
+    return [] if ranks is None or config.network is None else [BroadcastDrafts(ranks.name, ranks.size)]
+
+
+def _from_shards(config: BuildConfig) -> list[Pass]:
+    return [] if config.ranks is None else [ChooseFromShards(config.ranks.rank)]
 
 
 def _marks(config: BuildConfig) -> list[Pass]:
@@ -299,7 +314,7 @@ def _choice(config: BuildConfig, kind: Kind) -> list[Pass]:
     """From logits to accepted tokens, by the rule; and records of what was chosen from."""
     kernels = ChooseSampling(config.kernels.native)
     if kind != "scored":
-        return [*config.rule.passes(kind), kernels]
+        return [*config.rule.passes(kind), *(_from_shards(config) if kind == "greedy" else []), kernels]
     chosen: list[Pass] = []
     for item in config.rule.passes("sampled"):
         # Accepting adds noise to the scores in place.

@@ -28,6 +28,7 @@ from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.placement import check_passes
 from speccompile.policies.default import default_policy
+from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
@@ -47,12 +48,15 @@ class Plan:
     saves: SaveHiddenStates | None = None
 
 
-def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Failed | None = None) -> Plan:
+def make_plan(
+    model: PreTrainedModel, options: WrapOptions, *, passed_over: Failed | None = None, ranks: Ranks | None = None
+) -> Plan:
     """Check ``options`` against the model.
 
     Args:
         passed_over: what ``auto`` chose before and could not be built, see
             :func:`~speccompile.modes.auto.first_that_works`.
+        ranks: those of a sharded model.
 
     Raises:
         ChoiceFailed: what ``auto`` chose now cannot be built.
@@ -100,6 +104,7 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
         choice=choice,
         passes=own_passes,
         state_checkpoints=options.state_checkpoints,
+        ranks=ranks,
     )
     processors = check_processors(
         options.logits_processor,
@@ -126,6 +131,9 @@ def make_plan(model: PreTrainedModel, options: WrapOptions, *, passed_over: Fail
     with replacing(choice):
         if most is not None and max(map(depth_of, config.tiers)) > most:
             raise InvalidTiers(tiers=config.tiers, reason=f"mode {mode.name!r} drafts at most {most} tokens")
+        if network is not None and any(hasattr(weight, "to_local") for weight in network.module.parameters()):
+            reason = "its weights, or the target's that it shares, are sharded; give the folder of a checkpoint"
+            raise InvalidOption(where="wrap", name="draft", value=type(network.module).__name__, reason=reason)
         if network is not None:
             _check_network(network, config, model, options.consume)
     saved = None if saves is None else saved_rows(model, saves)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -20,6 +21,9 @@ class Arena(Mapping[str, torch.Tensor]):
     Args:
         layout: names, shapes and values at the start.
         device: where the model is.
+
+    Attributes:
+        journal: receives each call by which the host changes state, with its arguments; None if nothing repeats them.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -34,6 +38,7 @@ class Arena(Mapping[str, torch.Tensor]):
             for name, tensor in layout.tensors.items():
                 if tensor.initial:
                     self._tensors[name][: len(tensor.initial)] = torch.tensor(tensor.initial, dtype=tensor.dtype)
+        self.journal: list[tuple[str, tuple[Any, ...]]] | None = None
         self._called: dict[str, tuple[tuple[str, ...], tuple[torch.Tensor, ...]]] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -55,6 +60,7 @@ class Arena(Mapping[str, torch.Tensor]):
         In the order of steps, and without waiting for one that still runs: what the host has is staged in pinned
         memory, which torch keeps until the copy is done.
         """
+        self._note("write", name, index, value)
         place = self._tensors[name][index]
         if isinstance(value, int | float):
             place.fill_(value)
@@ -70,17 +76,19 @@ class Arena(Mapping[str, torch.Tensor]):
         """Meanwhile every row and every prompt chunk is the dummy slot's, so that a step can be run for what it makes
         on the machine: it changes nothing of any other slot."""
         bound = {name: self._tensors[name].clone() for name in ("slots", "prefill_slot", "prefill_start")}
-        self._tensors["slots"].fill_(self.layout.dummy_slot)
-        self._tensors["prefill_slot"].fill_(self.layout.dummy_slot)
-        self._tensors["prefill_start"].fill_(0)
+        every = slice(None)
+        self.write("slots", every, self.layout.dummy_slot)
+        self.write("prefill_slot", every, self.layout.dummy_slot)
+        self.write("prefill_start", every, 0)
         try:
             yield
         finally:
             for name, before in bound.items():
-                self._tensors[name].copy_(before)
+                self.write(name, every, before)
 
     def reset_slot(self, slot: int) -> None:
         """Set all state that a former owner of ``slot`` may have written to its fill value (KV is dead by length)."""
+        self._note("reset_slot", slot)
         for name, tensor in self.layout.tensors.items():
             if tensor.reset:
                 self._tensors[name][slot].fill_(tensor.fill)
@@ -88,6 +96,7 @@ class Arena(Mapping[str, torch.Tensor]):
     def clear_text_state(self, slot: int, start: int) -> None:
         """Set what ``slot`` holds of positions from ``start`` on (KV) to its fill value: what is not a number there
         would spoil even a sum that gives it no weight."""
+        self._note("clear_text_state", slot, start)
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
                 self._tensors[name][slot, start:].fill_(tensor.fill)
@@ -102,6 +111,7 @@ class Arena(Mapping[str, torch.Tensor]):
 
     def copy_text_state(self, source: int, target: int, count: int) -> None:
         """Copy what ``source`` holds of its first ``count`` positions (KV) to ``target``."""
+        self._note("copy_text_state", source, target, count)
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
                 self._tensors[name][target, :count] = self._tensors[name][source, :count]
@@ -112,6 +122,7 @@ class Arena(Mapping[str, torch.Tensor]):
 
     def start_recurrent_state(self, source: int | None, target: int) -> None:
         """Let ``target`` go on from the recurrent state of ``source``, or from none."""
+        self._note("start_recurrent_state", source, target)
         for name, tensor in self.layout.tensors.items():
             if tensor.recurrent and source is not None:
                 self._tensors[name][target] = self._tensors[name][source]
@@ -120,19 +131,30 @@ class Arena(Mapping[str, torch.Tensor]):
 
     def save_checkpoint(self, slot: int, index: int) -> None:
         """Copy the recurrent state of ``slot`` to its checkpoint ``index``."""
+        self._note("save_checkpoint", slot, index)
         for name, copies in self.layout.checkpoints.items():
             self._tensors[copies.name][slot, index] = self._tensors[name][slot]
 
     def copy_checkpoint(self, source: int, target: int, index: int) -> None:
         """Copy the checkpoint ``index`` of ``source`` to that of ``target``."""
+        self._note("copy_checkpoint", source, target, index)
         for copies in self.layout.checkpoints.values():
             self._tensors[copies.name][target, index] = self._tensors[copies.name][source, index]
 
     def start_at_checkpoint(self, slot: int, index: int, place: int) -> None:
         """Let ``slot`` go on from its checkpoint ``index``, which has absorbed ``place`` tokens."""
+        self._note("start_at_checkpoint", slot, index, place)
         for name, copies in self.layout.checkpoints.items():
             self._tensors[name][slot] = self._tensors[copies.name][slot, index]
         self._tensors[ABSORBED][slot] = place
+
+    def _note(self, method: str, *arguments: Any) -> None:
+        if self.journal is not None:
+            # Copies: the next run may change a state tensor, and the caller a list.
+            copies = (
+                item.detach().to("cpu", copy=True) if isinstance(item, torch.Tensor) else item for item in arguments
+            )
+            self.journal.append((method, tuple(list(item) if isinstance(item, list) else item for item in copies)))
 
     def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the tensors that a backend is bound to, and then those that it is really called with."""

@@ -84,6 +84,9 @@ def _check_dense(model: nn.Module, name: str) -> None:
     for path, tensor in named_tensors(model).items():
         if is_traceable_wrapper_subclass(tensor):
             kind = f"{type(tensor).__module__.partition('.')[0]}.{type(tensor).__name__}"
+            if kind == "torch.DTensor":
+                reason = f"its weight {path} is sharded over processes; load it whole in each of them"
+                raise UnsupportedModel(model=name, reason=reason)
             reason = (
                 f"its weight {path} is a {kind}, which has no plain storage that a step could read; load the model "
                 "unquantised, and let wrap round it: weights='int8' or 'int4'"

@@ -21,6 +21,7 @@ from speccompile.graph_capture.lightning import lightning_captured, lightning_la
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 from speccompile.graph_capture.recurrence import recurrences_captured
+from speccompile.ops import collective
 from speccompile.utils.devices import traits_of
 
 ROWS, WIDTH = 2, 5
@@ -139,7 +140,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
 def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
     """What the model's own forward raises, None if it runs."""
     try:
-        with torch.no_grad():
+        with collective.alone(), torch.no_grad():
             model(input_ids=torch.zeros((1, WIDTH), dtype=torch.int64, device=info.device), use_cache=False)
     except Exception as error:
         mixed = sorted({str(parameter.dtype) for parameter in model.parameters()})
@@ -156,6 +157,8 @@ def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running)
         recurrences_captured(model),
         lightning_captured(model),
         running(run),
+        # Ranks need not observe at the same time, or at all where a capture is stored.
+        collective.alone(),
         torch.no_grad(),
     ):
         logits: torch.Tensor = model(

@@ -3,6 +3,7 @@
 from speccompile.ops import attention as attention
 from speccompile.ops import causal_conv as causal_conv
 from speccompile.ops import choose as choose
+from speccompile.ops import collective as collective
 from speccompile.ops import commit as commit
 from speccompile.ops import gated_delta_rule as gated_delta_rule
 from speccompile.ops import likeliest as likeliest
@@ -18,6 +19,7 @@ __all__ = [
     "attention",
     "causal_conv",
     "choose",
+    "collective",
     "commit",
     "gated_delta_rule",
     "likeliest",

@@ -22,6 +22,7 @@ from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.policies.base import AnyPolicy
+from speccompile.ranks.ranks import Ranks
 from speccompile.runtime import open_engines
 from speccompile.runtime.async_driver import AsyncDriver
 from speccompile.runtime.engine_parts import connect_parts
@@ -89,6 +90,7 @@ class Engine:
         host_draft: a drafter on the host, called before each step.
         saver: saves hidden states of sequences; None if they are not saved.
         adapters: the arena's buffers of adapters; None if it has none.
+        ranks: of a sharded model, which run what this engine runs.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class Engine:
         host_draft: HostDraft | None = None,
         saver: Saver | None = None,
         adapters: AdapterBuffers | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.arena = arena
+        self.ranks = ranks
         self.options = options
         self.traits = traits
         self.saver = saver
@@ -310,7 +314,7 @@ class Engine:
             adapter=adapter,
             sampling=options,
         )
-        self.turns.check_process()
+        self._check_accepts()
         request = self._factory.from_options(self, self._prepare_missing, ids, given)
         try:
             self.enqueue([request])
@@ -337,8 +341,13 @@ class Engine:
     ) -> Request:
         """Create a request, after the executables that it runs are built. It is not queued yet. ``shown`` ``[1, P]`` is
         the prompt as streamers and criteria see it."""
-        self.turns.check_process()
+        self._check_accepts()
         return self._factory.make(self, self._prepare_missing, prompt, params, shown, streamer, criteria)
+
+    def _check_accepts(self) -> None:
+        self.turns.check_process()
+        if self.ranks is not None:
+            self.ranks.check_leads()
 
     def enqueue(self, requests: list[Request]) -> None:
         """As :meth:`Turns.enqueue`."""
@@ -464,6 +473,8 @@ class Engine:
             RecordsNotWritten: they cannot be written.
         """
         self.turns.close()
+        if self.ranks is not None:
+            self.ranks.close()
         if self.learner is not None:
             # In a callback its thread may wait for the current step.
             self.learner.close(wait=not self.turns.in_turn)
@@ -476,6 +487,8 @@ class Engine:
         """In a forked child."""
         self.turns.after_fork()
         self._driver.after_fork()
+        if self.ranks is not None:
+            self.ranks.after_fork()
         if self.learner is not None:
             # Its thread is the parent's.
             self.learner = self._departures.keeper = None

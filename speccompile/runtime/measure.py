@@ -86,7 +86,7 @@ def _on_line(place: int, known: Mapping[int, float]) -> float:
 def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int, enough: float) -> dict[Key, float]:
     """The shortest run of each, the first left out where there are others. They take turns, so that what slows the
     machine for a while slows them all."""
-    arena["length"][arena.layout.dummy_slot] = context
+    arena.write("length", arena.layout.dummy_slot, context)
     taken: dict[Key, list[float]] = {}
     for turn in range(REPEATS + 1):
         if turn and time.perf_counter() > enough:
@@ -107,7 +107,7 @@ def dummy_rows(arena: Arena, context: int | None = None) -> Iterator[None]:
     with arena.parked():
         try:
             if context is not None:
-                arena["length"][arena.layout.dummy_slot] = context
+                arena.write("length", arena.layout.dummy_slot, context)
             yield
         finally:
             arena.reset_slot(arena.layout.dummy_slot)

@@ -203,8 +203,9 @@ class Target:
         called = [name for name in CALLED_ON_HOST if name in values]
         if called and not self._calls_host:
             reason = (
-                "it is called on the host in the middle of a step, which a CUDA graph cannot do; wrap with "
-                'backend="inductor", or give processors that are tensor operations to wrap(logits_processor=...)'
+                "it is called on the host in the middle of a step, which a CUDA graph and the ranks of a sharded model "
+                'cannot do; wrap with backend="inductor" and one rank, or give processors that are tensor operations '
+                "to wrap(logits_processor=...)"
             )
             raise InvalidOption(where=where, name=called[0], value=values[called[0]], reason=reason)
         return Sampling({}) if sampling is None and self.processors else sampling

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from speccompile.compiler.build import Build
 from speccompile.compiler.options import WrapOptions
-from speccompile.errors import CannotCopy, Closed, Rebuilt
+from speccompile.errors import CannotCopy, Closed, Rebuilt, UnsupportedSharded
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import StepTraits
@@ -58,7 +58,7 @@ class SpeculatorBase:
             config.rule,
             config.logits_processors,
             () if build.drafter is None else build.drafter.weights.values(),
-            calls_host=build.captures is None,
+            calls_host=build.captures is None and config.ranks is None,
         )
         engine = Engine(
             target,
@@ -81,11 +81,12 @@ class SpeculatorBase:
             host_draft=config.mode.host_draft if config.max_draft_len else None,
             adapters=config.adapters,
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
+            ranks=config.ranks,
         )
         if options.learn is not None:
             assert build.drafter is not None and config.saved is not None
             engine.learn(options.learn, build.drafter.network.module, build.drafter.packs, config.saved, target)
-        if options.sampling:
+        if options.sampling and (config.ranks is None or config.ranks.leads):
             # No other thread has the engine yet, so no step runs meanwhile.
             engine.prepare("sampled")
         self._config, self._options, self._model_name = config, options, build.info.name
@@ -118,6 +119,36 @@ class SpeculatorBase:
         """
         return self._open()[0]
 
+    # --- ranks of a sharded model ----------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the ranks of a sharded model; 0 leads, and accepts requests."""
+        return 0 if self._config.ranks is None else self._config.ranks.rank
+
+    def follow(self) -> None:
+        """Run what rank 0 of a sharded model runs; returns when that closes its speculator. Every other rank calls it.
+
+        Raises:
+            UnsupportedSharded: the model is not sharded, or this is rank 0.
+            RankLost: rank 0, or another one, has ended, or did not take part in time.
+            RanksDiffer: the ranks' tokens are not the same.
+        """
+        _, target = self._open()
+        ranks = self._config.ranks
+        if ranks is None or ranks.leads:
+            reason = "there is none" if ranks is None else "this is rank 0, which the others follow"
+            raise UnsupportedSharded(what="follow()", reason=reason)
+        ranks.follow(target.state_of_weights)
+
+    def _refuse_sharded(self, what: str, reason: str) -> None:
+        """
+        Raises:
+            UnsupportedSharded: the model is sharded.
+        """
+        if self._config.ranks is not None:
+            raise UnsupportedSharded(what=what, reason=reason)
+
     # --- the end ---------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
@@ -132,6 +163,7 @@ class SpeculatorBase:
             SpecCompileError: as ``wrap``. An error before the build begins leaves this speculator as it was.
         """
         _, target = self._open()
+        self._refuse_sharded("rebuild()", "all ranks would have to build at once; start them again")
         self._rebuild(target.model, self._options, self)
 
     @property

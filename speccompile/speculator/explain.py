@@ -6,6 +6,7 @@ from speccompile.adapters.buffers import PREFIX
 from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
 from speccompile.hidden_states.options import FINAL
+from speccompile.lowering.collective_list import collectives_called
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
@@ -50,8 +51,9 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
         **_saved(config, engine),
         **_processors(config),
-        "on the host": _on_host(build),
+        "on the host": _on_host(config, build),
         "deterministic": _deterministic(config),
+        **_ranks(config, build),
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_weights(build),
         **_adapters(build, engine),
@@ -124,8 +126,22 @@ def _processors(config: BuildConfig) -> dict[str, str]:
     return {"logits processors": f"{names}: in every step, before temperature, top_k, ..."} if names else {}
 
 
-def _on_host(build: Build) -> str:
-    if build.captures is not None:
+def _ranks(config: BuildConfig, build: Build) -> dict[str, str]:
+    if config.ranks is None:
+        return {}
+    calls = collectives_called(build.largest.graph)
+    sent = f"{sum(call.calls for call in calls)} collectives, {sum(call.nbytes for call in calls) / 2**10:.1f} KiB"
+    drafter = ""
+    if config.network is not None:
+        drafter = "; drafts are rank 0's, and the drafter is replicated but for modules that it shares with the target"
+    return {
+        "ranks": f"{config.ranks.size} (tensor parallel), this is {config.ranks.rank}; the largest tier sends "
+        f"{sent} from each rank in a step, beside one message of rank 0{drafter}"
+    }
+
+
+def _on_host(config: BuildConfig, build: Build) -> str:
+    if build.captures is not None or config.ranks is not None:
         return f"prefix_allowed_tokens_fn before each token, without drafts; {' and '.join(CALLED_ON_HOST)} are refused"
     names = ", ".join(("prefix_allowed_tokens_fn", *CALLED_ON_HOST))
     return f"{names} of a request are called before each of its tokens, and it has no drafts; others keep theirs"

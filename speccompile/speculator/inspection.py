@@ -17,6 +17,7 @@ from speccompile.graph.step_graph import Route
 from speccompile.hidden_states.target_id import target_id
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.backends import Backend
+from speccompile.lowering.collective_list import CollectiveCall, collectives_called
 from speccompile.lowering.kernel_list import KernelCall, kernels_called
 from speccompile.lowering.tier import Tier
 from speccompile.modes.base import Mode
@@ -191,6 +192,15 @@ class Inspection(SpeculatorBase):
             code |= self._config.backend.compiled_code(drafter)
         return kernels_called(tier.graph, self.arena.device.type, code, drafters)
 
+    def collectives(self, draft_len: int | None = None) -> tuple[CollectiveCall, ...]:
+        """What the ranks of a sharded model send one another in one step of a tier, of most rows; empty for other
+        models. A body counts once for each call of it. ``draft_len`` None is the largest tier."""
+        tiers = self.tiers
+        draft_len = python_numbers(max(tiers) if draft_len is None else draft_len)
+        check_tier(draft_len, self.engine.draft_lens)
+        graphs = [tier.graph for tier in (*tiers[draft_len].segments, tiers[draft_len])]
+        return tuple(call for graph in graphs for call in collectives_called(graph))
+
     def explain(self) -> str:
         """A description of the build and its reasons, a line for each part."""
         engine, _ = self._open()
@@ -234,6 +244,8 @@ class Inspection(SpeculatorBase):
         engine, target = self._open()
         assert self._build is not None
         flag("report", "measure", measure)
+        if measure:
+            self._refuse_sharded("report()", "its parts would be timed on this rank alone; use measure=False")
         if kind is not None and not engine.table.prepared(kind, watched=False):
             reason = "its executables are not built; spec.prepare(sampling=True) builds those that draw tokens"
             raise InvalidOption(where="report", name="kind", value=kind, reason=reason)

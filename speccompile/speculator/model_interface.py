@@ -92,6 +92,7 @@ class ModelInterface(Inspection):
         the rounded weights, as they do. It does not use the arena: ``past_key_values`` is the caller's.
         """
         target = self._open()[1]
+        self._refuse_sharded("the model's forward", "call the sharded model on all ranks")
         target.state_of_weights()
         with as_packed(target.packs):
             return target.model(*inputs, **options)

@@ -215,6 +215,8 @@ class Speculator(ModelInterface):
             more, while ``plain`` has to be equal always.
         """
         engine, target = self._open()
+        if reference == "transformers":
+            self._refuse_sharded("check()", "its own generate() would run on this rank alone; use reference='plain'")
         if reference not in ("transformers", "plain"):
             raise InvalidOption(
                 where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"
@@ -399,6 +401,7 @@ class Speculator(ModelInterface):
             OSError: ``path`` cannot be written.
         """
         engine, target = self._open()
+        self._refuse_sharded("save()", "each rank has steps of its own part")
         assert self._build is not None
         # The backend that "auto" chose: steps and bodies are built for it.
         given = replace(self._options, backend=self._config.backend.name)

@@ -78,6 +78,7 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "VecISA",
+    "all_gather_into",
     "autograd_would_have_decomposed",
     "check_size",
     "compile_lock",
@@ -187,3 +188,9 @@ def _held(value: Any) -> list[Any]:
         # A cell without a value equals a new one.
         held += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
     return held
+
+
+def all_gather_into(result: torch.Tensor, part: torch.Tensor, group: Any) -> None:
+    """Gather the ranks' flat tensors one after another into ``result``. Since torch 2.13 its old name warns."""
+    gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
+    gather(result, part, group=group)

@@ -107,15 +107,15 @@ def module_twin(module: Module) -> Module:
     A tree that cannot be copied is its own twin; the log says so.
     """
     try:
-        return copy.deepcopy(module, _shared(module))
+        return copy.deepcopy(module, shared_with_twin(module))
     except Exception as error:
         logger.info("%s cannot be copied (%s): do not run it while it is captured", type(module).__name__, error)
         return module
 
 
-def _shared(module: nn.Module) -> dict[int, Any]:
-    """What a twin has in common with ``module``, by id: all tensors that a copy would reach, those of hooks and of
-    lists too, so that a change in place is a change of both."""
+def shared_with_twin(module: nn.Module) -> dict[int, Any]:
+    """What a twin has in common with ``module``, by id, as a memo of ``copy.deepcopy``: all tensors that a copy would
+    reach, those of hooks and of lists too, so that a change in place is a change of both."""
     shared: dict[int, Any] = {}
     seen: dict[int, Any] = {}
     found: list[Any] = [module]

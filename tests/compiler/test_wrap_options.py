@@ -69,11 +69,12 @@ def test_every_argument_of_wrap_becomes_its_option(model: LlamaForCausalLM, monk
         "prefix_reuse": False, "state_checkpoints": 7, "sampling": True, "logits_processor": len, "scores": True,
         "consume": True, "save_hidden_states": "folder", "passes": (1,), "learn": OnlineTraining(),
         "adapters": Adapters(2),
+        "rank_timeout": 5.0,
     }  # fmt: skip
     assert given.keys() == set(WrapOptions.names())
     assert all(given[item.name] != item.default for item in fields(WrapOptions) if item.default is not MISSING)
     seen: list[WrapOptions] = []
-    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options: seen.append(options))
+    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options, **_: seen.append(options))
     speccompile.wrap(model, **given, max_depth=7)
     assert seen == [WrapOptions(**given, mode_options={"max_depth": 7})]
     assert seen[0].arguments() == {**given, "max_depth": 7}

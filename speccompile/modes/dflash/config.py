@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from speccompile.errors import InvalidHead
 from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.graph_capture.shard_styles import whole_rows
 
 #: Taps of the default: as many as z-lab's heads have.
 TAPS = 5
@@ -122,7 +122,7 @@ def check_target(config: DFlashConfig, source: str, target: PreTrainedModel) -> 
     """Raises InvalidHead: a head of that config was made for another target."""
     text = target.config.get_text_config(decoder=True)
     layers = len(decoder_layers(target)[1])
-    tokens = len(cast(torch.Tensor, target.get_input_embeddings().weight))
+    tokens = whole_rows(target.get_input_embeddings())
     problems = []
     if config.hidden_size != text.hidden_size:
         problems.append(f"its hidden states are of size {config.hidden_size}, the target's of {text.hidden_size}")

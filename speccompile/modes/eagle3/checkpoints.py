@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.errors import HeadKeys, InvalidHead, InvalidInput
+from speccompile.graph_capture.shard_styles import whole_weight
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.config_files import read_config
 from speccompile.modes.eagle3.head import Eagle3Head
@@ -88,8 +89,7 @@ def _target_weights(
             continue
         rows = config.vocab_size if argument == "embedding" else config.draft_vocab_size
         assert isinstance(module, nn.Module)
-        weight = module.weight
-        assert isinstance(weight, torch.Tensor)
+        weight = whole_weight(module)
         if tuple(weight.shape) == (rows, config.hidden_size):
             target_weights[argument] = weight
     return target_weights

@@ -1,0 +1,60 @@
+"""Sharded models: this rank's part, and the ranks that run it together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from speccompile.compiler.options import WrapOptions
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.sharded import ShardPlace, shard_of, tensor_parallel_group
+from speccompile.ranks.ranks import Ranks
+
+#: Options of ``wrap`` that have to be the same on all ranks; of the others each rank has an object of its own.
+COMPARED = ("mode", "tiers", "max_batch", "max_len", "backend", "deterministic", "weights", "prefix_reuse", "scores")
+
+
+def join_ranks(model: Any, options: WrapOptions) -> tuple[Any, Ranks | None]:
+    """A sharded model as this rank's part of it, and the ranks; any other model as it is. All ranks call it.
+
+    Raises:
+        UnsupportedModel: it is sharded in a way that is not supported.
+        InvalidOption: an option does not go with a sharded model.
+        RanksDiffer: another rank has other options or versions.
+        RankLost: another rank has ended, or does not wrap.
+    """
+    group = tensor_parallel_group(model)
+    if group is None:
+        return model, None
+    _check_options(options)
+    ranks = Ranks(group, options.rank_timeout)
+    with abandoned_on_error(ranks):
+        ranks.check_equal("torch and transformers", f"{torch.__version__} and {transformers.__version__}")
+        ranks.check_equal("options of wrap", str({name: getattr(options, name) for name in COMPARED}))
+        return shard_of(model, ShardPlace(ranks.name, ranks.size, ranks.rank)), ranks
+
+
+@contextlib.contextmanager
+def abandoned_on_error(ranks: Ranks | None) -> Iterator[None]:
+    """What fails on one rank is an error on the others at once: they would wait for it."""
+    try:
+        yield
+    except BaseException:
+        if ranks is not None:
+            ranks.abandon()
+        raise
+
+
+def _check_options(options: WrapOptions) -> None:
+    reasons = {
+        "consume": "the sharded model shares its weights with other ranks' work; load it with a larger tp_size instead",
+        "learn": "each rank would train a head of its own",
+        "save_hidden_states": "each rank would write the same files; save them with one process",
+    }
+    for name, reason in reasons.items():
+        if value := getattr(options, name):
+            raise InvalidOption(where="wrap", name=name, value=value, reason=f"the model is sharded, and {reason}")

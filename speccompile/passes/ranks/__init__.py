@@ -1,0 +1,1 @@
+"""Passes for the ranks of a sharded model."""

@@ -1,0 +1,134 @@
+"""What ranks send one another beside the collectives of their steps: a message for each run, and comparisons."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from speccompile.errors import RankLost
+from speccompile.ops.collective import named_errors, new_group
+from speccompile.utils.torch_private import all_gather_into
+
+#: Bytes of the first part of a message, which is all of it in most steps.
+FIRST_PART = 1024
+#: Seconds that a build on another rank may take.
+BUILD_TIMEOUT = 3600.0
+
+#: A call of a method of the arena that the host made since the last message: its name and its arguments.
+Change = tuple[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the followers do next.
+
+    Args:
+        action: ``run`` the program ``name``; ``build`` by the builder ``name``, with ``argument``; ``wait`` on, as the
+            leader is alive; ``end``.
+        changes: of the arena, to be made before.
+        compare: whether all ranks compare their state afterwards.
+    """
+
+    action: Literal["run", "build", "wait", "end"]
+    name: str = ""
+    argument: Any = None
+    changes: tuple[Change, ...] = ()
+    compare: bool = False
+
+
+class Channel:
+    """Messages of rank 0 and small exchanges, over the host's network (gloo) on every device.
+
+    Args:
+        ranks: the global ranks of the group.
+        timeout: seconds after which a rank that does not answer counts as lost.
+    """
+
+    def __init__(self, ranks: list[int], timeout: float) -> None:
+        self._group = new_group(ranks, timeout, "gloo")
+        # A build takes longer than a step; a process that dies in it is noticed at once all the same.
+        self._builds = new_group(ranks, max(timeout, BUILD_TIMEOUT), "gloo")
+        self._first = ranks[0]
+        self.ranks = len(ranks)
+        self.rank = ranks.index(dist.get_rank())
+
+    def send(self, message: Message) -> None:
+        """Rank 0 sends to all others.
+
+        Raises:
+            RankLost: one of them has ended.
+        """
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        packed = torch.frombuffer(bytearray(len(data).to_bytes(8, "little") + data), dtype=torch.uint8)
+        first = torch.zeros(FIRST_PART, dtype=torch.uint8)
+        first[: len(packed)] = packed[:FIRST_PART]
+        self._broadcast(first)
+        if len(packed) > FIRST_PART:
+            self._broadcast(packed[FIRST_PART:].clone())
+
+    def receive(self) -> Message:
+        """The next message of rank 0.
+
+        Raises:
+            RankLost: it has ended, or sent nothing in time.
+        """
+        first = torch.empty(FIRST_PART, dtype=torch.uint8)
+        self._broadcast(first)
+        data = bytes(first.numpy())
+        size = int.from_bytes(data[:8], "little")
+        if 8 + size > FIRST_PART:
+            rest = torch.empty(8 + size - FIRST_PART, dtype=torch.uint8)
+            self._broadcast(rest)
+            data += bytes(rest.numpy())
+        message = pickle.loads(data[8 : 8 + size])
+        assert isinstance(message, Message)
+        return message
+
+    def exchange(self, values: list[int]) -> list[list[int]]:
+        """What every rank has for ``values``, as many on each.
+
+        Raises:
+            RankLost: a rank did not answer in time.
+        """
+        own = torch.tensor(values, dtype=torch.int64)
+        return self._gather(own, self._group, "a comparison of the ranks").tolist()
+
+    def all_built(self, built: bool) -> None:
+        """Wait until every rank has built what it was to build.
+
+        Raises:
+            RankLost: a rank has ended, or could not build it.
+        """
+        answers = self._gather(torch.tensor([built], dtype=torch.int64), self._builds, "a build")[:, 0].tolist()
+        if failed := [rank for rank, answer in enumerate(answers) if not answer and rank != self.rank]:
+            raise RankLost(during="a build", reason=f"rank {failed[0]} could not build the same")
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """What every rank has for ``value``; for the beginning, where sizes differ.
+
+        Raises:
+            RankLost: a rank did not answer in time.
+        """
+        answers: list[Any] = [None] * self.ranks
+        with named_errors("the start"):
+            dist.all_gather_object(answers, value, group=self._group)
+        return answers
+
+    def close(self) -> None:
+        """Give the connections up. A rank that still waits for this one receives an error at once."""
+        for group in (self._group, self._builds):
+            dist.destroy_process_group(group)
+
+    def _broadcast(self, data: torch.Tensor) -> None:
+        with named_errors("the message of a step"):
+            dist.broadcast(data, self._first, group=self._group)
+
+    def _gather(self, own: torch.Tensor, group: dist.ProcessGroup, during: str) -> torch.Tensor:
+        answers = own.new_empty((self.ranks, *own.shape))
+        with named_errors(during):
+            all_gather_into(answers.view(-1), own, group)
+        return answers

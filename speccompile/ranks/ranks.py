@@ -1,0 +1,257 @@
+"""The ranks of one sharded model: who leads, what runs in common, and how failures become errors on all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from speccompile.errors import FollowerRank, RankError, RankLost, RanksDiffer
+from speccompile.graph.arena import Arena
+from speccompile.lowering.tier import Tier
+from speccompile.ops import collective
+from speccompile.ranks.channel import BUILD_TIMEOUT, Change, Channel, Message
+from speccompile.ranks.state_digest import slot_digests
+
+T = TypeVar("T")
+
+#: Runs between two comparisons of the ranks' state.
+COMPARE_EVERY = 16
+#: The leader sends a sign of life after this share of the time-out.
+IDLE_SHARE = 0.25
+
+
+class Ranks:
+    """The processes that hold the parts of one model.
+
+    Rank 0 leads: it alone has requests, a queue, a policy and clocks. Before each run it sends one message: the
+    program's name, and what the host wrote into the arena since the last run (rows, slots, prompts, limits, seeds,
+    cancelled rows). The others do the same to their arena, and run the same program. So ranks cannot choose
+    differently, and whatever can be written into the arena works on all of them.
+
+    Args:
+        group: the processes, in their order.
+        timeout: seconds after which a rank that does not take part counts as lost.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        self.timeout = timeout
+        self._steps = collective.new_group(ranks, timeout)
+        self._build = collective.new_group(ranks, max(timeout, BUILD_TIMEOUT))
+        # Until the build has ended: one rank may compile for minutes while another one waits in a check.
+        self.name = collective.connect_new("tensor_parallel", self._build)
+        self._channel = Channel(ranks, timeout)
+        self.rank, self.size = self._channel.rank, self._channel.ranks
+        self._programs: dict[str, Tier] = {}
+        self._builders: dict[str, Callable[[Any], object]] = {}
+        self._changes: list[Change] = []
+        self._arena: Arena | None = None
+        self._lock = threading.RLock()
+        self._runs = 0
+        self._failed: RankError | None = None
+        self._ended = threading.Event()
+        self._spoke = threading.Event()
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    # --- the beginning -------------------------------------------------------------------------------
+
+    def check_equal(self, what: str, value: str) -> None:
+        """
+        Raises:
+            RanksDiffer: ``value`` is another one on some rank.
+        """
+        answers = self._channel.gather_objects(value)
+        if differing := [rank for rank, answer in enumerate(answers) if answer != answers[0]]:
+            reason = f"rank 0 has {answers[0]}, rank {differing[0]} has {answers[differing[0]]}"
+            raise RanksDiffer(what=what, reason=reason)
+
+    def take(self, arena: Arena) -> None:
+        """The build has ended: from now on what the host writes into ``arena`` is repeated on all ranks, before the
+        next run."""
+        self._channel.all_built(True)
+        collective.connect(self.name, self._steps)
+        self._arena = arena
+        if self.leads:
+            arena.journal = self._changes
+            arguments = (weakref.ref(self), self._ended, IDLE_SHARE * self.timeout)
+            threading.Thread(target=_keep_in_touch, args=arguments, name="speccompile-ranks", daemon=True).start()
+
+    def shared(self, tier: Tier) -> Tier:
+        """``tier`` as the leader runs it: all ranks run it. Its name has to be unique."""
+        own = replace(tier, drafter=None)
+        if not self.leads:
+            # The leader refers to none of what refers to it.
+            self._programs[tier.name] = own
+
+        def on_all_ranks(*arguments: Any) -> None:
+            with self._together():
+                self._runs += 1
+                compare = self._runs % COMPARE_EVERY == 0
+                changes = tuple(self._changes)
+                self._changes.clear()
+                self._channel.send(Message("run", tier.name, changes=changes, compare=compare))
+                own.executable(*arguments)
+                if compare:
+                    self._compare()
+
+        drafter = None if tier.drafter is None else self.shared(tier.drafter)
+        return replace(tier, executable=on_all_ranks, drafter=drafter)
+
+    def builder(self, name: str, build: Callable[[Any], T]) -> Callable[[Any], T]:
+        """``build`` as the leader calls it: all ranks build the same, each for itself."""
+        if not self.leads:
+            self._builders[name] = build
+
+        def on_all_ranks(argument: Any) -> T:
+            with self._together():
+                self._channel.send(Message("build", name, argument))
+                return self._built(build, argument)
+
+        return on_all_ranks
+
+    def check_leads(self) -> None:
+        """
+        Raises:
+            FollowerRank: another rank leads.
+            RankError: the ranks lost one another before.
+        """
+        if not self.leads:
+            raise FollowerRank(rank=self.rank)
+        if self._failed is not None:
+            # Another one of the class: threads share no traceback.
+            raise type(self._failed)(str(self._failed), **self._failed.fields) from self._failed
+
+    # --- followers -----------------------------------------------------------------------------------
+
+    def follow(self, read_weights: Callable[[], object]) -> None:
+        """Run what the leader runs, until it ends.
+
+        Args:
+            read_weights: called when the leader admits a request, before it runs: weights may have changed in place.
+
+        Raises:
+            RankLost: the leader, or another rank, has ended, or did not take part in time.
+            RanksDiffer: the ranks' texts are not the same.
+        """
+        assert self._arena is not None
+        try:
+            while (message := self._channel.receive()).action != "end":
+                if any(method == "reset_slot" for method, _ in message.changes):
+                    read_weights()
+                for method, values in message.changes:
+                    getattr(self._arena, method)(*values)
+                if message.action == "run":
+                    self._programs[message.name].run_target()
+                elif message.action == "build":
+                    self._built(self._builders[message.name], message.argument)
+                if message.compare:
+                    self._compare()
+        finally:
+            self.abandon()
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The leader ends: its followers return from :meth:`follow`."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            if self.leads and self._failed is None:
+                with contextlib.suppress(RankLost):
+                    self._channel.send(Message("end"))
+            self.abandon()
+
+    def after_fork(self) -> None:
+        """In a forked child: the connections are the parent's, which the child must not close."""
+        self._lock = threading.RLock()
+        self._failed = RankLost(during="a forked process", reason="the ranks are connected to its parent")
+        self._ended.set()
+
+    def abandon(self) -> None:
+        """Close the connections, so that a rank that waits for this one ends at once."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._programs.clear()
+        self._builders.clear()
+        collective.disconnect(self.name)
+        self._channel.close()
+        for group in (self._steps, self._build):
+            dist.destroy_process_group(group)
+
+    # --- both ----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """One thing at a time. What fails in it leaves the ranks at different places, so that nothing can follow."""
+        with self._lock:
+            self.check_leads()
+            if self._ended.is_set():
+                raise RankLost(during="a step", reason="this rank has closed its speculator")
+            try:
+                yield
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self._spoke.set()
+
+    def _fail(self, error: BaseException) -> None:
+        reason = f"rank {self.rank} raised {type(error).__name__}: {error}"
+        self._failed = error if isinstance(error, RankError) else RankLost(during="a step", reason=reason)
+        self.abandon()
+
+    def _built(self, build: Callable[[Any], T], argument: Any) -> T:
+        try:
+            result = build(argument)
+        except BaseException:
+            self._channel.all_built(False)
+            raise
+        self._channel.all_built(True)
+        return result
+
+    def _compare(self) -> None:
+        """
+        Raises:
+            RanksDiffer: the ranks hold different texts.
+        """
+        assert self._arena is not None
+        answers = self._channel.exchange(slot_digests(self._arena))
+        for rank, answer in enumerate(answers):
+            if slots := [slot for slot, digest in enumerate(answer) if digest != answers[0][slot]]:
+                reason = f"slot {slots[0]} of rank {rank} is not that of rank 0"
+                raise RanksDiffer(what="tokens, lengths or drafts", reason=reason)
+
+    def speak(self) -> None:
+        """Send a sign of life, unless something was sent since the last call.
+
+        Raises:
+            RankError: the ranks lost one another.
+        """
+        if self._spoke.is_set():
+            self._spoke.clear()
+            return
+        with self._together():
+            self._channel.send(Message("wait"))
+
+
+def _keep_in_touch(ranks: weakref.ref[Ranks], ended: threading.Event, interval: float) -> None:
+    """While the leader has nothing to run its followers wait for a message, and would count it as lost."""
+    while not ended.wait(interval):
+        leader = ranks()
+        if leader is None:
+            return
+        try:
+            leader.speak()
+        except RankError:
+            # The next request raises it.
+            return
+        del leader

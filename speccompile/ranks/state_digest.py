@@ -1,0 +1,31 @@
+"""A digest of what each slot holds, by which ranks notice that they differ."""
+
+from __future__ import annotations
+
+import zlib
+
+from speccompile.graph.arena import Arena
+
+#: State that the text and the next drafts depend on, besides the tokens up to ``length``.
+COMPARED = ("length", "emitted", "accepted", "alive")
+
+
+def slot_digests(arena: Arena) -> list[int]:
+    """A CRC of each slot's tokens, lengths and drafts."""
+    lengths = arena["length"].tolist()
+    columns = {name: arena[name].tolist() for name in COMPARED}
+    drafts, counts = _drafts(arena)
+    digests = []
+    for slot, length in enumerate(lengths):
+        text = arena["tokens"][slot, :length].cpu().numpy().tobytes()
+        facts = [columns[name][slot] for name in COMPARED] + drafts[slot][: counts[slot]]
+        digests.append(zlib.crc32(repr(facts).encode(), zlib.crc32(text)))
+    return digests
+
+
+def _drafts(arena: Arena) -> tuple[list[list[int]], list[int]]:
+    if "draft_tokens" not in arena:
+        return [[]] * arena["length"].shape[0], [0] * arena["length"].shape[0]
+    drafts = arena["draft_tokens"].tolist()
+    counts = arena["draft_lens"].tolist() if "draft_lens" in arena else [len(drafts[0])] * len(drafts)
+    return drafts, counts

@@ -1,0 +1,66 @@
+"""Greedy choice from the ranks' parts of the logits, without processes: their parts are gathered here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import speccompile.ops  # noqa: F401  defines the ops
+from speccompile.ops import collective
+from speccompile.passes.ranks.broadcast_drafts import first_ranks
+from speccompile.passes.ranks.choose_from_shards import choose_from_part
+
+
+def chosen(
+    logits: torch.Tensor, ranks: int, patch: pytest.MonkeyPatch, places: int | None = None
+) -> list[torch.Tensor]:
+    """What every rank chooses."""
+    size = logits.shape[-1]
+    count = -(-size // ranks)
+    # The last parts are padded with numbers that must not be chosen.
+    padded = torch.nn.functional.pad(logits, (0, count * ranks - size), value=1e9)
+    parts = padded.split(count, -1)
+    sent: list[torch.Tensor] = []
+
+    def record(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
+        sent.append(x)
+        return x.expand(ranks, *x.shape)
+
+    def run() -> list[torch.Tensor]:
+        options = {"places": places, "size": size, "group": "g", "ranks": ranks}
+        return [choose_from_part(part, rank=rank, **options)[0] for rank, part in enumerate(parts)]
+
+    patch.setattr(collective, "_gathered", record)
+    run()
+    patch.setattr(collective, "_gathered", lambda x, group, ranks: torch.stack(sent))
+    return run()
+
+
+VALUES = st.sampled_from([-1e30, -1.0, 0.0, 0.5, 0.5, 2.0, float("inf"), float("-inf"), float("nan")])
+
+
+@given(
+    ranks=st.integers(2, 4),
+    values=st.lists(st.lists(VALUES, min_size=9, max_size=9), min_size=2, max_size=2),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_all_ranks_choose_what_one_rank_chooses(ranks: int, values: list[list[float]], dtype: torch.dtype) -> None:
+    logits = torch.tensor([values], dtype=dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        for own in chosen(logits, ranks, patch):
+            assert torch.equal(own, torch.ops.speccompile.choose(logits))
+
+
+def test_only_the_places_that_are_judged_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0))
+    for own in chosen(logits, 3, monkeypatch, places=2):
+        assert torch.equal(own, logits[:, :2].argmax(-1))
+
+
+def test_drafts_of_the_first_rank_keep_their_shapes() -> None:
+    values = (torch.arange(6).view(2, 3), torch.tensor([3, 1]), torch.arange(8).view(2, 4))
+    with collective.alone():
+        for before, after in zip(values, first_ranks(*values, group="g", ranks=2), strict=True):
+            assert torch.equal(before, after)

@@ -1,0 +1,214 @@
+"""Two gloo processes hold one model. One pair of processes runs all cases of ``support/rank_cases.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from speccompile import wrap
+from speccompile.heads import Eagle3Head
+from speccompile.modes.eagle3.save import save_eagle3
+from support.guide_tokenizers import common
+from support.rank_cases import CASES, DRAWN, FAMILIES, MODES, NEW, PROMPTS, SIZES, VOCAB, texts
+from support.tiny import tiny_llama
+
+SMALL: dict[str, Any] = dict(
+    vocab_size=128,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    initializer_range=0.15,
+    eos_token_id=None,
+    bos_token_id=None,
+    pad_token_id=None,
+)
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def families() -> dict[str, PreTrainedModel]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {
+            "qwen3_moe": Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **EXPERTS, intermediate_size=96)).eval(),
+            "gemma2": Gemma2ForCausalLM(Gemma2Config(**SMALL, intermediate_size=96, sliding_window=8)).eval(),
+        }
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return tiny_llama(layers=3, vocab=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def one_head() -> LlamaForCausalLM:
+    """Two ranks cannot share out its KV head."""
+    return tiny_llama(kv_heads=1, vocab=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, PreTrainedModel]:
+    return families()
+
+
+@pytest.fixture(scope="module")
+def folder(
+    target: LlamaForCausalLM,
+    one_head: LlamaForCausalLM,
+    models: dict[str, PreTrainedModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The results of all cases, of both ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    target.save_pretrained(folder / "target")
+    one_head.save_pretrained(folder / "one_head")
+    common().save_pretrained(folder / "one_head")
+    save_eagle3(Eagle3Head.random(target, taps=(0, 1, 2)), folder / "eagle3")
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    tests = Path(__file__).parents[1]
+    of_both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    paths = {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])}
+    with contextlib.ExitStack() as files:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "support.rank_worker", str(folder)],
+                env=os.environ | of_both | paths | {"RANK": rank, "LOCAL_RANK": rank},
+                stdout=files.enter_context((folder / f"log.{rank}").open("w")),
+                stderr=subprocess.STDOUT,
+            )
+            for rank in "01"
+        ]
+        try:
+            codes = [process.wait(timeout=400) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    logs = "\n".join((folder / f"log.{rank}").read_text()[-3000:] for rank in "01")
+    assert codes == [0, -9], f"rank 0 ends by itself, rank 1 is killed in the last case\n{logs}"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(target: LlamaForCausalLM) -> dict[str, list[list[int]]]:
+    with wrap(target, "none", tiers=(0,), backend="eager", max_batch=2, max_len=SIZES["max_len"]) as spec:
+        return {"greedy": texts(spec), "drawn": texts(spec, **DRAWN)}
+
+
+def of(folder: Path, name: str, rank: int = 0) -> Any:
+    answer = json.loads((folder / f"{name}.{rank}.json").read_text())
+    assert "result" in answer, answer
+    return answer["result"]
+
+
+def error_of(folder: Path, name: str, rank: int) -> tuple[str, float]:
+    answer = json.loads((folder / f"{name}.{rank}.json").read_text())
+    return answer["error"], answer["seconds"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_write_the_text_of_one(folder: Path, plain: dict[str, list[list[int]]], mode: str) -> None:
+    found = of(folder, mode)
+    assert found["greedy"] == plain["greedy"]
+    # Rank 1 has followed to the end, and was equal after each run.
+    assert of(folder, mode, 1) is None
+    assert "2 (tensor parallel), this is 0" in found["explain"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_with_other_plans(folder: Path, models: dict[str, PreTrainedModel], name: str) -> None:
+    with wrap(models[name], "none", tiers=(0,), backend="eager", max_batch=2, max_len=SIZES["max_len"]) as spec:
+        assert of(folder, name)["greedy"] == texts(spec)
+
+
+def test_the_engine_over_two_ranks_whose_logits_differ_in_their_last_bits(
+    folder: Path, plain: dict[str, list[list[int]]]
+) -> None:
+    found = of(folder, "engine")
+    shortest = [text[:NEW] for text in plain["greedy"]]
+    assert found["random tiers"] == shortest
+    assert found["beside cancelled"] == [shortest[0]] * 6
+    assert found["after silence"] == [*PROMPTS[0], *shortest[0]]
+    text, ended = found["guided"]
+    assert re.fullmatch("([ab]{2}c){2}", text) and ended
+    assert [token in (7, 8, 10 + place) for place, token in enumerate(found["allowed"])] == [True] * 6
+    assert found["drawn"] == plain["drawn"]
+    assert of(folder, "engine", 1) is None
+
+
+def test_the_example_runs_on_both_ranks(folder: Path, one_head: LlamaForCausalLM) -> None:
+    lines = of(folder, "example").splitlines()
+    ids = common()("one two three four, one two three four, one two", return_tensors="pt").input_ids
+    output = one_head.generate(ids, max_new_tokens=32, do_sample=False)
+    assert lines[0] == common().decode(output[0], skip_special_tokens=True).splitlines()[0]
+    assert any("all_reduce" in line for line in lines)
+    assert of(folder, "example", 1) == ""
+
+
+def test_collectives_are_ops_of_the_graph(folder: Path) -> None:
+    found = of(folder, "engine")
+    rows, places, hidden, layers = 2, 4, 64, 3
+    sums = 4 * rows * places * hidden
+    # The embedding, and two for each decoder layer; the choice needs two integers of each place.
+    assert found["collectives"] == [
+        ["all_reduce", 1, sums],
+        ["all_reduce", 2 * layers, 2 * layers * sums],
+        ["all_gather", 1, 16 * rows * places],
+    ]
+    assert "torch.ops.speccompile.all_gather" in found["stage"]
+
+
+def test_what_needs_the_model_or_one_process_is_refused_by_name(folder: Path) -> None:
+    both = {
+        "consume": "InvalidOption",
+        "save_hidden_states": "InvalidOption",
+        "KV heads": "UnsupportedModel",
+        **dict.fromkeys(("save", "rebuild", "check", "forward", "report"), "UnsupportedSharded"),
+    }
+    assert of(folder, "refused") == both | {"follow": "UnsupportedSharded", "processor": "InvalidOption"}
+    assert of(folder, "refused", 1) == both | {"submit": "FollowerRank"}
+
+
+def test_a_slow_rank_changes_nothing_but_the_time(folder: Path, plain: dict[str, list[list[int]]]) -> None:
+    assert of(folder, "slow")["greedy"] == plain["greedy"]
+    assert of(folder, "slow", 1) is None
+
+
+def test_another_token_on_one_rank_is_an_error_on_both(folder: Path) -> None:
+    assert of(folder, "changed_token")["errors"] == dict.fromkeys(("running", "waiting", "later"), "RanksDiffer")
+    assert error_of(folder, "changed_token", 1)[0] == "RanksDiffer"
+
+
+def test_a_stalled_rank_is_an_error_on_both_within_the_time_out(folder: Path) -> None:
+    assert of(folder, "stalled")["errors"] == dict.fromkeys(("running", "waiting", "later"), "RankLost")
+    assert error_of(folder, "stalled", 1)[0] == "RankLost"
+
+
+def test_a_killed_rank_is_an_error_on_the_other_at_once(folder: Path) -> None:
+    assert of(folder, "killed")["errors"] == dict.fromkeys(("running", "waiting", "later"), "RankLost")
+    seconds = json.loads((folder / "killed.0.json").read_text())["seconds"]
+    assert seconds < SIZES["rank_timeout"] / 2
+    assert not (folder / "killed.1.json").exists() and list(CASES)[-1] == "killed"

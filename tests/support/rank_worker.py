@@ -1,0 +1,43 @@
+"""One rank of a sharded model: runs all cases of :mod:`support.rank_cases`, and writes what came of each as JSON.
+
+``python -m support.rank_worker FOLDER``, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+from speccompile.errors import SpecCompileError
+from speccompile.ranks import ranks as ranks_module
+from support.rank_cases import CASES
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    # Every run of every case compares the two ranks' state.
+    ranks_module.COMPARE_EVERY = 1
+    model = AutoModelForCausalLM.from_pretrained(folder / "target", distributed_config=DistributedConfig(tp_size=2))
+    rank = int(os.environ["RANK"])
+    for name, case in CASES.items():
+        started = time.perf_counter()
+        try:
+            result: Any = {"result": case(model.eval(), rank, folder)}
+        except SpecCompileError as error:
+            result = {"error": type(error).__name__, "message": str(error)}
+        result["seconds"] = time.perf_counter() - started
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    # What a rank that was lost has left is not waited for.
+    os._exit(0)
