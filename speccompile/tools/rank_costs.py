@@ -1,0 +1,124 @@
+"""On paper: what a step of a sharded model costs over n ranks, and up to which draft length speculation pays.
+
+``python -m speccompile.tools.rank_costs`` prints the table of docs/guides/ranks.md. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """What a step reads and sends.
+
+    Args:
+        weights: bytes that every rank reads its part of.
+        whole: bytes that every rank reads all of.
+        layers, hidden: L and M.
+        value_bytes: of one number of a hidden state.
+    """
+
+    weights: float
+    whole: float
+    layers: int
+    hidden: int
+    value_bytes: int
+
+    @property
+    def sums(self) -> int:
+        """All-reduces of a step: of the embedding, and two in each layer."""
+        return 2 * self.layers + 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What reading and sending take.
+
+    Args:
+        read: bytes of weights a second, of one rank.
+        link: bytes a second that a rank receives.
+        latency: seconds of a collective of nothing.
+        ring: whether a sum goes round a ring, as NCCL's does, which sends ``2 (n - 1) / n`` parts; else each rank
+            receives the parts of all others, as on CPUs (:func:`speccompile.ops.collective.all_reduce`).
+        place: seconds that each further place of a row adds to the reading of all weights by one rank, as a share.
+    """
+
+    read: float
+    link: float
+    latency: float
+    ring: bool = True
+    place: float = 0.01
+
+
+def step_seconds(model: ShardedModel, machine: Machine, *, ranks: int, width: int, rows: int = 1) -> float:
+    """Seconds of a step of ``rows`` rows of ``width`` places over ``ranks``.
+
+    Weights are read once, and further places add to that; every sum is of the hidden states of all places. The choice
+    and the message of rank 0 are two collectives of a few bytes.
+    """
+    reading = (model.weights / ranks + model.whole) / machine.read * (1 + machine.place * (rows * width - 1))
+    if ranks == 1:
+        return reading
+    part = rows * width * model.hidden * model.value_bytes
+    parts = 2 * (ranks - 1) / ranks if machine.ring else ranks - 1
+    sending = model.sums * (machine.latency + parts * part / machine.link)
+    return reading + sending + 2 * machine.latency
+
+
+def emitted(draft_len: int, chance: float) -> float:
+    """Expected tokens of a step whose drafts are right with ``chance`` each: the sum of its powers up to
+    ``draft_len``."""
+    return sum(chance**accepted for accepted in range(draft_len + 1))
+
+
+def gain(
+    model: ShardedModel, machine: Machine, draft_len: int, *, ranks: int, rows: int = 1, chance: float = 0.7
+) -> float:
+    """Tokens a second with drafts over tokens a second without."""
+    plain = step_seconds(model, machine, ranks=ranks, width=1, rows=rows)
+    drafted = step_seconds(model, machine, ranks=ranks, width=draft_len + 1, rows=rows)
+    return emitted(draft_len, chance) * plain / drafted
+
+
+def best_draft_len(
+    model: ShardedModel, machine: Machine, *, ranks: int, rows: int = 1, chance: float = 0.7, most: int = 15
+) -> int:
+    """The draft length that emits most tokens a second; 0 where speculation does not pay."""
+    return max(range(most + 1), key=lambda size: gain(model, machine, size, ranks=ranks, rows=rows, chance=chance))
+
+
+#: Llama-3.1-8B in bfloat16: 8.03e9 parameters, all of them sharded.
+LLAMA_8B = ShardedModel(weights=16.06e9, whole=0.0, layers=32, hidden=4096, value_bytes=2)
+#: Links by name: bytes a second and seconds, in one direction.
+LINKS: dict[str, tuple[float, float]] = {
+    "NVLink, 450 GB/s, 10 us": (450e9, 10e-6),
+    "PCIe 4, 25 GB/s, 20 us": (25e9, 20e-6),
+    "100 Gbit/s, 12 GB/s, 40 us": (12e9, 40e-6),
+    "10 Gbit/s, 1.2 GB/s, 80 us": (1.2e9, 80e-6),
+}
+#: One accelerator that reads 2 TB/s.
+READ = 2e12
+
+
+def table(ranks: Sequence[int] = (1, 2, 4, 8), rows: Sequence[int] = (1, 32)) -> str:
+    """Markdown: of each link, rows and ranks, milliseconds of a step without drafts, and the best draft length with its
+    gain."""
+    head = ["link", "rows", *(f"n={count}" for count in ranks)]
+    lines = [head, ["---", "---:", *["---:"] * len(ranks)]]
+    for name, (link, latency) in LINKS.items():
+        machine = Machine(READ, link, latency)
+        for count in rows:
+            cells = []
+            for size in ranks:
+                plain = 1e3 * step_seconds(LLAMA_8B, machine, ranks=size, width=1, rows=count)
+                best = best_draft_len(LLAMA_8B, machine, ranks=size, rows=count)
+                found = gain(LLAMA_8B, machine, best, ranks=size, rows=count)
+                cells.append(f"{plain:.1f} ms, K={best}, {found:.2f}x")
+            lines.append([name, str(count), *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(table())

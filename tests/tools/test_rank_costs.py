@@ -1,0 +1,51 @@
+"""What a step costs over several ranks, on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from speccompile.tools.rank_costs import (
+    LLAMA_8B,
+    Machine,
+    best_draft_len,
+    emitted,
+    gain,
+    step_seconds,
+    table,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "ranks.md"
+FAST = Machine(read=2e12, link=450e9, latency=10e-6)
+
+
+def test_one_rank_reads_its_weights_and_sends_nothing() -> None:
+    assert step_seconds(LLAMA_8B, FAST, ranks=1, width=1) == LLAMA_8B.weights / FAST.read
+
+
+def test_two_ranks_by_hand() -> None:
+    machine = Machine(read=1e9, link=1e6, latency=0.5, ring=False, place=0.0)
+    model = replace(LLAMA_8B, weights=4e9, whole=1e9, layers=1, hidden=1000, value_bytes=2)
+    # 4 of 8 thousand million bytes halved and one whole; three sums of half a second and 3 * 2,000 bytes; two more.
+    assert step_seconds(model, machine, ranks=2, width=3) == pytest.approx(3 + 3 * (0.5 + 6000 / 1e6) + 1)
+    ring = replace(machine, ring=True)
+    assert step_seconds(model, ring, ranks=4, width=1) == pytest.approx(2 + 3 * (0.5 + 1.5 * 2000 / 1e6) + 1)
+
+
+def test_drafts_that_are_never_right_never_pay() -> None:
+    assert emitted(7, 0.0) == 1 and emitted(2, 0.5) == 1.75
+    assert best_draft_len(LLAMA_8B, FAST, ranks=2, chance=0.0) == 0
+    assert gain(LLAMA_8B, FAST, 0, ranks=2) == 1
+
+
+def test_a_link_without_bytes_ends_what_speculation_gains() -> None:
+    slow = replace(FAST, link=1e8)
+    lengths = [best_draft_len(LLAMA_8B, slow, ranks=count, rows=8) for count in (1, 2, 8)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > 0 and lengths[-1] == 0
+
+
+def test_the_page_has_the_table() -> None:
+    inside = PAGE.read_text().split("<!-- rank costs -->")[1].split("<!-- end of rank costs -->")[0]
+    assert inside.strip() == table(), "put what python -m speccompile.tools.rank_costs prints into it"
