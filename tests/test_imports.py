@@ -32,7 +32,8 @@ ALLOWED = {
     "ranks": "graph ops lowering",
     "runtime": "ranks graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
     "compiler": (
-        "graph ops sampling graph_capture adapters passes hidden_states acceptance policies modes lowering ranks runtime"
+        "graph ops sampling graph_capture adapters passes hidden_states acceptance policies modes lowering ranks "
+        "runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
     "speculator": "graph ops sampling adapters passes hidden_states policies modes lowering runtime compiler report",

@@ -52,6 +52,7 @@ def abandoned_on_error(ranks: Ranks | None) -> Iterator[None]:
 def _check_options(options: WrapOptions) -> None:
     reasons = {
         "consume": "the sharded model shares its weights with other ranks' work; load it with a larger tp_size instead",
+        "adapters": "adapters are not split over ranks; merge one into the model before it is sharded",
         "learn": "each rank would train a head of its own",
         "save_hidden_states": "each rank would write the same files; save them with one process",
     }
