@@ -229,7 +229,7 @@ def test_gpt2_is_wrapped_without_arguments_and_explain_names_its_positions() -> 
 
 def test_a_draft_without_a_mode_chooses_auto(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[Any] = []
-    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options: modes.append(options.mode))
+    monkeypatch.setattr(WRAP, "_wrap", lambda _model, options, **_: modes.append(options.mode))
     speccompile.wrap(model, draft=model)
     speccompile.wrap(model, head="a-folder")
     speccompile.wrap(model)

@@ -24,6 +24,7 @@ GROUPS = {
     "passes.step": "Of a step",
     "modes": "Of drafters",
     "acceptance": "Of acceptance rules",
+    "passes.ranks": "Of sharded models",
     "passes.native": "Choice of fused ops",
 }
 

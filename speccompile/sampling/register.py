@@ -26,7 +26,7 @@ ARGUMENTS = frozenset(
         *("eos_token_id", "pad_token_id", "bos_token_id", "num_return_sequences", "num_draft_tokens", "stop"),
         *("stop_strings", "tokenizer", "stopping_criteria", "streamer", "do_sample", "seed", "priority", "logprobs"),
         *("prompt_logprobs", "top_logprobs", "record", "return_dict_in_generate", "output_scores", "output_logits"),
-        *("output_attentions", "output_hidden_states", "options", "prediction", "self"),
+        *("output_attentions", "output_hidden_states", "options", "prediction", "adapter", "self"),
     }
 )
 

@@ -29,10 +29,15 @@ def test_a_short_soak(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in shown.out
 
 
-def test_a_wrong_text_and_a_request_that_hangs_are_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer, pieces = server_soak.greedy_answer, Continuation.pieces
+def test_a_wrong_text_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = server_soak.greedy_answer
+    monkeypatch.setattr(server_soak, "greedy_answer", lambda *arguments: answer(*arguments)[:-1] + "?")
+    assert run() == 1
+    assert " is not " in capsys.readouterr().err
+
+
+def test_a_request_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pieces = Continuation.pieces
     hung: list[Continuation] = []
 
     async def pieces_or_none(self: Continuation) -> Any:
@@ -42,12 +47,10 @@ def test_a_wrong_text_and_a_request_that_hangs_are_found(
         async for piece in pieces(self):
             yield piece
 
-    monkeypatch.setattr(server_soak, "greedy_answer", lambda *arguments: answer(*arguments)[:-1] + "?")
     monkeypatch.setattr(server_soak, "PATIENCE", 4.0)
     monkeypatch.setattr(Continuation, "pieces", pieces_or_none)
     assert run() == 1
-    shown = capsys.readouterr()
-    assert " is not " in shown.err and "no end after 4 s" in shown.err
+    assert "no end after 4 s" in capsys.readouterr().err
 
 
 def soak_over(memory: Callable[[float], float]) -> Soak:

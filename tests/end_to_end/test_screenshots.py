@@ -15,7 +15,7 @@ import speccompile
 from speccompile import Tree
 from speccompile.cli.models import encode
 from speccompile.cli.prompts import BUILT_IN
-from speccompile.report.names import short_name
+from speccompile.report.names import short_names
 from support.browser import Browser, browser
 from support.pages import ROOT
 from support.pictures import SCHEMES, WIDTHS, photographed
@@ -63,7 +63,7 @@ def report_of(
 def test_a_report_fits_and_the_console_has_no_error(
     window: Browser, report_of: Callable[[str], Path], name: str, report: str, tier: int, width: int, scheme: str
 ) -> None:
-    address = f"{report_of(report).as_uri()}#tier={quote(short_name(tier))}"
+    address = f"{report_of(report).as_uri()}#tier={quote(short_names([tier])[tier])}"
     window.show((width, 900), scale=1, dark=scheme == "dark")
     window.driver.get("about:blank")
     window.driver.get(address)
