@@ -57,16 +57,14 @@ async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Res
         return Response(status_code=CLIENT_LEFT)
 
 
-class EventStream(Response):
-    """Server-sent events from an async generator, which is closed when the client leaves. (Starlette's own streaming
-    response closes it when the garbage collector finds it.)"""
+class PartedResponse(Response):
+    """A body that comes in parts from an async generator, which is closed when the client leaves. (Starlette's own
+    streaming response closes it when the garbage collector finds it.)"""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[str, None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, parts: AsyncGenerator[bytes | str, None], status: int = 200) -> None:
+        super().__init__(status_code=status)
         del self.headers["content-length"]
-        self._events = events
+        self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -78,8 +76,18 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            async for part in self._parts:
+                await send({"type": "http.response.body", "body": self.render(part), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await self._events.aclose()
+            await self._parts.aclose()
+
+
+class EventStream(PartedResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+        super().__init__(events)
+        self.headers.update({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})

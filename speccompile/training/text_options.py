@@ -77,7 +77,7 @@ class TextOptions(Options):
     draw: bool | None = field(
         default=None,
         metadata=option(
-            "Whether the target writes user turns after those of `prompts`; by default where there are no such files.",
+            "Whether the target writes user turns after those of `prompts`; by default if `prompts` is empty.",
             flag_or_none,
         ),
     )

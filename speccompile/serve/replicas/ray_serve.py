@@ -82,7 +82,9 @@ class Replica:
             yield part
 
     def __del__(self) -> None:
-        self._service.close()
+        """Ray calls it when the replica ends; also of one whose ``make_service`` raised."""
+        if service := vars(self).get("_service"):
+            service.close()
 
 
 class Ingress:

@@ -8,11 +8,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from speccompile.errors import error_line
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.disconnect import ClientLeft, while_connected
+from speccompile.serve.disconnect import PartedResponse
 from speccompile.serve.replicas.call import Call, Head
 
 log = logging.getLogger("speccompile.serve")
@@ -50,41 +50,34 @@ async def relay(call: Call, ask: Callable[[Call], Parts], lost: tuple[type[Excep
     return ApiError("no replica could answer; try again later", status=503, code="no_replica").response()
 
 
-class _Relayed(Response):
+class _Relayed(PartedResponse):
     """An answer whose first part is known. The others follow, until the client leaves."""
 
     def __init__(self, head: Head, first: bytes, rest: Parts, lost: tuple[type[Exception], ...]) -> None:
-        super().__init__(status_code=head.status)
+        super().__init__(_passed_on(head, first, rest, lost), head.status)
         self.raw_headers = head.headers
-        self._first, self._rest, self._lost = first, rest, lost
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await while_connected(receive, self._send(send))
-        except (ClientLeft, OSError):
-            # An OSError is how a server reports that nothing can be sent.
-            return
+        self._rest = rest
 
     async def _send(self, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for part in self._parts():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await super()._send(send)
         finally:
+            # Also of an answer of which nothing was sent.
             await self._rest.aclose()
 
-    async def _parts(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async for part in self._rest:
-                assert isinstance(part, bytes)
-                yield part
-        except self._lost as error:
-            log.warning("a replica died in the middle of an answer: %s", error_line(error))
-            if self.headers.get("content-type", "").startswith("text/event-stream"):
-                message = "the replica died in the middle of the stream; what came so far is not complete"
-                yield f"data: {json.dumps(ApiError(message, status=500, code='replica_died').body())}\n\n".encode()
-            else:
-                # The connection is closed before the announced length.
-                raise
+
+async def _passed_on(
+    head: Head, first: bytes, rest: Parts, lost: tuple[type[Exception], ...]
+) -> AsyncGenerator[bytes, None]:
+    yield first
+    try:
+        async for part in rest:
+            assert isinstance(part, bytes)
+            yield part
+    except lost as error:
+        log.warning("a replica died in the middle of an answer: %s", error_line(error))
+        if not dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            # The connection is closed before the announced length.
+            raise
+        message = "the replica died in the middle of the stream; what came so far is not complete"
+        yield f"data: {json.dumps(ApiError(message, status=500, code='replica_died').body())}\n\n".encode()
