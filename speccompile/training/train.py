@@ -130,8 +130,11 @@ def train_head(
         "held out": held_out.digest(),
         **kind.depends_on(always),
     }
-    with _claimed(checkpoints, arguments):
-        training = _check_given(checkpoints, given)
+    with ExitStack() as claims:
+        # The other processes read what the first one has noted.
+        with arguments.main_process_first(desc="checkpoints"):
+            claims.enter_context(_claimed(checkpoints, arguments))
+            training = _check_given(checkpoints, given)
         head = kind.build(kept.counts(vocab), always)
         if examples.states is None and options.states:
             with arguments.main_process_first(desc="hidden states"):
