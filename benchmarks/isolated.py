@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, StaticCache
 from speccompile import wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_options, parse_tiers, session
+from speccompile.utils.transformers_version import CACHE
 
 SPECULATOR, COMPILED_FORWARD, TRANSFORMERS = "speculator", "compiled-forward", "transformers"
 
@@ -114,12 +115,12 @@ def _compile_forward(model: PreTrainedModel, ids: torch.Tensor, max_len: int) ->
     cache = StaticCache(config=model.config, max_cache_len=max_len)
     compiled = torch.compile(model.forward, fullgraph=True)
     with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, use_cache=True, **{CACHE: cache})
         started = time.perf_counter()
-        compiled(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+        compiled(input_ids=ids[:, :1], use_cache=True, **{CACHE: cache})
         seconds = time.perf_counter() - started
         for _ in range(_NEW_TOKENS):
-            compiled(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+            compiled(input_ids=ids[:, :1], use_cache=True, **{CACHE: cache})
     return seconds
 
 

@@ -28,6 +28,7 @@ from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.utils.progress import task
+from speccompile.utils.transformers_version import CACHE
 
 MAX_LEN = 1024
 # Of one kind of work beside one neighbour.
@@ -97,11 +98,11 @@ def _step(spec: Speculator, draft_len: int) -> Work:
 
 def _transformers_step(target: PreTrainedModel, ids: torch.Tensor) -> Work:
     with torch.no_grad():
-        cache = target(input_ids=ids, use_cache=True).past_key_values
+        cache = target(input_ids=ids, use_cache=True)[CACHE]
 
     @torch.no_grad()
     def step() -> None:
-        target(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+        target(input_ids=ids[:, :1], use_cache=True, **{CACHE: cache})
         cache.crop(-1)
 
     return lambda: seconds(step)

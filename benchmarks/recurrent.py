@@ -34,6 +34,7 @@ from speccompile import Speculator, wrap
 from speccompile.cli.session import session
 from speccompile.graph.state import ABSORBED
 from speccompile.utils.progress import task
+from speccompile.utils.transformers_version import cache_argument
 
 CONTEXT, MAX_LEN = 200, 512
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -78,11 +79,12 @@ def step(spec: Speculator, draft_len: int, absorbed: int) -> Work:
 def transformers_step(model: PreTrainedModel, ids: torch.Tensor) -> Work:
     """Its decoding of one token after ``ids``, which grow by those tokens: a recurrent state cannot go back."""
     with torch.no_grad():
-        cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+        name = cache_argument(model)
+        cache = model(input_ids=ids, use_cache=True, logits_to_keep=1)[name]
 
     @torch.no_grad()
     def decode() -> None:
-        logits = model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True).logits
+        logits = model(input_ids=ids[:, :1], use_cache=True, **{name: cache}).logits
         logits[:, -1].argmax(-1)
 
     return lambda: min(seconds(decode) for _ in range(2))

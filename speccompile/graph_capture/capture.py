@@ -30,18 +30,12 @@ from speccompile.graph_capture.key_index import share_choices, symbolic_counts
 from speccompile.graph_capture.lightning import lightning_captured
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
-from speccompile.graph_capture.observe import (
-    ModuleTracker,
-    Observation,
-    accepts,
-    cache_argument,
-    extra_inputs,
-    uses_cache,
-)
+from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, uses_cache
 from speccompile.graph_capture.recurrence import recurrences_captured
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.utils.torch_private import check_size
 from speccompile.utils.tracer_isolation import silenced
+from speccompile.utils.transformers_version import cache_argument
 
 aten = torch.ops.aten
 

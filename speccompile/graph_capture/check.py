@@ -16,7 +16,8 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
-from speccompile.graph_capture.observe import accepts, cache_argument
+from speccompile.graph_capture.observe import accepts
+from speccompile.utils.transformers_version import cache_argument
 
 # Share of the largest logit by which two correct forwards of one model may differ.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}

@@ -51,7 +51,6 @@ def _forward(
     hidden_states: torch.Tensor,
     position_embeddings: Any = None,
     attention_mask: torch.Tensor | None = None,
-    past_key_values: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     run = current_run()

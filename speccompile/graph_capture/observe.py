@@ -23,6 +23,7 @@ from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 from speccompile.graph_capture.recurrence import recurrences_captured
 from speccompile.ops import collective
 from speccompile.utils.devices import traits_of
+from speccompile.utils.transformers_version import cache_argument
 
 ROWS, WIDTH = 2, 5
 # Lengths that a cache reports in a probe: one inside every table, one after the end of most. XGLM's forward builds a
@@ -32,7 +33,16 @@ PROBE_LENGTHS = (7, 2**17)
 
 _COUNTED_DISTANCES = "scores keys by their distance, counted from one length that all rows of a cache share"
 #: Modules that no route captures, by the name of transformers' class, and why.
-UNSUPPORTED = {"InklingRelativeLogits": _COUNTED_DISTANCES, "Inkling2RelativeLogits": _COUNTED_DISTANCES}
+UNSUPPORTED = dict.fromkeys(
+    (
+        "InklingRelativeLogits",
+        "Inkling2RelativeLogits",
+        # From transformers 5.24 on.
+        "Inkling2RelativePositionBias",
+        "Inkling2LoopRelativePositionBias",
+    ),
+    _COUNTED_DISTANCES,
+)
 
 
 @dataclass(frozen=True)
@@ -83,11 +93,6 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
 def accepts(model: PreTrainedModel, name: str) -> bool:
     """Whether the model's forward has an argument of that name."""
     return name in inspect.signature(model.forward).parameters
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """What the model's forward, and its result, calls the cache; empty for a model without one."""
-    return next((name for name in ("past_key_values", "cache_params") if accepts(model, name)), "")
 
 
 def uses_cache(model: PreTrainedModel) -> bool:

@@ -25,6 +25,7 @@ from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
 from speccompile.runtime.request_options import GenerateOptions
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
+from speccompile.utils.transformers_version import CACHE_NAMES
 
 #: Parameters and fields that ``generate`` reads itself.
 SUPPORTED = tuple(GenerateOptions.parameters())
@@ -235,7 +236,7 @@ def _check_keywords(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Non
         if name in REFUSED:
             if not REFUSED[name].passes(value):
                 raise InvalidOption(where="generate", name=name, value=value, reason=REFUSED[name].reason)
-        elif name in inspect.signature(model.forward).parameters:
+        elif name in CACHE_NAMES or name in inspect.signature(model.forward).parameters:
             if value is not None:
                 reason = "a step has no model inputs besides input_ids and attention_mask"
                 raise InvalidOption(where="generate", name=name, value=value, reason=reason)

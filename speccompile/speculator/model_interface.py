@@ -89,7 +89,7 @@ class ModelInterface(Inspection):
         """The model's own forward, in PyTorch, with its arguments and its output.
 
         ``logits`` ``[B, T, V]`` are those that the steps verify with. After ``wrap(weights="int8")`` it computes with
-        the rounded weights, as they do. It does not use the arena: ``past_key_values`` is the caller's.
+        the rounded weights, as they do. It does not use the arena: the cache is the caller's.
         """
         target = self._open()[1]
         self._refuse_sharded("the model's forward", "call the sharded model on all ranks")

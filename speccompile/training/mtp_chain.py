@@ -15,6 +15,7 @@ from speccompile.graph_capture.masks import Mask
 from speccompile.heads import MtpHead
 from speccompile.modes.network.draft_head import RowAttention
 from speccompile.training.unrolled_attention import UnrolledAttention
+from speccompile.utils.transformers_version import CACHE
 
 #: Of transformers' attention interface.
 IMPLEMENTATION = "speccompile_training"
@@ -135,8 +136,8 @@ class MtpChain(nn.Module):
             hidden.to(self._dtype),
             attention_mask=_Attention(cache),
             position_ids=positions,
-            past_key_values=None,
             position_embeddings=rotary,
+            **{CACHE: None},
         )
         return out
 

@@ -57,7 +57,7 @@ def text_of(spec: Speculator, **options: Any) -> list[int]:
 def test_eight_threads_wrap_draw_their_first_tokens_and_generate(backend: str) -> None:
     models = [tiny_llama(seed=seed) for seed in range(5)]
     # This one's attention is captured by its own masks, which transformers looks up by name for every model.
-    models.append(tiny_model(next(family for family in causal_lm_families() if family.name == "gptj")))
+    models.append(tiny_model(next(family for family in causal_lm_families() if family.name == "falcon")))
     texts = [greedy(model, PROMPT, NEW) for model in models]
     # By the eager backend, so that the first body that Inductor compiles is compiled while these decode.
     serving = [wrapped(model) for model in models[:2]]

@@ -42,8 +42,9 @@ def test_the_readme_names_the_lowest_versions_that_are_required(project: dict[st
     assert rows["Python"].startswith(project["requires-python"].removeprefix(">="))
 
 
-def test_torch_is_bounded_right_after_the_last_version_that_is_tested(project: dict[str, Any]) -> None:
-    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| torch |")]
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_it_is_bounded_right_after_the_last_version_that_is_tested(project: dict[str, Any], package: str) -> None:
+    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {package} |")]
     major, minor = row.strip("| ").rpartition(" to ")[2].split(".")
-    (requirement,) = [item for item in project["dependencies"] if item.startswith("torch>=")]
+    (requirement,) = [item for item in project["dependencies"] if item.startswith(f"{package}>=")]
     assert requirement.endswith(f",<{major}.{int(minor) + 1}")

@@ -21,6 +21,7 @@ from speccompile.guides import regex_guide
 from speccompile.modes import registry
 from speccompile.policies import Cost, Fixed, Schedule
 from speccompile.policies.costs import CostTable, TierCost
+from speccompile.utils.transformers_version import CACHE
 from support.errors import raises
 from support.families import model_of
 from support.guide_tokenizers import EOS, common
@@ -303,7 +304,7 @@ def test_after_random_trees_the_kv_is_that_of_transformers(
         assert prompt + request.new_tokens == text[: known + emitted]
         assert emitted == max(right.values()) + 1 or whole.engine.tier.draft_len != tree
     with torch.no_grad():
-        layers = model(torch.tensor([text[: known + emitted - 1]])).past_key_values.layers
+        layers = model(torch.tensor([text[: known + emitted - 1]]))[CACHE].layers
     for number, layer in enumerate(layers):
         for part, theirs in (("k", layer.keys), ("v", layer.values)):
             ours = whole.arena[f"{part}_{number}"][request.slot, : known + emitted - 1]

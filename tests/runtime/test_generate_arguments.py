@@ -16,6 +16,7 @@ from speccompile import Speculator
 from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
 from speccompile.runtime.arguments import IGNORED, REFUSED, SUPPORTED
 from speccompile.sampling import OPTIONS
+from speccompile.utils.transformers_version import CACHE_NAMES
 from support.errors import raises
 from support.tiny import tiny_llama
 
@@ -101,7 +102,7 @@ def test_none_passes(spec: Speculator, name: str) -> None:
         ("sequence_bias", {(3,): 1.0}, "it changes the text and is not supported yet"),
         ("position_ids", torch.ones(1, 5), "no model inputs besides"),
         ("inputs_embeds", torch.ones(1, 5, 64), "no model inputs besides"),
-        ("past_key_values", (), "no model inputs besides"),
+        *((name, (), "no model inputs besides") for name in CACHE_NAMES),
     ],
 )
 def test_other_values_are_refused_with_the_reason(spec: Speculator, name: str, value: Any, reason: str) -> None:

@@ -14,6 +14,7 @@ from transformers.pipelines.text_generation import TextGenerationPipeline
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import CannotMove, Closed
+from speccompile.utils.transformers_version import CACHE
 from support.errors import raises
 from support.letters import tokenizer
 from support.tiny import tiny_llama
@@ -101,7 +102,7 @@ def test_calling_it_is_the_models_forward(spec: Speculator, model: LlamaForCausa
         assert torch.equal(labelled.loss, model(input_ids=ids, attention_mask=mask, labels=ids).loss)
         cached = spec(ids[1:, :3], use_cache=True)
         # In two pieces sums may have another order.
-        last = spec(ids[1:, 3:], past_key_values=cached.past_key_values).logits[0, -1]
+        last = spec(ids[1:, 3:], **{CACHE: cached[CACHE]}).logits[0, -1]
         torch.testing.assert_close(last, expected.logits[1, -1])
 
 

@@ -18,7 +18,7 @@ MAX_BATCH = 3
 MAX_LEN = 256
 FAMILIES = [("llama", "none"), ("llama", "ngram"), ("llama", "early_exit")]
 # Attention of the model's own; sliding windows with and without a soft cap.
-FAMILIES += [("bloom", "early_exit"), ("gptj", "ngram"), ("mistral", "early_exit"), ("gemma2", "ngram")]
+FAMILIES += [("bloom", "early_exit"), ("falcon", "ngram"), ("mistral", "early_exit"), ("gemma2", "ngram")]
 
 
 def wrap(model: PreTrainedModel, mode: str = "none", **options: Any) -> Speculator:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from speccompile.heads import MtpHead
 from speccompile.modes.mtp.head import causal_mask
+from speccompile.utils.transformers_version import CACHE
 
 
 def left_by_target(model: PreTrainedModel, text: Sequence[int]) -> torch.Tensor:
@@ -35,8 +36,8 @@ def rows(head: MtpHead, module: int, tokens: Sequence[int], hidden: torch.Tensor
             hidden[None],
             attention_mask=causal_mask(positions, len(tokens), hidden.dtype),
             position_ids=positions,
-            past_key_values=None,
             position_embeddings=head.rotary_emb(embedded, positions),
+            **{CACHE: None},
         )
         normed = head.norms[module](left)
         logits = head.lm_head(normed)[0, -1]

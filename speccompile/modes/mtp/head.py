@@ -27,6 +27,7 @@ from speccompile.graph_capture.masks import Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.modes.mtp.variants import DEEPSEEK, VARIANTS, MtpVariant
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
+from speccompile.utils.transformers_version import CACHE
 
 SOURCE = "of MTP modules"
 ROWS, WIDTH = 2, 3
@@ -232,8 +233,8 @@ class MtpHead(DraftHead):
                     carried,
                     attention_mask=mask,
                     position_ids=positions,
-                    past_key_values=cache,
                     position_embeddings=self.rotary_emb(embedded, positions, **self.rotary_options[index]),
+                    **{CACHE: cache},
                 )
                 normed = norm(hidden)
                 carried = normed if self.variant.normed_carry else hidden

@@ -33,7 +33,7 @@ def test_a_chat_reads_only_what_is_new(family: str, mode: str, copies: list[tupl
     """Of the reply, the last token was emitted and never read: it has no KV yet."""
     model = of_family(family)
     spec = wrap(model, mode)
-    assert spec.route == ("eager" if family in ("bloom", "gptj") else "attention")
+    assert spec.route == ("eager" if family in ("bloom", "falcon") else "attention")
     text, known, slots = prompt(30, seed=1), 0, []
     for turn, (new, question) in enumerate([(20, 12), (1, 1), (9, 40), (5, 3)]):
         request = decoded(spec, text, new)

@@ -1,0 +1,27 @@
+"""Where the supported versions of transformers, 5.17 to 5.24, differ. No other file compares versions of it.
+
+5.24 calls the cache ``cache`` in every forward and in every output. Before, it was ``past_key_values``, and
+``cache_params`` in the forward of a Mamba model; models whose code comes with their weights may still use these names.
+``tests/utils/test_transformers_version.py`` fails if another file of the package has them.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import transformers
+from torch import nn
+
+FROM_5_24 = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 24)
+_OLD_NAMES = ("past_key_values", "cache_params")
+
+#: The cache in the forward of transformers' layers that attend, and in the outputs of its models with attention.
+CACHE = "cache" if FROM_5_24 else "past_key_values"
+#: The cache in the forward of a model, the usual name first. An older XLM calls a dictionary of its own ``cache``.
+CACHE_NAMES = ("cache", *_OLD_NAMES) if FROM_5_24 else _OLD_NAMES
+
+
+def cache_argument(model: nn.Module) -> str:
+    """The name of the cache in the forward of ``model`` and in its output; empty for a model without one."""
+    accepted = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in accepted), "")
