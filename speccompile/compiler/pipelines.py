@@ -24,7 +24,9 @@ from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafti
 from speccompile.passes.native.step_ops import UseStepOps
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placement import place_passes
+from speccompile.passes.ranks.broadcast_choice import BroadcastChoice
 from speccompile.passes.ranks.broadcast_drafts import BroadcastDrafts
+from speccompile.passes.ranks.broadcast_proposals import BroadcastProposals
 from speccompile.passes.ranks.choose_from_shards import ChooseFromShards
 from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts, TruncateTree
 from speccompile.passes.step.bind_recurrence import BindRecurrence
@@ -34,6 +36,7 @@ from speccompile.passes.step.judge_chain import JudgeChain
 from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
 from speccompile.passes.step.move_path import FollowPath, MovePath
+from speccompile.passes.step.propose_from_hidden import ProposeFromHidden, ProposeTreeFromHidden
 from speccompile.passes.step.record_prompt import RecordPrompt
 from speccompile.passes.step.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.step.rows import BindRows
@@ -109,7 +112,7 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
         *_marks(config),
         TreeInputs(tree),
         *accept,
-        *(_from_shards(config) if kind == "greedy" else []),
+        *_same_choice(config, kind),
         JudgeChain(tree),
         MovePath(scored),
         *[JoinScores(tree), RecordScores()] * (scored and config.scores),
@@ -284,13 +287,27 @@ def _drafts(config: BuildConfig, draft_len: int, kind: Kind) -> list[Pass]:
 
 
 def _broadcast(config: BuildConfig) -> list[Pass]:
-    """Drafts of a network are the first rank's. Others follow from tokens alone, which are equal on all ranks."""
+    """Drafts of a network are the first rank's, its own or the target's layers. Others follow from tokens alone, which
+    are equal on all ranks."""
+    ranks, drafted = config.ranks, config.network is not None or config.mode.runs_target_layers
+    return [BroadcastDrafts(ranks.name, ranks.size)] if ranks is not None and drafted else []
+
+
+def _same_choice(config: BuildConfig, kind: Kind) -> list[Pass]:
+    """All ranks choose the same, and greedily without the logits of other ranks."""
     ranks = config.ranks
-    return [] if ranks is None or config.network is None else [BroadcastDrafts(ranks.name, ranks.size)]
+    if ranks is None:
+        return []
+    own_probs = config.rule.uses_draft_probs and config.network is not None and kind != "greedy"
+    passes: list[Pass] = [BroadcastChoice(ranks.name, ranks.size, own_probs)]
+    return [*passes, ChooseFromShards(ranks.rank)] if kind == "greedy" else passes
 
 
-def _from_shards(config: BuildConfig) -> list[Pass]:
-    return [] if config.ranks is None else [ChooseFromShards(config.ranks.rank)]
+def _same_proposals(config: BuildConfig, passes: Sequence[Pass]) -> list[Pass]:
+    """Proposals from hidden states are the first rank's, as drafts of a network are."""
+    ranks = config.ranks
+    from_hidden = any(isinstance(item, ProposeFromHidden | ProposeTreeFromHidden) for item in passes)
+    return [BroadcastProposals(ranks.name, ranks.size)] if ranks is not None and from_hidden else []
 
 
 def _marks(config: BuildConfig) -> list[Pass]:
@@ -312,14 +329,14 @@ def _recurrence(config: BuildConfig, *, prompt: bool) -> list[Pass]:
 
 def _choice(config: BuildConfig, kind: Kind) -> list[Pass]:
     """From logits to accepted tokens, by the rule; and records of what was chosen from."""
-    kernels = ChooseSampling(config.kernels.native)
+    kernels, same = ChooseSampling(config.kernels.native), _same_choice(config, kind)
     if kind != "scored":
-        return [*config.rule.passes(kind), *(_from_shards(config) if kind == "greedy" else []), kernels]
+        return [*config.rule.passes(kind), *same, kernels]
     chosen: list[Pass] = []
     for item in config.rule.passes("sampled"):
         # Accepting adds noise to the scores in place.
         chosen += [item, *[RecordScores()] * (config.scores and isinstance(item, ProcessLogits))]
-    return [*chosen, RecordLogprobs(), kernels]
+    return [*chosen, *same, RecordLogprobs(), kernels]
 
 
 def _after_commit(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
@@ -327,7 +344,7 @@ def _after_commit(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
     mode = config.mode.commit_passes() if config.max_draft_len else []
     if config.trees:
         mode = [*mode, *config.mode.tree_commit_passes()]
-    passes = [*mode, *(config.rule.commit_passes() if kind != "inner" else [])]
+    passes = [*mode, *_same_proposals(config, mode), *(config.rule.commit_passes() if kind != "inner" else [])]
     if config.kernels.native:
         proposes = bool(mode) and "proposed" in config.mode.goals
         passes += [ChooseCommit(), *[ChooseDrafting()] * proposes]
