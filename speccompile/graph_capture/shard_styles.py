@@ -9,9 +9,11 @@ Source: ``transformers/distributed/tensor_parallel.py`` of transformers 5.23.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from speccompile.ops import collective
@@ -41,7 +43,7 @@ class Sharded(nn.Module):
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         """Parts of the last dimension, joined."""
         missing = self.shard_chunk - x.shape[-1]
-        x = nn.functional.pad(x, (0, missing)) if missing else x
+        x = F.pad(x, (0, missing)) if missing else x
         return collective_op("all_gather")(x, self.shard_whole, self.shard_group, self.shard_ranks)
 
 
@@ -58,7 +60,7 @@ class RowwiseLinear(Sharded):
     bias: torch.Tensor | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        total = self.summed(nn.functional.linear(x, self.weight))
+        total = self.summed(F.linear(x, self.weight))
         return total if self.bias is None else total + self.bias
 
 
@@ -102,9 +104,13 @@ class VocabularyEmbedding(Sharded):
     weight: torch.Tensor
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows(ids, super().forward)
+
+    def rows(self, ids: torch.Tensor, look_up: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """The vectors of ``ids``; ``look_up`` accepts ids of this rank's part."""
         own = ids - self.shard_rank * self.shard_chunk
         inside = (own >= 0) & (own < self.weight.shape[0])
-        vectors: torch.Tensor = super().forward(torch.where(inside, own, 0))
+        vectors = look_up(torch.where(inside, own, 0))
         return self.summed(torch.where(inside[..., None], vectors, 0.0))
 
 
@@ -153,6 +159,22 @@ def whole_weight(module: nn.Module) -> torch.Tensor:
         if isinstance(module, HiddenEmbedding):
             return module.joined(weight)
         return module.joined(weight.T).T.contiguous() if _shards_rows(module) else weight  # type: ignore[operator]
+
+
+def embedded_rows(module: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """The rows ``ids`` of an embedding's weight, ``[*ids.shape, M]``, without what the module does to them besides (a
+    scale, in Gemma). Of a shard it is a collective."""
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    if isinstance(module, VocabularyEmbedding):
+        return module.rows(ids, lambda own: F.embedding(own, weight))
+    rows = F.embedding(ids, weight)
+    return module.joined(rows) if isinstance(module, HiddenEmbedding) else rows
+
+
+def is_shard(model: nn.Module) -> bool:
+    """Whether ``model`` is a rank's part of a sharded model."""
+    return any(isinstance(module, Sharded) for module in model.modules())
 
 
 def whole_rows(module: nn.Module) -> int:

@@ -22,6 +22,7 @@ from speccompile.errors import InvalidHead
 from speccompile.graph.state import KVShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.model_info import decoder_layers
+from speccompile.graph_capture.shard_styles import embedded_rows
 from speccompile.modes.dflash.attention import BlockAttention, BlockCache
 from speccompile.modes.dflash.config import DFlashConfig, check_config, check_target
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
@@ -221,7 +222,7 @@ class DFlashHead(DraftHead):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[B, T, M]``: rows of the target's embedding, without what its module does to them besides."""
-        embedded = F.embedding(input_ids, cast(torch.Tensor, self.embed_tokens.weight))
+        embedded = embedded_rows(cast(nn.Module, self.embed_tokens), input_ids)
         return embedded if self.config.embedding_scale == 1.0 else embedded * self.config.embedding_scale
 
     def read(self, embedded: torch.Tensor, position_ids: torch.Tensor, cache: BlockAttention) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from speccompile.graph_capture.shard_styles import is_shard
 from speccompile.hidden_states.target_id import is_id_of, target_id
 from speccompile.modes.network.config_keys import read_keys
 from speccompile.utils.warn import warn_caller
@@ -31,7 +32,7 @@ def check_made_for(folder: Path, name: str, target: PreTrainedModel) -> None:
     # Files of MTP modules may be without one.
     own = read_keys(path, name).get(KEY) if path.exists() else None
     theirs = own.get("target") if isinstance(own, dict) else None
-    if isinstance(theirs, str) and not is_id_of(theirs, target):
+    if isinstance(theirs, str) and not is_shard(target) and not is_id_of(theirs, target):
         warn_caller(
             f"the head {name} was trained for the target {theirs}, and this is {target_id(target)}: it may draft badly"
         )
