@@ -109,7 +109,8 @@ def build(
     make: Callable[[Kind], Executables] = maker.of_kind
     make_mixed: Callable[[Kind], Mapping[TierName, Tier]] = maker.mixed
     if config.ranks is not None:
-        make, make_mixed = config.ranks.builder("steps", make), config.ranks.builder("mixed steps", make_mixed)
+        make = config.ranks.on_all("the build of steps", make)
+        make_mixed = config.ranks.on_all("the build of mixed steps", make_mixed)
         config.ranks.take(arena)
     if traits_of(info.device).host_memory:
         # Another thread may run the steps.

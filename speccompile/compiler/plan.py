@@ -16,6 +16,7 @@ from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tre
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
 from speccompile.compiler.pipelines import check_anchors
+from speccompile.compiler.sharding import NO_DIGEST
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
 from speccompile.graph.tree import Tree, depth_of
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
@@ -80,6 +81,8 @@ def make_plan(
         _check_rule(rule, mode, draft_lens)
         _check_trees(options, mode, rule, info)
     saves = _choose_saves(options.save_hidden_states, mode)
+    if saves is not None and ranks is not None:
+        raise InvalidOption(where="wrap", name="mode", value=mode.name, reason=f"the model is sharded, and {NO_DIGEST}")
     if saves is not None:
         saves.check(model)
     if reason := backend_refusal(mode, backend.name):

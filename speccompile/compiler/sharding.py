@@ -16,6 +16,8 @@ from speccompile.ranks.ranks import Ranks
 
 #: Options of ``wrap`` that have to be the same on all ranks; of the others each rank has an object of its own.
 COMPARED = ("mode", "tiers", "max_batch", "max_len", "backend", "deterministic", "weights", "prefix_reuse", "scores")
+#: Why a sharded model saves no hidden states.
+NO_DIGEST = "records name their target by a digest of its whole weights, which no rank has; save them with one process"
 
 
 def join_ranks(model: Any, options: WrapOptions) -> tuple[Any, Ranks | None]:
@@ -54,7 +56,7 @@ def _check_options(options: WrapOptions) -> None:
         "consume": "the sharded model shares its weights with other ranks' work; load it with a larger tp_size instead",
         "adapters": "adapters are not split over ranks; merge one into the model before it is sharded",
         "learn": "each rank would train a head of its own",
-        "save_hidden_states": "each rank would write the same files; save them with one process",
+        "save_hidden_states": NO_DIGEST,
     }
     for name, reason in reasons.items():
         if value := getattr(options, name):

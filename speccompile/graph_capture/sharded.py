@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import UnsupportedModel
 from speccompile.graph_capture.shard_styles import STYLES, VocabularyEmbedding, sharded_class
+from speccompile.ops.collective import named_lost_connections
 from speccompile.utils.tracer_isolation import shared_with_twin
 
 #: Tokens of the forward by which the shard is compared with the sharded model, and the allowed share of the largest
@@ -147,11 +148,16 @@ def _check_key_heads(model: PreTrainedModel, place: ShardPlace) -> None:
 
 
 def _compare(model: PreTrainedModel, shard: PreTrainedModel) -> None:
-    """Raises UnsupportedModel where the shards compute something else than the sharded model."""
+    """
+    Raises:
+        UnsupportedModel: the shards compute something else than the sharded model.
+        RankLost: a rank has ended.
+    """
     vocab = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(COMPARED_TOKENS, device=model.device)[None] % vocab
     with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=False).logits
+        with named_lost_connections("the comparison with transformers' forward"):
+            expected = model(input_ids=ids, use_cache=False).logits
         found = shard(input_ids=ids, use_cache=False).logits
     difference = float((expected - found).abs().max())
     allowed = COMPARED_SHARE.get(model.dtype, 0.0) * float(expected.abs().max())

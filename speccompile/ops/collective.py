@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from speccompile.errors import RankLost
-from speccompile.utils.torch_private import all_gather_into
+from speccompile.utils.torch_private import all_gather_into, set_timeout
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 _library.define("all_reduce(Tensor x, str group, int ranks) -> Tensor")
@@ -143,10 +143,35 @@ def named_errors(during: str) -> Iterator[None]:
         raise RankLost(during=during, reason=reason or type(error).__name__) from error
 
 
-def new_group(ranks: list[int], seconds: float, backend: str | None = None) -> dist.ProcessGroup:
-    """A process group of ``ranks`` whose collectives end after ``seconds``. All processes have to call it, in the same
-    order."""
-    return dist.new_group(ranks, timeout=timedelta(seconds=seconds), backend=backend)
+@contextlib.contextmanager
+def named_lost_connections(during: str) -> Iterator[None]:
+    """As :func:`named_errors`, around code that may also raise errors of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        with named_errors(during):
+            raise
+
+
+def new_group(
+    ranks: list[int], seconds: float, backend: str | None = None, *, longest: float | None = None
+) -> dist.ProcessGroup:
+    """A process group of ``ranks`` that is connected within ``seconds``. All processes have to call it, in the same
+    order.
+
+    Args:
+        longest: seconds after which a collective of it ends, if they are more.
+
+    Raises:
+        RankLost: a process did not call it.
+    """
+    with named_errors("the start"):
+        group = dist.new_group(ranks, timeout=timedelta(seconds=seconds), backend=backend)
+    if longest is not None and longest > seconds:
+        set_timeout(group, timedelta(seconds=longest))
+    return group
 
 
 def _fake_same(x, group, ranks):  # type: ignore[no-untyped-def]

@@ -15,8 +15,8 @@ from speccompile.utils.torch_private import all_gather_into
 
 #: Bytes of the first part of a message, which is all of it in most steps.
 FIRST_PART = 1024
-#: Seconds that a build on another rank may take.
-BUILD_TIMEOUT = 3600.0
+#: Seconds that another rank may take for a build, or for the model's own forwards.
+CALL_TIMEOUT = 3600.0
 
 #: A call of a method of the arena that the host made since the last message: its name and its arguments.
 Change = tuple[str, tuple[Any, ...]]
@@ -27,13 +27,13 @@ class Message:
     """What the followers do next.
 
     Args:
-        action: ``run`` the program ``name``; ``build`` by the builder ``name``, with ``argument``; ``wait`` on, as the
+        action: ``run`` the program ``name``; ``call`` the function ``name`` with ``argument``; ``wait`` on, as the
             leader is alive; ``end``.
         changes: of the arena, to be made before.
         compare: whether all ranks compare their state afterwards.
     """
 
-    action: Literal["run", "build", "wait", "end"]
+    action: Literal["run", "call", "wait", "end"]
     name: str = ""
     argument: Any = None
     changes: tuple[Change, ...] = ()
@@ -51,7 +51,7 @@ class Channel:
     def __init__(self, ranks: list[int], timeout: float) -> None:
         self._group = new_group(ranks, timeout, "gloo")
         # A build takes longer than a step; a process that dies in it is noticed at once all the same.
-        self._builds = new_group(ranks, max(timeout, BUILD_TIMEOUT), "gloo")
+        self._calls = new_group(ranks, timeout, "gloo", longest=CALL_TIMEOUT)
         self._first = ranks[0]
         self.ranks = len(ranks)
         self.rank = ranks.index(dist.get_rank())
@@ -97,15 +97,15 @@ class Channel:
         own = torch.tensor(values, dtype=torch.int64)
         return self._gather(own, self._group, "a comparison of the ranks").tolist()
 
-    def all_built(self, built: bool) -> None:
-        """Wait until every rank has built what it was to build.
+    def all_done(self, done: bool, what: str) -> None:
+        """Wait until every rank has done ``what`` all were to do.
 
         Raises:
-            RankLost: a rank has ended, or could not build it.
+            RankLost: a rank has ended, or raised an error in it.
         """
-        answers = self._gather(torch.tensor([built], dtype=torch.int64), self._builds, "a build")[:, 0].tolist()
+        answers = self._gather(torch.tensor([done], dtype=torch.int64), self._calls, what)[:, 0].tolist()
         if failed := [rank for rank, answer in enumerate(answers) if not answer and rank != self.rank]:
-            raise RankLost(during="a build", reason=f"rank {failed[0]} could not build the same")
+            raise RankLost(during=what, reason=f"rank {failed[0]} could not do the same")
 
     def gather_objects(self, value: Any) -> list[Any]:
         """What every rank has for ``value``; for the beginning, where sizes differ.
@@ -120,7 +120,7 @@ class Channel:
 
     def close(self) -> None:
         """Give the connections up. A rank that still waits for this one receives an error at once."""
-        for group in (self._group, self._builds):
+        for group in (self._group, self._calls):
             dist.destroy_process_group(group)
 
     def _broadcast(self, data: torch.Tensor) -> None:

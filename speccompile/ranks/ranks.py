@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from speccompile.errors import FollowerRank, RankError, RankLost, RanksDiffer
 from speccompile.graph.arena import Arena
 from speccompile.lowering.tier import Tier
 from speccompile.ops import collective
-from speccompile.ranks.channel import BUILD_TIMEOUT, Change, Channel, Message
+from speccompile.ranks.channel import CALL_TIMEOUT, Change, Channel, Message
 from speccompile.ranks.state_digest import slot_digests
+from speccompile.utils.devices import traits_of
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 #: Runs between two comparisons of the ranks' state.
 COMPARE_EVERY = 16
 #: The leader sends a sign of life after this share of the time-out.
 IDLE_SHARE = 0.25
+#: Between two looks at whether the device has finished.
+POLL_SECONDS = 20e-6
 
 
 class Ranks:
@@ -43,13 +49,13 @@ class Ranks:
         ranks = dist.get_process_group_ranks(group)
         self.timeout = timeout
         self._steps = collective.new_group(ranks, timeout)
-        self._build = collective.new_group(ranks, max(timeout, BUILD_TIMEOUT))
+        self._build = collective.new_group(ranks, timeout, longest=CALL_TIMEOUT)
         # Until the build has ended: one rank may compile for minutes while another one waits in a check.
         self.name = collective.connect_new("tensor_parallel", self._build)
         self._channel = Channel(ranks, timeout)
         self.rank, self.size = self._channel.rank, self._channel.ranks
         self._programs: dict[str, Tier] = {}
-        self._builders: dict[str, Callable[[Any], object]] = {}
+        self._calls: dict[str, Callable[[Any], object]] = {}
         self._changes: list[Change] = []
         self._arena: Arena | None = None
         self._lock = threading.RLock()
@@ -77,7 +83,7 @@ class Ranks:
     def take(self, arena: Arena) -> None:
         """The build has ended: from now on what the host writes into ``arena`` is repeated on all ranks, before the
         next run."""
-        self._channel.all_built(True)
+        self._channel.all_done(True, "the build")
         collective.connect(self.name, self._steps)
         self._arena = arena
         if self.leads:
@@ -106,15 +112,19 @@ class Ranks:
         drafter = None if tier.drafter is None else self.shared(tier.drafter)
         return replace(tier, executable=on_all_ranks, drafter=drafter)
 
-    def builder(self, name: str, build: Callable[[Any], T]) -> Callable[[Any], T]:
-        """``build`` as the leader calls it: all ranks build the same, each for itself."""
-        if not self.leads:
-            self._builders[name] = build
+    def on_all(self, what: str, function: Callable[[A], T]) -> Callable[[A], T]:
+        """``function`` as the leader calls it: all ranks call it, each for itself, with the same argument.
 
-        def on_all_ranks(argument: Any) -> T:
+        Args:
+            what: it does; no other function of these ranks has that name. All ranks name it before they follow.
+        """
+        if not self.leads:
+            self._calls[what] = function
+
+        def on_all_ranks(argument: A) -> T:
             with self._together():
-                self._channel.send(Message("build", name, argument))
-                return self._built(build, argument)
+                self._channel.send(Message("call", what, argument))
+                return self._called(what, function, argument)
 
         return on_all_ranks
 
@@ -151,8 +161,8 @@ class Ranks:
                     getattr(self._arena, method)(*values)
                 if message.action == "run":
                     self._programs[message.name].run_target()
-                elif message.action == "build":
-                    self._built(self._builders[message.name], message.argument)
+                elif message.action == "call":
+                    self._called(message.name, self._calls[message.name], message.argument)
                 if message.compare:
                     self._compare()
         finally:
@@ -182,7 +192,7 @@ class Ranks:
             return
         self._ended.set()
         self._programs.clear()
-        self._builders.clear()
+        self._calls.clear()
         collective.disconnect(self.name)
         self._channel.close()
         for group in (self._steps, self._build):
@@ -209,21 +219,41 @@ class Ranks:
         self._failed = error if isinstance(error, RankError) else RankLost(during="a step", reason=reason)
         self.abandon()
 
-    def _built(self, build: Callable[[Any], T], argument: Any) -> T:
+    def _called(self, what: str, function: Callable[[A], T], argument: A) -> T:
         try:
-            result = build(argument)
+            result = function(argument)
         except BaseException:
-            self._channel.all_built(False)
+            self._channel.all_done(False, what)
             raise
-        self._channel.all_built(True)
+        self._channel.all_done(True, what)
         return result
+
+    def wait_for(self, finished: Callable[[], bool]) -> None:
+        """Wait until a run has finished on the device: ``finished`` returns True. On a CPU it has when it returns.
+
+        Raises:
+            RankLost: it did not in time, so another rank does not take part in its collectives.
+        """
+        end = time.monotonic() + self.timeout
+        while not finished():
+            if time.monotonic() > end:
+                error = RankLost(during="a step", reason=f"the device did not finish it within {self.timeout:g} s")
+                with self._lock:
+                    self._fail(error)
+                raise error
+            time.sleep(POLL_SECONDS)
 
     def _compare(self) -> None:
         """
         Raises:
             RanksDiffer: the ranks hold different texts.
+            RankLost: the run before did not finish in time.
         """
         assert self._arena is not None
+        if traits_of(self._arena.device).asynchronous:
+            event = torch.cuda.Event()
+            event.record()
+            self.wait_for(event.query)
         answers = self._channel.exchange(slot_digests(self._arena))
         for rank, answer in enumerate(answers):
             if slots := [slot for slot, digest in enumerate(answer) if digest != answers[0][slot]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -57,6 +58,29 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class TextOf:
+    """Asks a model for its own greedy text."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    eos: list[int]
+
+
+@dataclass(frozen=True)
+class DifferenceOf:
+    """Asks it how near two texts are where they part."""
+
+    index: int
+    prompt: list[int]
+    expected: list[int]
+    got: list[int]
+
+
+#: What a model answers: new tokens, or a :class:`Difference`, None if there is none.
+Answer = Callable[[TextOf | DifferenceOf], Any]
+
+
+@dataclass(frozen=True)
 class CheckReport:
     """Outcome of ``spec.check``; true when every text was equal."""
 
@@ -85,13 +109,17 @@ def check_texts(
     max_new_tokens: int,
     eos: list[int],
     reference: Reference,
+    answer: Answer,
     adapter: Adapter | None = None,
 ) -> CheckReport:
-    """Decode each of ``prompts`` alone, by ``engine`` and by the reference; both with ``adapter``."""
-    own_forward = (
-        contextlib.nullcontext if adapter is None else partial(adapted, target.model, engine.adapters.pairs(adapter))
-    )
-    processors = [processor.original for processor in target.processors]
+    """Decode each of ``prompts`` alone, by ``engine`` and by the reference; both with ``adapter``.
+
+    Args:
+        answer: :func:`answer_of` of ``target``; where the model is sharded, on all ranks.
+    """
+    if adapter is not None:
+        own_forward = partial(adapted, target.model, engine.adapters.pairs(adapter))
+        answer = partial(answer_of, target, own_forward=own_forward)
     differences = []
     for index, prompt in enumerate(prompts):
         room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
@@ -100,21 +128,37 @@ def check_texts(
         params = Params(room, tuple(eos), sampling, patient=True, reuse=False, adapter=adapter)
         got = decode(engine, [prompt], params)[0].new_tokens
         if reference == "transformers":
-            with as_packed(target.packs), own_forward():
-                expected = transformers_greedy(target.model, prompt, room, eos, processors)
+            expected = answer(TextOf(prompt, room, eos))
         else:
             policy, engine.policy = engine.policy, Fixed(0)
             try:
                 expected = decode(engine, [prompt], params)[0].new_tokens
             finally:
                 engine.policy = policy
-        with as_packed(target.packs), own_forward():
-            rounds = target.packs.rounds
-            difference = first_difference(target.model, index, prompt, expected, got, processors, rounds=rounds)
+        difference = None if expected == got else answer(DifferenceOf(index, prompt, expected, got))
         if difference is not None:
             differences.append(difference)
     name = "transformers' greedy generate" if reference == "transformers" else "the K=0 tier"
     return CheckReport(len(prompts), name, tuple(differences))
+
+
+def answer_of(
+    target: Target,
+    question: TextOf | DifferenceOf,
+    own_forward: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Any:
+    """What the target's own forward answers, with the weights that steps compute with.
+
+    Args:
+        own_forward: entered around it.
+    """
+    processors = [processor.original for processor in target.processors]
+    with as_packed(target.packs), own_forward():
+        if isinstance(question, TextOf):
+            asked = question.prompt, question.max_new_tokens, question.eos
+            return transformers_greedy(target.model, *asked, processors)
+        places = question.index, question.prompt, question.expected, question.got
+        return first_difference(target.model, *places, processors, rounds=target.packs.rounds)
 
 
 def transformers_greedy(

@@ -12,6 +12,8 @@ from speccompile.utils.devices import traits_of
 
 #: Where tiers are trees: what became of the chain in the tree, and how deep the tree was.
 OF_TREE = ("chain_accepted", "chain_judged", "deepest_draft")
+#: Waits until a function returns True, or raises.
+Wait = Callable[[Callable[[], bool]], None]
 
 
 def pack(arena: Arena) -> torch.Tensor:
@@ -47,18 +49,26 @@ class HostBuffer:
 
 
 class PinnedBuffer:
-    """For an arena on a GPU: copies into pinned memory while the next run executes."""
+    """For an arena on a GPU: copies into pinned memory while the next run executes.
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    Args:
+        wait: waits until the function that it is called with returns True; None waits for ever.
+    """
+
+    def __init__(self, shape: tuple[int, ...], wait: Wait | None = None) -> None:
         self._host = torch.empty(shape, dtype=torch.int64, pin_memory=True)
         self._arrived = torch.cuda.Event()
+        self._wait = wait
 
     def fill(self, packed: torch.Tensor) -> None:
         self._host.copy_(packed, non_blocking=True)
         self._arrived.record()
 
     def read(self) -> list[list[int]]:
-        self._arrived.synchronize()
+        if self._wait is None:
+            self._arrived.synchronize()
+        else:
+            self._wait(self._arrived.query)
         values: list[list[int]] = self._host.tolist()
         return values
 
@@ -100,7 +110,10 @@ class Outcomes:
         return Outcome(buffer, self._free)
 
     @staticmethod
-    def of(arena: Arena, pack: Callable[[], torch.Tensor]) -> Outcomes:
+    def of(arena: Arena, pack: Callable[[], torch.Tensor], wait: Wait | None = None) -> Outcomes:
+        """Those of ``arena``; ``wait`` as of :class:`PinnedBuffer`."""
         of_tree = len([name for name in OF_TREE if name in arena])
         shape = (4 + arena.layout.max_width + of_tree, arena.layout.max_batch + 1)
-        return Outcomes(pack, (lambda: PinnedBuffer(shape)) if traits_of(arena.device).asynchronous else HostBuffer)
+        if traits_of(arena.device).asynchronous:
+            return Outcomes(pack, lambda: PinnedBuffer(shape, wait))
+        return Outcomes(pack, HostBuffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -12,6 +13,7 @@ from speccompile.compiler.build import Build
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotCopy, Closed, Rebuilt, UnsupportedSharded
 from speccompile.hidden_states.writer import RecordWriter
+from speccompile.runtime.check import Answer, answer_of
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import StepTraits
 from speccompile.runtime.outcomes import Outcomes
@@ -67,7 +69,7 @@ class SpeculatorBase:
             make=build.make,
             make_mixed=build.make_mixed,
             policy=policy,
-            outcomes=Outcomes.of(build.arena, build.pack),
+            outcomes=Outcomes.of(build.arena, build.pack, None if config.ranks is None else config.ranks.wait_for),
             traits=StepTraits(
                 ready=config.mode.ready and not config.rule.fills_drafts,
                 one_shape=config.one_shape,
@@ -89,6 +91,8 @@ class SpeculatorBase:
         if options.sampling and (config.ranks is None or config.ranks.leads):
             # No other thread has the engine yet, so no step runs meanwhile.
             engine.prepare("sampled")
+        answer: Answer = partial(answer_of, target)
+        self._answer: Answer | None = answer if config.ranks is None else config.ranks.on_all("a check", answer)
         self._config, self._options, self._model_name = config, options, build.info.name
         self._build: Build | None = build
         self._target: Target | None = target
@@ -187,7 +191,8 @@ class SpeculatorBase:
     def _release(self, error: type[Closed]) -> None:
         # Set first: another thread may read it as soon as there is no engine.
         self._closed_error = error
-        engine, self._engine, self._build, self._target = self._engine, None, None, None
+        engine, self._engine = self._engine, None
+        self._build = self._target = self._answer = None
         if engine is not None:
             engine.closed_error = error
             engine.close()

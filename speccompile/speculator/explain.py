@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from speccompile.adapters.buffers import PREFIX
 from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
@@ -129,8 +131,11 @@ def _processors(config: BuildConfig) -> dict[str, str]:
 def _ranks(config: BuildConfig, build: Build) -> dict[str, str]:
     if config.ranks is None:
         return {}
-    calls = collectives_called(build.largest.graph)
-    sent = f"{sum(call.calls for call in calls)} collectives, {sum(call.nbytes for call in calls) / 2**10:.1f} KiB"
+    counts, nbytes = Counter[str](), Counter[str]()
+    for call in collectives_called(build.largest.graph):
+        counts[call.name] += call.calls
+        nbytes[call.name] += call.nbytes
+    sent = ", ".join(f"{count} x {name} ({nbytes[name] / 2**10:.1f} KiB)" for name, count in counts.items())
     drafter = ""
     if config.network is not None:
         drafter = "; drafts are rank 0's, and the drafter is replicated but for modules that it shares with the target"

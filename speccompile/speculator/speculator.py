@@ -206,7 +206,8 @@ class Speculator(ModelInterface):
         """Decode ``prompts`` (token ids each) and compare with plain decoding.
 
         Args:
-            reference: ``transformers`` is the model's own greedy ``generate``, ``plain`` this speculator's K=0 tier.
+            reference: ``transformers`` is the model's own greedy ``generate``, on all ranks of a sharded model;
+                ``plain`` this speculator's K=0 tier.
             adapter: the name of the LoRA adapter that both have; None is the model itself.
 
         Returns:
@@ -215,8 +216,6 @@ class Speculator(ModelInterface):
             more, while ``plain`` has to be equal always.
         """
         engine, target = self._open()
-        if reference == "transformers":
-            self._refuse_sharded("check()", "its own generate() would run on this rank alone; use reference='plain'")
         if reference not in ("transformers", "plain"):
             raise InvalidOption(
                 where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"
@@ -225,9 +224,9 @@ class Speculator(ModelInterface):
         target.check()
         eos = target.eos(eos_token_id)
         token_ids = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(prompts)]
-        return check_texts(
-            engine, target, token_ids, max_new_tokens, eos, reference, engine.adapters.find("check", adapter)
-        )
+        assert self._answer is not None
+        found = engine.adapters.find("check", adapter)
+        return check_texts(engine, target, token_ids, max_new_tokens, eos, reference, self._answer, found)
 
     def add_adapter(self, name: str, source: str | os.PathLike[str] | PeftModel) -> None:
         """Load a LoRA adapter, between two steps: nothing is built and no buffer moves. Requests name it from then on.

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -194,3 +195,8 @@ def all_gather_into(result: torch.Tensor, part: torch.Tensor, group: Any) -> Non
     """Gather the ranks' flat tensors one after another into ``result``. Since torch 2.13 its old name warns."""
     gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
     gather(result, part, group=group)
+
+
+def set_timeout(group: Any, timeout: timedelta) -> None:
+    """Let later collectives of a process group end after ``timeout``."""
+    torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
