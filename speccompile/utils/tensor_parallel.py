@@ -1,0 +1,34 @@
+"""How transformers shards a model over the processes that torchrun has started."""
+
+from __future__ import annotations
+
+import os
+
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+
+def started_processes() -> int:
+    """The number of processes that torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def tensor_parallel(source: str, ranks: int) -> DistributedConfig:
+    """The plan of a model's family for ``ranks`` processes. Attention stays whole on every rank where the KV heads
+    cannot be shared out evenly.
+
+    Args:
+        source: a folder, or a hub id.
+
+    Raises:
+        OSError: there is no such model.
+    """
+    config = AutoConfig.from_pretrained(source)
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    each: list[int] = heads if isinstance(heads, list) else [heads]
+    if all(count % ranks == 0 for count in each):
+        return DistributedConfig(tp_size=ranks)
+    prefix = AutoModelForCausalLM._model_mapping[type(config)].base_model_prefix
+    own = (f"{prefix}.{name}" for name in text.base_model_tp_plan or () if ".self_attn." in name)
+    return DistributedConfig(tp_size=ranks, tp_plan=dict.fromkeys(own, "replicate"))
