@@ -1,4 +1,4 @@
-"""What does a step cost over several processes, and which part of it is communication?
+"""What does a step cost over several processes, which part of it is communication, and what does the paper say?
 
 ``torchrun --nproc-per-node 2 -m benchmarks.tensor_parallel``, and ``python -m benchmarks.tensor_parallel`` for one
 process; see README.md beside this file.
@@ -10,31 +10,23 @@ import json
 import os
 import statistics
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.distributed import DistributedConfig
+from torch.distributed.tensor import DTensor
 
 import speccompile
 from benchmarks.machine import describe
 from speccompile import Speculator, pretrained
 from speccompile.ops import collective
 from speccompile.runtime.measure import dummy_rows
+from speccompile.tools.rank_costs import Machine, ShardedModel, fitted, step_seconds
 
 CONTEXT = 200
 WARM_UP = 5
-
-
-def load(name: str, ranks: int) -> Any:
-    """The model, sharded where there are several ranks. Attention stays whole where KV heads cannot be shared out."""
-    if ranks == 1:
-        return AutoModelForCausalLM.from_pretrained(name).eval()
-    whole = AutoConfig.from_pretrained(name).num_key_value_heads % ranks
-    plan = {f"model.layers.*.self_attn.{part}_proj": "replicate" for part in "qkvo"} if whole else None
-    config = DistributedConfig(tp_size=ranks, tp_plan=plan)
-    return AutoModelForCausalLM.from_pretrained(name, distributed_config=config).eval()
 
 
 class Waiting:
@@ -75,6 +67,7 @@ def measure(spec: Speculator, waiting: Waiting, steps: int) -> dict[str, Any]:
             found[str(draft_len)] = {
                 "milliseconds": statistics.median(taken),
                 "collectives_ms": 1e3 * waiting.collectives / steps,
+                "share": 1e3 * waiting.collectives / sum(taken),
                 "message_ms": 1e3 * waiting.messages / steps,
                 "calls": sum(call.calls for call in calls),
                 "kib": sum(call.nbytes for call in calls) / 2**10,
@@ -82,25 +75,76 @@ def measure(spec: Speculator, waiting: Waiting, steps: int) -> dict[str, Any]:
     return found
 
 
+def on_paper(model: Any) -> ShardedModel:
+    """What a step of ``model`` reads on all ranks together, and on each."""
+    config, text = model.config, model.config.get_text_config(decoder=True)
+    weights = whole = 0
+    attention_sums = False
+    for name, weight in model.named_parameters():
+        if isinstance(weight, DTensor):
+            weights += weight.numel() * weight.element_size()
+            attention_sums |= name.endswith("o_proj.weight")
+        elif "embed_tokens" not in name or config.tie_word_embeddings:
+            whole += weight.numel() * weight.element_size()
+    itemsize = model.dtype.itemsize
+    return ShardedModel(weights, whole, text.num_hidden_layers, text.hidden_size, itemsize, 1 + attention_sums)
+
+
+def collective_seconds(group: str, ranks: int, hidden: int, calls: int = 200) -> dict[int, float]:
+    """Median seconds of an all-reduce of nothing but that, by the bytes that a rank receives. All ranks call it."""
+    found = {}
+    for width in (1, 4, 16, 64):
+        x, taken = torch.ones(1, width, hidden), []
+        for _ in range(calls):
+            started = time.perf_counter()
+            collective.all_reduce(x, group, ranks)
+            taken.append(time.perf_counter() - started)
+        found[(ranks - 1) * x.nbytes] = statistics.median(taken)
+    return found
+
+
+def add_paper(tiers: dict[str, Any], model: ShardedModel, machine: Machine, ranks: int) -> None:
+    """The milliseconds of each tier by :mod:`speccompile.tools.rank_costs`, beside the measured ones."""
+    for draft_len, tier in tiers.items():
+        tier["paper_ms"] = 1e3 * step_seconds(model, machine, ranks=ranks, width=int(draft_len) + 1)
+
+
 def main(
-    model: Annotated[str, typer.Option(help="A folder or a hub id; SmolLM2-135M-Instruct if left out.")] = "",
+    model: Annotated[str, typer.Option(help="A folder or a hub id.")] = "smollm2",
     steps: Annotated[int, typer.Option(help="Timed steps of each tier.")] = 40,
     threads: Annotated[int, typer.Option(help="Threads of all ranks together.")] = 2,
+    one: Annotated[
+        Path | None, typer.Option(help="What one process with the threads of one rank wrote (--json): for paper_ms.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, threads // ranks))
-    name = model or str(pretrained.fetch_smollm2())
-    spec = speccompile.wrap(load(name, ranks), mode="ngram", tiers=(0, 1, 3, 7), max_len=512)
-    waiting = Waiting()
+    target = pretrained.load_model(model, ranks=ranks)
+    sizes = on_paper(target)
+    spec = speccompile.wrap(target, mode="ngram", tiers=(0, 1, 3, 7), max_len=512)
+    waiting, group = Waiting(), spec.engine.ranks
+    alone = {} if group is None else collective_seconds(group.name, ranks, sizes.hidden)
     waiting.count(collective, "_gathered", "collectives")
-    if spec.engine.ranks is not None:
-        waiting.count(spec.engine.ranks._channel, "send", "messages")
+    if group is not None:
+        waiting.count(group._channel, "send", "messages")
     if spec.rank:
         spec.follow()
         return
     with spec:
-        result = {"ranks": ranks, "threads": threads, **describe(), "tiers": measure(spec, waiting, steps)}
-    print(json.dumps(result, indent=1))
+        tiers = measure(spec, waiting, steps)
+    result: dict[str, Any] = {"ranks": ranks, "threads": threads, **describe(), "tiers": tiers}
+    if one is not None:
+        timed = json.loads(one.read_text())["tiers"]
+        of_one = {int(size) + 1: tier["milliseconds"] / 1e3 for size, tier in timed.items()}
+        machine = fitted(sizes, of_one, alone, ring=False)
+        add_paper(tiers, sizes, machine, ranks)
+        result["machine"] = asdict(machine)
+        result["model"] = asdict(sizes)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if json_path is not None:
+        json_path.write_text(text + "\n")
 
 
 if __name__ == "__main__":

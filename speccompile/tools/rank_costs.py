@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class ShardedModel:
         whole: bytes that every rank reads all of.
         layers, hidden: L and M.
         value_bytes: of one number of a hidden state.
+        sums_per_layer: all-reduces of a layer: one where attention is whole on every rank.
     """
 
     weights: float
@@ -25,11 +28,12 @@ class ShardedModel:
     layers: int
     hidden: int
     value_bytes: int
+    sums_per_layer: int = 2
 
     @property
     def sums(self) -> int:
-        """All-reduces of a step: of the embedding, and two in each layer."""
-        return 2 * self.layers + 1
+        """All-reduces of a step: of the embedding, and those of the layers."""
+        return self.sums_per_layer * self.layers + 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,29 @@ def step_seconds(model: ShardedModel, machine: Machine, *, ranks: int, width: in
     parts = 2 * (ranks - 1) / ranks if machine.ring else ranks - 1
     sending = model.sums * (machine.latency + parts * part / machine.link)
     return reading + sending + 2 * machine.latency
+
+
+def fitted(model: ShardedModel, steps: Mapping[int, float], collectives: Mapping[int, float], *, ring: bool) -> Machine:
+    """The machine that explains measured times best: by least squares, for steps relative to their time.
+
+    Args:
+        steps: seconds of a step of one rank that has the whole model, by width.
+        collectives: seconds of a collective over two ranks, by the bytes that a rank receives.
+    """
+    widths, times = torch.tensor([*steps], dtype=torch.float64), torch.tensor([*steps.values()], dtype=torch.float64)
+    of_weights, of_place = _line(widths - 1, times, 1 / times)
+    sizes = torch.tensor([*collectives], dtype=torch.float64)
+    taken = torch.tensor([*collectives.values()], dtype=torch.float64)
+    latency, of_byte = _line(sizes, taken, 1 / taken)
+    read = (model.weights + model.whole) / of_weights
+    return Machine(read, 1 / max(of_byte, 1e-15), max(latency, 0.0), ring, max(of_place / of_weights, 0.0))
+
+
+def _line(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
+    """Value at 0 and slope of the line through ``y``."""
+    terms = torch.stack([torch.ones_like(x), x], 1) * weights[:, None]
+    start, slope = torch.linalg.lstsq(terms, (y * weights)[:, None]).solution[:, 0].tolist()
+    return start, slope
 
 
 def emitted(draft_len: int, chance: float) -> float:

@@ -12,6 +12,7 @@ from speccompile.tools.rank_costs import (
     Machine,
     best_draft_len,
     emitted,
+    fitted,
     gain,
     step_seconds,
     table,
@@ -44,6 +45,21 @@ def test_a_link_without_bytes_ends_what_speculation_gains() -> None:
     slow = replace(FAST, link=1e8)
     lengths = [best_draft_len(LLAMA_8B, slow, ranks=count, rows=8) for count in (1, 2, 8)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] > 0 and lengths[-1] == 0
+
+
+def test_a_machine_is_found_from_what_it_takes() -> None:
+    machine = Machine(read=1e9, link=1e8, latency=2e-4, ring=False, place=0.03)
+    model = replace(LLAMA_8B, weights=4e8, whole=1e8)
+    steps = {width: step_seconds(model, machine, ranks=1, width=width) for width in (1, 2, 4, 8)}
+    sums = {size: machine.latency + size / machine.link for size in (1000, 4000, 100_000)}
+    found = fitted(model, steps, sums, ring=False)
+    for name in ("read", "link", "latency", "place"):
+        assert getattr(found, name) == pytest.approx(getattr(machine, name), rel=1e-6)
+    assert not found.ring
+
+
+def test_attention_that_is_whole_saves_a_sum_of_each_layer() -> None:
+    assert replace(LLAMA_8B, sums_per_layer=1).sums == 33 and LLAMA_8B.sums == 65
 
 
 def test_the_page_has_the_table() -> None:
