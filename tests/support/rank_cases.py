@@ -1,16 +1,16 @@
-"""What two ranks do together in the tests, by name. Both run every case, in this order."""
+"""What two ranks do together in the tests, by name, when nothing fails."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
 import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,22 @@ from transformers.distributed import DistributedConfig
 
 import speccompile
 from speccompile import Speculator, Tree
-from speccompile.errors import RankError, RequestFailed, UserError
+from speccompile.cli import generate
+from speccompile.compiler.options import WrapOptions
+from speccompile.errors import UserError
 from speccompile.guides import regex_guide
+from speccompile.modes.dflash.checkpoints import load_dflash
 from speccompile.policies import Fixed
+from speccompile.runtime import check
+from support.dice import Dice
 from support.guide_tokenizers import EOS, common
+from support.our_kernels import our_kernels
 
 PROMPTS = ([5, 6, 7, 8] * 4, list(range(30)), [3], [9, 9, 8, 7, 9, 9, 8])
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_parallel.py"
 NEW = 20
+HEAD_IDS = [0, 7, 149, 150, 299]
+REFERENCES: tuple[check.Reference, ...] = ("transformers", "plain")
 #: Of the target: more than the tokens of the guide.
 VOCAB = 300
 SIZES: dict[str, Any] = {"backend": "eager", "max_batch": 2, "max_len": 128, "rank_timeout": 20}
@@ -41,30 +49,47 @@ DRAWN: dict[str, Any] = {
     "repetition_penalty": 1.2,
 }
 TREE = Tree.static([[0], [1], [0, 0], [0, 1]])
-#: Options of ``wrap`` by mode; a folder's name stands for the folder. Each text is that of the plain decoder.
+
+
+def repeated(tokens: list[int], draft_len: int) -> list[int]:
+    """What followed the newest token the last time."""
+    before = [place for place, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+    return tokens[before[-1] + 1 :][:draft_len] if before else []
+
+
+#: Options of ``wrap`` by mode; a text as ``draft`` is a folder. The policy asks for any tier at any step, and each text
+#: is that of the plain decoder.
 MODES: dict[str, dict[str, Any]] = {
     "early_exit": {"exit_layer": 1},
     "eagle3": {"draft": "eagle3"},
     "suffix_and_head": {"mode": ["suffix", "eagle3_one_model"], "draft": "eagle3"},
     "tree": {"mode": "eagle3_one_model", "draft": "eagle3", "tiers": (0, TREE), "policy": Fixed(TREE)},
+    "mtp": {"draft": "mtp", "tiers": (0, 2)},
+    "dflash": {"draft": "dflash"},
+    "user_provided": {"draft": repeated, "host": True},
 }
-FAMILIES = ("qwen3_moe", "gemma2")
+#: Each mode that draws and follows a guide besides.
+DRAWING = ("mtp",)
+FAMILIES = ("qwen3_moe", "gemma2", "qwen3_next", "gpt_oss")
+#: What the rank's own lm_head is in the case ``own_numbers``: whole on every rank.
+WHOLE_LM_HEAD = DistributedConfig(tp_size=2, tp_plan={"lm_head": "replicate"})
 
 Case = Callable[[PreTrainedModel, int, Path], Any]
 
 
-def texts(spec: Speculator, **options: Any) -> list[list[int]]:
+def texts(spec: Speculator, *, new: int = NEW, **options: Any) -> list[list[int]]:
     """Of requests side by side, in ragged rows."""
     requests = [
-        spec.engine.submit(prompt, max_new_tokens=NEW + 2 * index, seed=index if options else None, **options)
+        spec.engine.submit(prompt, max_new_tokens=new + 2 * index, seed=index if options else None, **options)
         for index, prompt in enumerate(PROMPTS)
     ]
     return [request.result().token_ids for request in requests]
 
 
 def wrapped(model: PreTrainedModel, folder: Path, mode: Any, **options: Any) -> Speculator:
-    options = {"mode": mode, "tiers": (0, 3), "policy": "fixed:3", **SIZES, **options}
-    if "draft" in options:
+    options = {"mode": mode, "tiers": (0, 3), **SIZES, **options}
+    options.setdefault("policy", Dice(options["tiers"]))
+    if isinstance(options.get("draft"), str):
         options["draft"] = str(folder / options["draft"])
     return speccompile.wrap(model, **options)
 
@@ -75,18 +100,88 @@ def together(spec: Speculator, lead: Callable[[], Any]) -> Any:
         return lead() if spec.rank == 0 else spec.follow()
 
 
+def guided(spec: Speculator) -> list[Any]:
+    """A text that follows a guide, and whether it ended."""
+    guide = regex_guide("([ab]{2}c){2}", common())
+    result = spec.engine.submit(PROMPTS[2], max_new_tokens=9, guide=guide, eos_token_id=EOS).result()
+    return [common().decode(result.token_ids[:-1]), result.token_ids[-1] == EOS]
+
+
 def mode(name: str) -> Case:
     def case(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         spec = wrapped(model, folder, **({"mode": name} | MODES[name]))
 
-        return together(spec, lambda: {"greedy": texts(spec), "explain": spec.explain()})
+        def lead() -> Any:
+            found = {"greedy": texts(spec), "explain": spec.explain()}
+            if name in DRAWING:
+                found |= {"drawn": texts(spec, **DRAWN), "guided": guided(spec)}
+            return found
+
+        return together(spec, lead)
 
     return case
 
 
+def head(model: PreTrainedModel, rank: int, folder: Path) -> Any:
+    """What a DFlash head reads of a sharded embedding and lm_head, which are the target's own modules."""
+    with wrapped(model, folder, "none", tiers=(0,), policy=None) as spec:
+        loaded = load_dflash(folder / "dflash", spec._open()[1].model)
+        embedded = loaded.embed(torch.tensor([HEAD_IDS]))
+        return {"embedded": embedded.tolist(), "logits": loaded.logits(embedded).tolist()}
+
+
+def own_numbers(model: PreTrainedModel, rank: int, folder: Path) -> Any:
+    """Rank 1 would choose other tokens, and propose other drafts: its whole lm_head and its Medusa heads are wrong."""
+    other = AutoModelForCausalLM.from_pretrained(folder / "target", distributed_config=WHOLE_LM_HEAD)
+    spec = wrapped(other.eval(), folder, "medusa", draft="medusa", policy="fixed:3")
+    if rank == 1:
+        _negate([spec._build.weights["lm_head.weight"], *spec._config.mode.draft.parameters()])  # type: ignore
+    return together(spec, lambda: {"greedy": texts(spec), "acceptance": spec.stats.acceptance_length})
+
+
+def rejection(model: PreTrainedModel, rank: int, folder: Path) -> Any:
+    """The rule compares with the drafter's probabilities, which are others on rank 1."""
+    spec = wrapped(model, folder, "eagle3_one_model", draft="eagle3", acceptance="rejection", policy="fixed:3")
+    if rank == 1:
+        _negate(spec._build.drafter.network.module.parameters())  # type: ignore[union-attr]
+    return together(spec, lambda: {"drawn": texts(spec, do_sample=True, temperature=1.5)})
+
+
+def _negate(weights: Iterable[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for weight in weights:
+            weight.neg_()
+
+
+def scored(model: PreTrainedModel, rank: int, folder: Path) -> Any:
+    """Log-probabilities."""
+    spec = wrapped(model, folder, "none", tiers=(0,), policy=None, scores=True)
+    return together(spec, lambda: log_probabilities(spec))
+
+
+def log_probabilities(spec: Speculator) -> list[Any]:
+    """Of new tokens, of a prompt, and of the likeliest tokens."""
+    options: dict[str, Any] = {"logprobs": True, "prompt_logprobs": True, "top_logprobs": 2}
+    result = spec.engine.submit(PROMPTS[3], max_new_tokens=6, **options).result()
+    return [result.logprobs, result.prompt_logprobs, result.top_logprobs]
+
+
+def rounded(model: PreTrainedModel, rank: int, folder: Path) -> Any:
+    """Weights of the target in int8, by our kernels."""
+    other = AutoModelForCausalLM.from_pretrained(folder / "wide", distributed_config=DistributedConfig(tp_size=2))
+    spec = rounded_spec(other.eval())
+    return together(spec, lambda: {"greedy": texts(spec)})
+
+
+def rounded_spec(model: PreTrainedModel) -> Speculator:
+    with our_kernels() as backend:
+        return speccompile.wrap(model, "ngram", weights="int8", tiers=(0, 3), **(SIZES | {"backend": backend}))
+
+
 def family(name: str) -> Case:
     def case(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-        other = AutoModelForCausalLM.from_pretrained(folder / name, distributed_config=DistributedConfig(tp_size=2))
+        plan = DistributedConfig(tp_plan="auto") if name == "gemma2" else DistributedConfig(tp_size=2)
+        other = AutoModelForCausalLM.from_pretrained(folder / name, distributed_config=plan)
         spec = wrapped(other.eval(), folder, "ngram")
         return together(spec, lambda: {"greedy": texts(spec)})
 
@@ -96,7 +191,7 @@ def family(name: str) -> Case:
 def engine(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     """Random tiers, guides, allowed tokens, cancels after each number of steps, and long silence. Rank 1's logits
     differ in their last bits; what is chosen is the same on both."""
-    spec = wrapped(model, folder, ["suffix", "ngram"], tiers=(0, 1, 3), rank_timeout=1.5)
+    spec = wrapped(model, folder, ["suffix", "ngram"], rank_timeout=1.5, policy="fixed:3")
     if rank == 1:
         for weight in spec._build.weights.values():  # type: ignore[union-attr]
             weight.data = torch.nextafter(weight.data, torch.full_like(weight.data, torch.inf))
@@ -105,12 +200,10 @@ def engine(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         rng, found = random.Random(0), {}
         requests = [spec.engine.submit(prompt, max_new_tokens=NEW) for prompt in PROMPTS]
         while not all(request.finished for request in requests):
-            spec.set_tier(rng.choice((0, 1, 3)))
+            spec.set_tier(rng.choice((0, 3)))
             spec.engine.step()
         found["random tiers"] = [request.result().token_ids for request in requests]
-        guide = regex_guide("([ab]{2}c){2}", common())
-        guided = spec.engine.submit(PROMPTS[2], max_new_tokens=9, guide=guide, eos_token_id=EOS).result()
-        found["guided"] = [common().decode(guided.token_ids[:-1]), guided.token_ids[-1] == EOS]
+        found["guided"] = guided(spec)
         allowed = spec.engine.submit(
             PROMPTS[2], max_new_tokens=6, prefix_allowed_tokens_fn=lambda row, ids: [7, 8, 9 + len(ids)]
         )
@@ -125,6 +218,10 @@ def engine(model: PreTrainedModel, rank: int, folder: Path) -> Any:
             goes.cancel()
             kept.append(stays.result().token_ids)
         found["beside cancelled"] = kept
+        found["check"] = [str(spec.check([PROMPTS[0]], max_new_tokens=8, reference=name)) for name in REFERENCES]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(check, "transformers_greedy", _with_another_end(check.transformers_greedy))
+            found["difference"] = asdict(spec.check([PROMPTS[0]], max_new_tokens=8).differences[0])
         # Longer than the time-out: the leader's signs of life keep the follower waiting.
         time.sleep(2)
         found["after silence"] = spec.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=NEW)[0].tolist()
@@ -135,20 +232,43 @@ def engine(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     return together(spec, lead)
 
 
+def _with_another_end(greedy: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """All ranks compute the text, and rank 0 reports another last token."""
+
+    def other(*arguments: Any) -> list[int]:
+        *text, last = greedy(*arguments)
+        return [*text, (last + 1) % VOCAB]
+
+    return other
+
+
 def example(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     """What ``examples/tensor_parallel.py`` prints, of a model whose attention is whole on both ranks."""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+    with printing() as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(EXAMPLE), str(folder / "one_head")])
         patch.setattr(speccompile, "wrap", partial(speccompile.wrap, backend="eager", tiers=(0, 3), policy="fixed:3"))
-        # Other cases follow.
-        patch.setattr(torch.distributed, "destroy_process_group", _only_groups(torch.distributed.destroy_process_group))
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     return printed.getvalue()
 
 
-def _only_groups(destroy: Callable[..., None]) -> Callable[..., None]:
-    return lambda group=None: None if group is None else destroy(group)
+def command(model: PreTrainedModel, rank: int, folder: Path) -> Any:
+    """What ``speccompile generate`` prints of the same model."""
+    options = WrapOptions(mode="ngram", backend="eager", tiers=(0, 3), policy="fixed:3", max_len=512)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with printing() as printed:
+        generate.run(str(folder / "one_head"), "one two", options, {"max_new_tokens": 8}, chat=False)
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
+        signal.signal(number, handler)
+    return printed.getvalue()
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[io.StringIO]:
+    """What is printed inside. The process group stays for the cases that follow."""
+    destroy = torch.distributed.destroy_process_group
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(torch.distributed, "destroy_process_group", lambda group=None: group and destroy(group))
+        yield printed
 
 
 def refused(model: PreTrainedModel, rank: int, folder: Path) -> Any:
@@ -163,6 +283,8 @@ def refused(model: PreTrainedModel, rank: int, folder: Path) -> Any:
 
     for option in ({"consume": True}, {"save_hidden_states": str(folder / "states")}):
         note(next(iter(option)), lambda option=option: wrapped(model, folder, "ngram", **option))
+    saving = {"mode": "save_hidden_states", "output_directory": str(folder / "states"), "tiers": (0,), "policy": None}
+    note("the mode", lambda: wrapped(model, folder, **saving))
     heads = AutoModelForCausalLM.from_pretrained(folder / "one_head", distributed_config=DistributedConfig(tp_size=2))
     note("KV heads", lambda: wrapped(heads.eval(), folder, "ngram"))
     spec = wrapped(model, folder, "none", tiers=(0,), policy=None)
@@ -170,7 +292,6 @@ def refused(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     note("submit", lambda: None if rank == 0 else spec.engine.submit([1], max_new_tokens=1))
     note("save", lambda: spec.save(folder / "package"))
     note("rebuild", spec.rebuild)
-    note("check", lambda: spec.check([[1, 2]]))
     note("forward", lambda: spec(torch.tensor([[1, 2]])))
     note("report", spec.report)
     if rank == 0:
@@ -179,86 +300,16 @@ def refused(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     return found
 
 
-def slow(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """Rank 1 takes its time; rank 0 alone measures, and chooses by it."""
-    spec = wrapped(model, folder, "ngram", policy="cost")
-    if rank == 1:
-        _before_runs(spec, lambda number: time.sleep(0.01))
-    return together(spec, lambda: {"greedy": texts(spec)})
-
-
-def changed_token(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """A token of rank 1 becomes another one after some steps."""
-    spec = wrapped(model, folder, "ngram")
-
-    def change(number: int) -> None:
-        if number == 12:
-            spec.arena["tokens"][:, 0] += 1
-
-    if rank == 1:
-        _before_runs(spec, change)
-    return together(spec, lambda: {"errors": _errors(spec)})
-
-
-def stalled(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """Rank 1 does not take part for longer than the time-out."""
-    spec = wrapped(model, folder, "ngram", rank_timeout=1)
-    if rank == 1:
-        _before_runs(spec, lambda number: time.sleep(3 if number == 7 else 0))
-    return together(spec, lambda: {"errors": _errors(spec)})
-
-
-def killed(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """Rank 1 is killed in the middle of a step."""
-    spec = wrapped(model, folder, "ngram", rank_timeout=10)
-    if rank == 1:
-        _before_runs(spec, lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == 7 else None)
-    return together(spec, lambda: {"errors": _errors(spec)})
-
-
-def _before_runs(spec: Speculator, call: Callable[[int], None]) -> None:
-    """Call ``call`` with the number of each run before rank 1 runs it."""
-    ranks = spec.engine.ranks
-    assert ranks is not None
-    numbers = iter(range(10**6))
-    run = type(next(iter(ranks._programs.values()))).run_target
-
-    class Slow:
-        def __init__(self, tier: Any) -> None:
-            self.tier = tier
-
-        def run_target(self) -> None:
-            call(next(numbers))
-            run(self.tier)
-
-    ranks._programs = {name: Slow(tier) for name, tier in ranks._programs.items()}  # type: ignore[misc]
-
-
-def _errors(spec: Speculator) -> dict[str, str]:
-    """The classes of the errors that a running request, a waiting one, and a later one end with."""
-    found = {}
-    requests = [spec.engine.submit(prompt, max_new_tokens=60) for prompt in PROMPTS]
-    for name, request in (("running", requests[0]), ("waiting", requests[-1])):
-        try:
-            request.result()
-        except RequestFailed as error:
-            found[name] = type(error.__cause__).__name__
-    try:
-        spec.engine.submit([1])
-    except RankError as error:
-        found["later"] = type(error).__name__
-    return found
-
-
 CASES: dict[str, Case] = {
     **{name: mode(name) for name in MODES},
+    "head": head,
+    "own_numbers": own_numbers,
+    "rejection": rejection,
+    "scored": scored,
+    "rounded": rounded,
     **{name: family(name) for name in FAMILIES},
     "engine": engine,
     "example": example,
+    "command": command,
     "refused": refused,
-    "slow": slow,
-    "changed_token": changed_token,
-    "stalled": stalled,
-    # Last: there is no other rank afterwards.
-    "killed": killed,
 }

@@ -1,4 +1,4 @@
-"""One rank of a sharded model: runs all cases of :mod:`support.rank_cases`, and writes what came of each as JSON.
+"""One rank of a sharded model: runs all cases, and writes what came of each as JSON.
 
 ``python -m support.rank_worker FOLDER``, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set.
 """
@@ -12,22 +12,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from speccompile.errors import SpecCompileError
-from speccompile.ranks import ranks as ranks_module
 from support.rank_cases import CASES
+from support.rank_faults import FAULTS
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    # Every run of every case compares the two ranks' state.
-    ranks_module.COMPARE_EVERY = 1
     model = AutoModelForCausalLM.from_pretrained(folder / "target", distributed_config=DistributedConfig(tp_size=2))
     rank = int(os.environ["RANK"])
-    for name, case in CASES.items():
+    for name, case in (CASES | FAULTS).items():
         started = time.perf_counter()
         try:
             result: Any = {"result": case(model.eval(), rank, folder)}
@@ -38,6 +37,13 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    of_test = Path(sys.argv[1])
+    with pytest.MonkeyPatch.context() as patch:
+        # Every run of every case compares the two ranks' state.
+        patch.setattr("speccompile.ranks.ranks.COMPARE_EVERY", 1)
+        # As tests/conftest.py has them.
+        patch.setattr("speccompile.utils.storage.cache_dir", lambda: of_test / "captures")
+        patch.setattr("speccompile.compiler.layout.PREFILL_WIDTHS", (4, 16, 64, 512))
+        main(of_test)
     # What a rank that was lost has left is not waited for.
     os._exit(0)
