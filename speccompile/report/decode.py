@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from speccompile.graph.tree import chains, depth_of
@@ -14,7 +16,7 @@ from speccompile.report.names import short_names
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.stats import Counters
-from speccompile.runtime.trace_reader import read_trace
+from speccompile.runtime.trace_reader import Trace, read_trace
 
 #: New tokens of the request that a tier decodes before the others: it may find cold caches.
 _WARM_UP_TOKENS = 4
@@ -25,81 +27,103 @@ def decode_at_each_tier(
 ) -> tuple[dict[int, Decoded], TraceReport | None]:
     """Decode ``prompts`` greedily, one at a time, with the policy fixed to each tier; and the trace of the largest one.
 
-    The requests are counted in the engine's statistics. The policy is as before afterwards, without its history.
+    Each prompt is decoded at all tiers before the next one, and the first tier rotates: a machine that slows down for a
+    while slows all tiers. The requests are counted in the engine's statistics. The policy is as before afterwards,
+    without its history.
 
     Returns:
         What was decoded, by draft length, and the trace; None where a tier is a tree.
     """
-    policy, trace = engine.policy, None
-    traced = engine.draft_lens == chains(engine.draft_lens)
-    found = {}
+    policy, tiers = engine.policy, engine.draft_lens
+    traced = tiers == chains(tiers)
+    tallies = {draft_len: _Tally(engine.stats.max_draft_len) for draft_len in tiers}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.jsonl")
+        path = Path(folder, "trace.jsonl") if traced else None
         try:
-            for draft_len in engine.draft_lens:
+            for draft_len in tiers:
                 engine.policy = Fixed(draft_len)
-                _decode(engine, prompts[:1], min(max_new_tokens, _WARM_UP_TOKENS), draft_len, None)
-                found[draft_len] = _decode(engine, prompts, max_new_tokens, draft_len, path if traced else None)
-                if traced and found[draft_len].steps:
-                    trace = trace_report(read_trace(path), f"{len(prompts)} prompts at K={draft_len}")
+                warm_up = _Tally(engine.stats.max_draft_len)
+                _decode(engine, prompts[0], min(max_new_tokens, _WARM_UP_TOKENS), warm_up, None)
+            for turn, prompt in enumerate(prompts):
+                first = turn % len(tiers)
+                for draft_len in (*tiers[first:], *tiers[:first]):
+                    engine.policy = Fixed(draft_len)
+                    _decode(engine, prompt, max_new_tokens, tallies[draft_len], path)
         finally:
             engine.policy = policy
-    return found, trace
+    names = short_names(tiers)
+    found = {draft_len: _decoded(draft_len, tally, len(prompts), names) for draft_len, tally in tallies.items()}
+    traces = tallies[tiers[-1]].traces
+    if not traces or not found[tiers[-1]].steps:
+        return found, None
+    steps = tuple(step for trace in traces for step in trace.steps)
+    return found, trace_report(replace(traces[0], steps=steps), f"{len(prompts)} prompts at K={tiers[-1]}")
 
 
-def _decode(
-    engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int, draft_len: int, path: Path | None
-) -> Decoded:
-    total = Counters(engine.stats.max_draft_len)
+@dataclass
+class _Tally:
+    """What was decoded at one tier so far. ``seconds`` and ``tokens`` are those after each request's first token."""
+
+    max_draft_len: int
+    seconds: float = 0.0
+    tokens: int = 0
+    tier_steps: Counter[int] = field(default_factory=Counter)
+    traces: list[Trace] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.total = Counters(self.max_draft_len)
+
+
+def _decode(engine: Engine, prompt: Sequence[int], max_new_tokens: int, tally: _Tally, path: Path | None) -> None:
     before = dict(engine.stats.tier_steps)
     if path is not None:
         engine.policies.record(path)
     try:
-        seconds, tokens = _run(engine, prompts, max_new_tokens, total)
-    finally:
-        if path is not None:
-            engine.policies.end_record()
-    names = short_names(engine.draft_lens)
-    steps = {k: count - before.get(k, 0) for k, count in engine.stats.tier_steps.items() if count > before.get(k, 0)}
-    own_steps, own_length = _own(path, draft_len) if path is not None and total.row_steps else (0, None)
-    return Decoded(
-        prompts=len(prompts),
-        tokens=total.emitted_tokens,
-        steps=total.row_steps,
-        acceptance_length=total.acceptance_length,
-        own_steps=own_steps if path is not None else steps.get(draft_len, 0),
-        own_length=own_length if path is not None else total.acceptance_length,
-        tier_steps={names[k]: count for k, count in sorted(steps.items())},
-        step_ms=1e3 * seconds / max(1, total.row_steps),
-        tokens_per_second=tokens / seconds if seconds else 0.0,
-        per_position=tuple(total.per_position[: depth_of(draft_len)]),
-    )
-
-
-def _run(engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int, total: Counters) -> tuple[float, int]:
-    """Seconds after each request's first token, and the tokens that came in them."""
-    seconds, tokens = 0.0, 0
-    for prompt in prompts:
         request = engine.submit(list(prompt), max_new_tokens=max_new_tokens, do_sample=False)
         started, known = 0.0, 0
         for _ in request:
             if not known:
                 started, known = time.perf_counter(), len(request.new_tokens)
-        seconds += time.perf_counter() - started
-        tokens += len(request.new_tokens) - known
-        stats = request.stats
-        total.row_steps += stats.row_steps
-        total.emitted_tokens += stats.emitted_tokens
-        total.draft_tokens += stats.draft_tokens
-        total.accepted_tokens += stats.accepted_tokens
-        for position in range(total.max_draft_len):
-            total.proposed_at[position] += stats.proposed_at[position]
-            total.accepted_at[position] += stats.accepted_at[position]
-    return seconds, tokens
+    finally:
+        if path is not None:
+            engine.policies.end_record()
+    tally.seconds += time.perf_counter() - started
+    tally.tokens += len(request.new_tokens) - known
+    stats, total = request.stats, tally.total
+    total.row_steps += stats.row_steps
+    total.emitted_tokens += stats.emitted_tokens
+    total.draft_tokens += stats.draft_tokens
+    total.accepted_tokens += stats.accepted_tokens
+    for position in range(total.max_draft_len):
+        total.proposed_at[position] += stats.proposed_at[position]
+        total.accepted_at[position] += stats.accepted_at[position]
+    tally.tier_steps.update({k: count - before.get(k, 0) for k, count in engine.stats.tier_steps.items()})
+    if path is not None and stats.row_steps:
+        tally.traces.append(read_trace(path))
 
 
-def _own(path: Path, draft_len: int) -> tuple[int, float | None]:
+def _decoded(draft_len: int, tally: _Tally, prompts: int, names: Mapping[int, str]) -> Decoded:
+    total, seconds = tally.total, tally.seconds
+    own_steps: int = tally.tier_steps[draft_len]
+    own_length = total.acceptance_length if total.row_steps else None
+    if tally.traces:
+        own_steps, own_length = _own(tally.traces, draft_len)
+    return Decoded(
+        prompts=prompts,
+        tokens=total.emitted_tokens,
+        steps=total.row_steps,
+        acceptance_length=total.acceptance_length,
+        own_steps=own_steps,
+        own_length=own_length,
+        tier_steps={names[k]: count for k, count in sorted(tally.tier_steps.items()) if count},
+        step_ms=1e3 * seconds / max(1, total.row_steps),
+        tokens_per_second=tally.tokens / seconds if seconds else 0.0,
+        per_position=tuple(total.per_position[: depth_of(draft_len)]),
+    )
+
+
+def _own(traces: Sequence[Trace], draft_len: int) -> tuple[int, float | None]:
     """Steps of the tier itself, and their acceptance length: where no row has drafts, a smaller tier runs."""
-    own = [step for step in read_trace(path).steps if step.draft_len == draft_len]
+    own = [step for trace in traces for step in trace.steps if step.draft_len == draft_len]
     rows = sum(len(step.requests) for step in own)
     return len(own), sum(sum(step.emitted) for step in own) / rows if rows else None

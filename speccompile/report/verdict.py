@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -27,6 +28,8 @@ NAMES: Mapping[Region, str] = {
 }
 #: Regions that a sentence names, and what share of a step is worth naming.
 _NAMED, _WORTH = 3, 0.02
+#: The clock and the measured steps agree about a tier up to this factor.
+_AGREE = 1.25
 
 
 def milliseconds(value: float) -> str:
@@ -115,12 +118,10 @@ def verdict(
 ) -> tuple[str, ...]:
     """Sentences about a whole wrap."""
     gains = {tier.name: gain for tier in tiers if (gain := _gain(tier, tiers, acceptance, trace)) is not None}
-    found = [
-        _of_tier(tier, gains.get(tier.name), acceptance, trace)
-        for tier in tiers
-        if tier.draft_len and tier.cost is not None
-    ]
-    return (_best(tiers, gains), *found, *_of_fallbacks(fallbacks))
+    drafting = [tier for tier in tiers if tier.draft_len and tier.cost is not None]
+    found = [_of_tier(tier, gains.get(tier.name), acceptance, trace) for tier in drafting]
+    pairs = [_of_pair(tier, shorter) for shorter, tier in itertools.pairwise(drafting)]
+    return (_best(tiers, gains), *_doubts(tiers, gains), *found, *filter(None, pairs), *_of_fallbacks(fallbacks))
 
 
 def _gain(
@@ -138,8 +139,10 @@ def _gain(
 
 def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None, trace: TraceReport | None) -> str:
     assert tier.cost is not None
-    name = tier.name[0].upper() + tier.name[1:]
-    sentence = f"{name} costs {tier.cost:.2f} times K=0, breaks even at an acceptance length of {tier.cost:.2f}"
+    name = _beginning(tier)
+    # No step emits less than a token.
+    even = max(tier.cost, 1.0)
+    sentence = f"{name} costs {tier.cost:.2f} times K=0, breaks even at an acceptance length of {even:.2f}"
     if (seen := acceptance_of(tier, acceptance, trace)) is None:
         return f"{sentence}; what it has is not known."
     sentence = f"{sentence}, and has {seen[0]:.2f} ({seen[1]})"
@@ -149,6 +152,29 @@ def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None
     return f"{sentence}: {'decoded ' * (tier.decoded is not None)}{gain:.2f} times as fast as K=0."
 
 
+def _of_pair(tier: TierReport, shorter: TierReport) -> str | None:
+    """What the tier pays for its further drafts, and what these emit, beside the one before it."""
+    more, less = tier.decoded, shorter.decoded
+    if more is None or less is None or not more.own_length or not less.own_length or not (tier.cost and shorter.cost):
+        return None
+    cost, length = tier.cost / shorter.cost, more.own_length / less.own_length
+    sentence = (
+        f"{_beginning(tier)} against {shorter.name}: a step costs {cost:.2f} times as much and emits {length:.2f} "
+        f"times as many tokens, so it is {'faster' if length > cost else 'slower'} where both run"
+    )
+    rates = more.per_position[len(less.per_position) :]
+    if not rates:
+        return f"{sentence}."
+    first, last = len(less.per_position) + 1, len(more.per_position)
+    positions = f"position {first}" if first == last else f"positions {first} to {last}"
+    listed = ", ".join(f"{rate:.0%}" for rate in rates)
+    return f"{sentence}. Of its drafts at {positions}, {listed} were accepted."
+
+
+def _beginning(tier: TierReport) -> str:
+    return tier.name[0].upper() + tier.name[1:]
+
+
 def _best(tiers: Sequence[TierReport], gains: Mapping[str, float]) -> str:
     if not any(tier.draft_len for tier in tiers):
         return "There is no tier with drafts."
@@ -156,9 +182,38 @@ def _best(tiers: Sequence[TierReport], gains: Mapping[str, float]) -> str:
         what = "No step was measured" if all(tier.cost is None for tier in tiers) else "No request was decoded yet"
         return f"{what}, so it is not known whether speculation pays."
     best = max(gains, key=lambda name: gains[name])
+    by_steps = _gains_by_steps(tiers)
+    if best in by_steps and (max(by_steps.values()) > 1.0) != (gains[best] > 1.0):
+        return "It is not decided whether speculation pays: the clock and the measured steps disagree."
     if gains[best] <= 1.0:
         return "Speculation does not pay here: no tier is faster than K=0."
     return f"Speculation pays: {best} is {gains[best]:.2f} times as fast as K=0."
+
+
+def _gains_by_steps(tiers: Sequence[TierReport]) -> dict[str, float]:
+    """How many times as fast as K=0 each tier would have decoded, had each step taken what was measured."""
+    times = {tier.name: tier.measured.step_ms for tier in tiers if tier.measured is not None}
+    rates: dict[str, float] = {}
+    for tier in tiers:
+        decoded = tier.decoded
+        if decoded is not None and decoded.tokens and times.keys() >= decoded.tier_steps.keys():
+            rates[tier.name] = decoded.tokens / sum(times[name] * count for name, count in decoded.tier_steps.items())
+    plain = next((rates[tier.name] for tier in tiers if tier.draft_len == 0 and tier.name in rates), None)
+    if plain is None:
+        return {}
+    return {tier.name: rates[tier.name] / plain for tier in tiers if tier.draft_len and tier.name in rates}
+
+
+def _doubts(tiers: Sequence[TierReport], gains: Mapping[str, float]) -> Iterator[str]:
+    """Where the clock of decoding differs from the steps that were measured alone."""
+    by_steps = _gains_by_steps(tiers)
+    differ = [name for name in gains if name in by_steps and not 1 / _AGREE < gains[name] / by_steps[name] < _AGREE]
+    if differ:
+        listed = ", ".join(f"{name} {gains[name]:.2f} and {by_steps[name]:.2f}" for name in differ)
+        yield (
+            f"By the clock and by the measured steps tiers are not equally fast ({listed} times K=0): the host's part "
+            "of a step counts, or the machine did other work meanwhile. Then measure again with more prompts."
+        )
 
 
 def _of_fallbacks(fallbacks: Sequence[Fallback]) -> Iterator[str]:

@@ -9,11 +9,14 @@ from speccompile.report.verdict import explained, verdict
 from support.reports import tiny_report
 
 
-def tier(base: TierReport, ms: float, *, length: float | None = None, rate: float = 0.0) -> TierReport:
-    """``base`` with a step of ``ms``, and, with ``length``, decoded."""
+def tier(
+    base: TierReport, ms: float, *, length: float | None = None, rate: float = 0.0, rates: tuple[float, ...] = ()
+) -> TierReport:
+    """``base`` with a step of ``ms``, and, with ``length``, decoded; ``rates`` of its drafts were accepted."""
     decoded = None
     if length is not None:
-        decoded = Decoded(3, 100, 50, length, 50, length, {base.name: 50}, ms, rate, ())
+        steps = round(100 / length)
+        decoded = Decoded(3, 100, steps, length, steps, length, {base.name: steps}, ms, rate, rates)
     return replace(base, measured=Measured(ms, ms, 5, 32, ""), decoded=decoded, cost=None)
 
 
@@ -35,6 +38,33 @@ def test_it_says_when_drafts_do_not_pay() -> None:
     plain, _, largest = tiny_report().tiers
     first, _ = sentences(tier(plain, 10.0, length=1.0, rate=100), tier(largest, 15.0, length=1.2, rate=80))
     assert first == "Speculation does not pay here: no tier is faster than K=0."
+
+
+def test_it_compares_a_tier_with_the_one_before_it() -> None:
+    plain, shorter, longer = tiny_report().tiers
+    found = sentences(
+        tier(plain, 10.0, length=1.0, rate=100),
+        tier(shorter, 11.0, length=1.5, rate=136, rates=(0.5,)),
+        tier(longer, 13.2, length=1.53, rate=116, rates=(0.5, 0.06, 0.0)),
+    )
+    assert found[0] == "Speculation pays: K=1 is 1.36 times as fast as K=0."
+    assert found[-1] == (
+        "K=3 against K=1: a step costs 1.20 times as much and emits 1.02 times as many tokens, so it is slower where "
+        "both run. Of its drafts at positions 2 to 3, 6%, 0% were accepted."
+    )
+
+
+def test_a_clock_that_the_measured_steps_contradict_decides_nothing() -> None:
+    plain, _, largest = tiny_report().tiers
+    first, second, *_ = sentences(tier(plain, 10.0, length=1.0, rate=40), tier(largest, 12.5, length=1.1, rate=91))
+    assert first == "It is not decided whether speculation pays: the clock and the measured steps disagree."
+    assert "(K=3 2.27 and 0.88 times K=0)" in second
+
+
+def test_no_tier_breaks_even_below_one_token() -> None:
+    plain, _, largest = tiny_report().tiers
+    *_, last = sentences(tier(plain, 10.0, length=1.0, rate=100), tier(largest, 9.0, length=1.0, rate=110))
+    assert "K=3 costs 0.90 times K=0, breaks even at an acceptance length of 1.00" in last
 
 
 def test_it_does_not_guess() -> None:

@@ -85,7 +85,7 @@ def _ms(value: float | None) -> str:
 
 
 def _tiers(tiers: Sequence[TierReport]) -> Table:
-    names = ("rows x\nwidth", "ms", "memory\nneeds", "breaks\neven", "accepts", "tokens/s")
+    names = ("rows x\nwidth", "ms", "memory\nneeds", "breaks\neven", "acceptance\nlength", "tokens/s")
     table = _table("Tiers", "tier", *names, numbers=names)
     for tier in tiers:
         decoded = tier.decoded
@@ -94,7 +94,7 @@ def _tiers(tiers: Sequence[TierReport]) -> Table:
             f"{tier.rows} x {tier.width}",
             _ms(None if tier.measured is None else tier.measured.step_ms),
             _ms(tier.floor_ms),
-            "-" if tier.cost is None else f"{tier.cost:.2f}",
+            "-" if tier.cost is None else f"{max(tier.cost, 1.0):.2f}",
             "-" if decoded is None or decoded.own_length is None else f"{decoded.own_length:.2f}",
             "-" if decoded is None else f"{decoded.tokens_per_second:.1f}",
         )

@@ -48,7 +48,7 @@ function TierTable({ report, tier, choose }) {
     { name: "rows x width", of: (item) => item.width, show: (item) => `${item.rows} x ${item.width}` },
     { name: "step", number: true, of: (item) => item.measured?.step_ms ?? null, show: (item) => ms(item.measured?.step_ms) },
     { name: "memory needs", number: true, of: (item) => item.floor_ms, show: (item) => ms(item.floor_ms) },
-    { name: "breaks even at", number: true, of: (item) => item.cost, show: (item) => fixed(item.cost) },
+    { name: "breaks even at", number: true, of: (item) => item.cost, show: (item) => fixed(item.cost === null ? null : Math.max(item.cost, 1)) },
     { name: "acceptance length", number: true, of: (item) => acceptanceOf(report, item), show: (item) => fixed(acceptanceOf(report, item)) },
     { name: "as fast as K=0", number: true, of: gain, show: (item) => times(gain(item)) },
     { name: "tokens/s", number: true, of: (item) => item.decoded?.tokens_per_second ?? null, show: (item) => item.decoded?.tokens_per_second.toFixed(1) ?? "–" },
