@@ -18,10 +18,8 @@ def test_the_drafts_are_counted() -> None:
     assert found is not None
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(found[1], names)
-    ids = torch.tensor([[1, 2, 3, 4] * 4])
-    with wrap(
-        tiny_llama(), "ngram", passes=[names["CountDrafts"]()], backend="eager", tiers=(0, 3), max_len=64
-    ) as spec:
+    ids, options = torch.tensor([[1, 2, 3, 4] * 4]), {"policy": "fixed:3", "tiers": (0, 3), "max_len": 64}
+    with wrap(tiny_llama(), "ngram", passes=[names["CountDrafts"]()], backend="eager", **options) as spec:
         spec.generate(ids, max_new_tokens=12)
         spec.generate(ids + 4, max_new_tokens=12)
         assert spec.arena["draft_count"].item() == spec.stats.draft_tokens > 0
