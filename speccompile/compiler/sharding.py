@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from speccompile.compiler.options import WrapOptions
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidOption, RankError
 from speccompile.graph_capture.sharded import ShardPlace, shard_of, tensor_parallel_group
 from speccompile.ranks.ranks import Ranks
 
@@ -42,13 +42,28 @@ def join_ranks(model: Any, options: WrapOptions) -> tuple[Any, Ranks | None]:
 
 @contextlib.contextmanager
 def abandoned_on_error(ranks: Ranks | None) -> Iterator[None]:
-    """What fails on one rank is an error on the others at once: they would wait for it."""
+    """What fails on one rank is an error on the others at once: they would wait for it.
+
+    Raises:
+        RankError: another rank failed, whatever the build has called what came of it here.
+    """
     try:
         yield
-    except BaseException:
-        if ranks is not None:
-            ranks.abandon()
-        raise
+    except BaseException as error:
+        if ranks is None:
+            raise
+        ranks.abandon()
+        found = _rank_error(error)
+        if found is None or found is error:
+            raise
+        raise type(found)(str(found), **found.fields) from error
+
+
+def _rank_error(error: BaseException | None) -> RankError | None:
+    """The first one that led to ``error``."""
+    while error is not None and not isinstance(error, RankError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _check_options(options: WrapOptions) -> None:

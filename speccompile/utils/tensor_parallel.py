@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -29,6 +30,6 @@ def tensor_parallel(source: str, ranks: int) -> DistributedConfig:
     each: list[int] = heads if isinstance(heads, list) else [heads]
     if all(count % ranks == 0 for count in each):
         return DistributedConfig(tp_size=ranks)
-    prefix = AutoModelForCausalLM._model_mapping[type(config)].base_model_prefix
-    own = (f"{prefix}.{name}" for name in text.base_model_tp_plan or () if ".self_attn." in name)
+    model: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    own = (f"{model.base_model_prefix}.{name}" for name in text.base_model_tp_plan or () if ".self_attn." in name)
     return DistributedConfig(tp_size=ranks, tp_plan=dict.fromkeys(own, "replicate"))

@@ -290,7 +290,7 @@ def test_what_needs_the_model_or_one_process_is_refused_by_name(folder: Path) ->
 def test_a_slow_rank_runs_the_same_tiers(folder: Path, plain: dict[str, Any]) -> None:
     found = of(folder, "slow")
     assert found["greedy"] == [text[: SHORT + 2 * index] for index, text in enumerate(plain["greedy"])]
-    assert found["ran"] == of(folder, "slow", 1)["ran"] and len(set(found["ran"])) > 3
+    assert found["ran"] == of(folder, "slow", 1)["ran"] and len(set(found["ran"])) > 2
 
 
 def test_another_token_on_one_rank_is_an_error_on_both(folder: Path) -> None:
@@ -304,8 +304,8 @@ def test_a_stalled_rank_is_an_error_on_both_within_the_time_out(folder: Path) ->
 
 
 def test_a_killed_rank_is_an_error_on_the_other_at_once() -> None:
-    """The first rank in one case, the second one in the other, each at a random moment."""
-    command = [sys.executable, "-m", "benchmarks.killed_ranks", "--moments", "2", "--timeout", "20"]
+    """Each of the two while they decode, and the first one in ``wrap``; at random moments."""
+    command = [sys.executable, "-m", "benchmarks.killed_ranks", "--moments", "3", "--timeout", "20"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("RankLost") == 2
+    assert "3 of 3 moments ended with RankLost within 20 s" in done.stdout

@@ -222,7 +222,7 @@ class DFlashHead(DraftHead):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[B, T, M]``: rows of the target's embedding, without what its module does to them besides."""
-        embedded = embedded_rows(cast(nn.Module, self.embed_tokens), input_ids)
+        embedded = embedded_rows(self.embed_tokens, input_ids)
         return embedded if self.config.embedding_scale == 1.0 else embedded * self.config.embedding_scale
 
     def read(self, embedded: torch.Tensor, position_ids: torch.Tensor, cache: BlockAttention) -> torch.Tensor:

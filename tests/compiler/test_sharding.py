@@ -1,0 +1,38 @@
+"""What a build raises on a rank whose neighbour was lost."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from speccompile.compiler.sharding import abandoned_on_error
+from speccompile.errors import RankLost, UnsupportedModel
+
+
+class Ranks:
+    abandoned = False
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+def test_a_lost_rank_is_reported_whatever_the_build_called_it() -> None:
+    ranks = Ranks()
+    with pytest.raises(RankLost, match="in all_reduce: closed") as raised, abandoned_on_error(cast(Any, ranks)):
+        try:
+            raise RankLost(during="all_reduce", reason="closed")
+        except RankLost as error:
+            raise UnsupportedModel(model="tiny", reason="its own forward fails") from error
+    assert ranks.abandoned and isinstance(raised.value.__cause__, UnsupportedModel)
+    assert raised.value.fields == {"during": "all_reduce", "reason": "closed"}
+
+
+@pytest.mark.parametrize("error", [UnsupportedModel(model="tiny", reason="odd"), RankLost(during="x", reason="y")])
+def test_other_errors_stay_what_they_are(error: Exception) -> None:
+    ranks = Ranks()
+    with pytest.raises(type(error)) as raised, abandoned_on_error(cast(Any, ranks)):
+        raise error
+    assert raised.value is error and ranks.abandoned
+    with pytest.raises(type(error)), abandoned_on_error(None):
+        raise error
