@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1] / "speccompile"
 ALLOWED = {
     "errors": "",
     "utils": "",
-    "ops": "",
+    "quantized": "",
+    "ops": "quantized",
     "graph": "ops",
     "guides": "",
     "sampling": "graph ops guides",

@@ -1,0 +1,125 @@
+"""Weights of checkpoints that are quantised already: integers in groups, as their format stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from speccompile.errors import InvalidOption
+
+#: Inputs that can share a scale. A group of all inputs (one scale for an output) is possible as well.
+GROUPS = (16, 32, 64, 128)
+#: Ranges of values by ``bits``: with a sign, and of four bits without one, too.
+RANGES = {4: (-8, 15), 6: (-32, 31), 8: (-128, 127)}
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedWeight:
+    """The weight ``[N, K]`` of a linear or an embedding: ``w[n, order[k]] = scales[n, k // group] * values[n, k] -
+    minimums[n, k // group]``, computed in float32.
+
+    Args:
+        values: int8 ``[N, K]``, the integers that the format stores. Of four bits they are all -8 to 7, or all 0 to 15;
+            of six -32 to 31; of eight -128 to 127.
+        bits: 4, 6 or 8.
+        scales: float32 ``[N, G]``, finite, ``G = K / group``.
+        minimums: float32 ``[N, G]``, finite, what is subtracted; None where the format has none.
+        group: 16, 32, 64 or 128 inputs, or K. It divides K.
+        order: int64 ``[K]``, a permutation: column k of ``values`` is multiplied with input ``order[k]`` (GPTQ's
+            act-order). None: with input k.
+
+    Raises:
+        InvalidOption: a tensor has another shape, dtype or device (CPU) than these, or values out of range.
+    """
+
+    values: torch.Tensor
+    bits: int
+    scales: torch.Tensor
+    minimums: torch.Tensor | None
+    group: int
+    order: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        def require(holds: bool, name: str, reason: str) -> None:
+            if not holds:
+                raise InvalidOption(where="GroupedWeight", name=name, value=getattr(self, name), reason=reason)
+
+        values = self.values
+        require(_is(values, torch.int8, 2) and values.numel() > 0, "values", "it must be int8 [N, K] on the CPU")
+        require(self.bits in RANGES, "bits", f"choose from {', '.join(map(str, RANGES))}")
+        outputs, inputs = values.shape
+        fits = self.group in (*GROUPS, inputs) and inputs % self.group == 0
+        require(fits, "group", f"K is {inputs}; choose a divisor from {', '.join(map(str, GROUPS))}, or K")
+        wanted = (outputs, inputs // self.group)
+        for name in ("scales", "minimums"):
+            tensor: torch.Tensor | None = getattr(self, name)
+            if tensor is not None or name == "scales":
+                reason = f"it must be float32 {list(wanted)} on the CPU, and finite"
+                fits = _is(tensor, torch.float32, 2) and tensor is not None and tuple(tensor.shape) == wanted
+                require(fits and bool(tensor is not None and tensor.isfinite().all()), name, reason)
+        low, high = (int(end) for end in torch.aminmax(values))
+        least, most = RANGES[self.bits]
+        require(least <= low and high <= most, "values", f"of {self.bits} bits they are {least} to {most}")
+        if self.bits == 4:
+            require(low >= 0 or high < 8, "values", "of 4 bits they are all -8 to 7, or all 0 to 15")
+        if self.order is not None:
+            is_permutation = _is(self.order, torch.int64, 1) and torch.equal(
+                self.order.sort().values, torch.arange(inputs)
+            )
+            require(is_permutation, "order", f"it must be an int64 permutation of 0 to {inputs - 1} on the CPU")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(N, K)``."""
+        outputs, inputs = self.values.shape
+        return outputs, inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these tensors; a value of four or six bits takes a byte here."""
+        tensors = (self.values, self.scales, self.minimums, self.order)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight, float32 ``[N, K]``, with the bits of the format's own library in float32."""
+        groups = self.values.unflatten(1, (-1, self.group)) * self.scales[..., None]
+        if self.minimums is not None:
+            groups = groups - self.minimums[..., None]
+        weight = groups.flatten(1)
+        return weight if self.order is None else weight[:, self.order.argsort()]
+
+
+class QuantizedWeights(Mapping[str, GroupedWeight]):
+    """Quantised weights by the names of the Hugging Face model's parameters, for ``wrap(weights=...)``.
+
+    Args:
+        weights: by name, ``"model.layers.0.self_attn.q_proj.weight"``. A mapping that reads a weight from a file when
+            it is looked up is possible: ``wrap`` looks each one up once.
+        format: what they were read from, for ``explain()``: ``"GGUF Q4_K"``.
+    """
+
+    def __init__(self, weights: Mapping[str, GroupedWeight], format: str) -> None:
+        self._weights = weights
+        self.format = format
+
+    def __getitem__(self, name: str) -> GroupedWeight:
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} quantised weights, {self.format}>"
+
+
+def _is(tensor: torch.Tensor | None, dtype: torch.dtype, dimensions: int) -> bool:
+    return isinstance(tensor, torch.Tensor) and (tensor.dtype, tensor.dim(), tensor.device.type) == (
+        dtype,
+        dimensions,
+        "cpu",
+    )
