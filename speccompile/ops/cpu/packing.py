@@ -13,6 +13,7 @@ from speccompile.utils.weight_forms import WeightForms
 
 if TYPE_CHECKING:
     from speccompile.ops.cpu.consume import ConsumedWeights
+    from speccompile.ops.cpu.quantized import QuantizedPacks
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -25,6 +26,8 @@ class Pack:
         tensors: what stands for it, see :class:`~speccompile.ops.cpu.forms.base.Form`.
         weight: the model's, or a transposed view of that; None once it is consumed.
         of_vocabulary: it is an embedding's or an lm_head's.
+        format: of the checkpoint whose integers it holds; empty where ``weight`` was packed.
+        order: int64 ``[depth]``, the input that each of its columns is multiplied with; None: all in their order.
     """
 
     form: Form
@@ -33,14 +36,29 @@ class Pack:
     depth: int
     weight: torch.Tensor | None
     of_vocabulary: bool = False
+    format: str = ""
+    order: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    @property
+    def description(self) -> str:
+        """For ``explain()``, after a number of weights."""
+        return f"of {self.format} in {self.form.name}" if self.format else self.form.description
+
     def unpack(self) -> torch.Tensor:
         """The values that the ops multiply with, ``[features, depth]``."""
         return self.form.unpack(self.tensors, self.features, self.depth)
+
+    def ordered(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs ``[..., depth]`` as the ops read them."""
+        return x if self.order is None else x.index_select(-1, self.order)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weight ``[features, depth]`` over inputs in their own order."""
+        return self.unpack() if self.order is None else self.unpack()[:, self.order.argsort()]
 
 
 class WeightPacks:
@@ -48,6 +66,7 @@ class WeightPacks:
 
     With ``consumed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
     same ones, and then the packs are. ``names`` are all names of a weight by each of them, where it has several.
+    ``quantized`` are packed already.
     """
 
     def __init__(
@@ -55,9 +74,11 @@ class WeightPacks:
         forms: WeightForms | None = None,
         consumed: ConsumedWeights | None = None,
         names: Mapping[str, Sequence[str]] | None = None,
+        quantized: QuantizedPacks | None = None,
     ) -> None:
         self.forms = WeightForms() if forms is None else forms
         self.consumed = consumed
+        self.quantized = quantized
         self.followers: list[WeightPacks] = []
         self._names = {} if names is None else names
         self._packs: dict[str, Pack] = {}
@@ -70,6 +91,8 @@ class WeightPacks:
         Args:
             of_vocabulary: it is an embedding's or an lm_head's.
         """
+        if path not in self._packs and (quantized := self.find_quantized(weight)) is not None:
+            self._packs[path] = quantized
         if path not in self._packs:
             modules = [name.rpartition(".")[0] for name in self._names.get(path, (path,))]
             key = self.forms.key(modules)
@@ -81,6 +104,10 @@ class WeightPacks:
             own = None if self.consumed else weight
             self._packs[path] = Pack(form, tensors, features, depth, own, of_vocabulary)
         return self._packs[path]
+
+    def find_quantized(self, weight: torch.Tensor) -> Pack | None:
+        """The pack of a quantised checkpoint that stands for ``weight``."""
+        return None if self.quantized is None else self.quantized.find(weight)
 
     def unused_names(self) -> list[str]:
         """Names of modules with a form of their own that no packed weight has."""
@@ -97,7 +124,7 @@ class WeightPacks:
     def refresh(self) -> None:
         """The model's weights were changed in place: change the packs, in place too."""
         for pack in self:
-            if pack.weight is not None:
+            if pack.weight is not None and not pack.format:
                 for old, new in zip(pack.tensors, pack.form.pack(pack.weight), strict=True):
                     old.copy_(new)
         for follower in self.followers:
@@ -109,14 +136,14 @@ class WeightPacks:
         return [
             pair
             for pack in self
-            if pack.weight is not None and _same_tensor(pack.weight, weight)
+            if pack.weight is not None and not pack.format and _same_tensor(pack.weight, weight)
             for pair in zip(pack.tensors, pack.form.pack(value), strict=True)
         ]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """What was packed and is still there, by path."""
-        return {path: pack.weight for path, pack in self._packs.items() if pack.weight is not None}
+        return {path: pack.weight for path, pack in self._packs.items() if pack.weight is not None and not pack.format}
 
     @property
     def rounds(self) -> bool:
@@ -140,7 +167,7 @@ class WeightPacks:
         """``210 rounded to int4 in groups of 32, 1 rounded to int8 in groups of 64``."""
         counts: dict[str, int] = {}
         for pack in self:
-            counts[pack.form.description] = counts.get(pack.form.description, 0) + 1
+            counts[pack.description] = counts.get(pack.description, 0) + 1
         return ", ".join(f"{count} {description}" for description, count in counts.items())
 
 

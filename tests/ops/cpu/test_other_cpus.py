@@ -13,7 +13,8 @@ from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from speccompile.errors import Degraded
 from speccompile.ops.cpu import library
 
-TESTS = [str(Path(__file__).with_name(name)) for name in ("test_native_ops.py", "test_native_choose.py")]
+FILES = ("test_native_ops.py", "test_grouped.py", "test_native_choose.py")
+TESTS = [str(Path(__file__).with_name(name)) for name in FILES]
 
 
 @pytest.mark.parametrize(("capability", "name"), [("avx512", "avx512"), ("avx2", "avx2"), ("default", "plain C++")])

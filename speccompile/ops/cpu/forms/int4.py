@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, whole_columns
 from speccompile.ops.cpu.forms.int8 import GROUP as INPUT_GROUP
+from speccompile.ops.cpu.forms.scales import has_minimums, pack_scales, scaled
 
 ops = torch.ops.speccompile
 
@@ -32,20 +33,18 @@ def quantise_int4(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (groups * factor[..., None]).round().clamp(-OFFSET, OFFSET - 1).to(torch.int8), scales
 
 
-def pack_int4(numbers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers ``[N, G, 32]`` of -8 to 7, and scales ``[N, G]``, N a multiple of 32, to uint8 ``[N / 32, 8 * G, 16, 4]``
-    and float16 ``[N / 32, G, 32]``. A byte has a number of columns 0 to 15 in its low half, of 16 to 31 in its high
-    half."""
-    steps = (numbers + OFFSET).to(torch.uint8).flatten(1).unflatten(1, (-1, 4)).unflatten(0, (-1, 2, COLUMNS // 2))
-    packed = (steps[:, 0] | steps[:, 1] << 4).transpose(1, 2)
-    return packed.contiguous(), scales.unflatten(0, (-1, COLUMNS)).transpose(1, 2).contiguous()
+def pack_nibbles(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers of 0 to 15, ``[N, K]``, N a multiple of 32 and K of 64, to uint8 ``[N / 32, K / 4, 16, 4]``. A byte has a
+    number of columns 0 to 15 in its low half, of 16 to 31 in its high half."""
+    steps = numbers.to(torch.uint8).unflatten(1, (-1, 4)).unflatten(0, (-1, 2, COLUMNS // 2))
+    return (steps[:, 0] | steps[:, 1] << 4).transpose(1, 2).contiguous()
 
 
 def unpack_int4(packed: torch.Tensor, scales: torch.Tensor, features: int, depth: int) -> torch.Tensor:
-    """The weight, float32 ``[features, depth]``, that :func:`pack_int4` holds."""
-    numbers = torch.cat((packed & 15, packed >> 4), 2).to(torch.int8) - OFFSET
-    groups = numbers.unflatten(1, (-1, GROUP // 4)) * scales.float()[:, :, None, :, None]
-    return groups.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)[:features, :depth]
+    """The weight, float32 ``[features, depth]``. With minimums, numbers have no offset."""
+    numbers = torch.cat((packed & 15, packed >> 4), 2).to(torch.int8)
+    numbers = numbers.transpose(1, 2).flatten(2).flatten(0, 1)
+    return scaled(numbers if has_minimums(scales) else numbers - OFFSET, scales)[:features, :depth]
 
 
 class Int4(Form):
@@ -57,7 +56,8 @@ class Int4(Form):
     description = "rounded to int4 in groups of 32"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return pack_int4(*quantise_int4(whole_columns(weight)))
+        numbers, scales = quantise_int4(whole_columns(weight))
+        return pack_nibbles(numbers.flatten(1) + OFFSET), pack_scales(scales)
 
     def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
         numbers, scales = packed

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, whole_columns
+from speccompile.ops.cpu.forms.scales import pack_scales, scaled
 
 ops = torch.ops.speccompile
 
@@ -28,17 +29,14 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (groups * factor[..., None]).round().to(torch.int8), most / 127
 
 
-def pack_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[N, K]`` to int8 ``[ceil(N / 32), 16 * G, 32, 4]`` and scales, float32, ``[ceil(N / 32), G, 32]``."""
-    rounded, scales = quantise(whole_columns(weight))
-    packed = rounded.flatten(1).unflatten(1, (-1, 4)).unflatten(0, (-1, COLUMNS)).transpose(1, 2)
-    return packed.contiguous(), scales.unflatten(0, (-1, COLUMNS)).transpose(1, 2).contiguous()
+def pack_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """int8 ``[N, K]``, N a multiple of 32 and K of 64, to ``[N / 32, K / 4, 32, 4]``."""
+    return numbers.unflatten(1, (-1, 4)).unflatten(0, (-1, COLUMNS)).transpose(1, 2).contiguous()
 
 
 def unpack_int8(packed: torch.Tensor, scales: torch.Tensor, features: int, depth: int) -> torch.Tensor:
-    """The weight, float32 ``[features, depth]``, that :func:`pack_int8` rounded."""
-    groups = packed.unflatten(1, (-1, GROUP // 4)) * scales[:, :, None, :, None]
-    return groups.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)[:features, :depth]
+    """The weight, float32 ``[features, depth]``."""
+    return scaled(packed.transpose(1, 2).flatten(2).flatten(0, 1), scales)[:features, :depth]
 
 
 class Int8(Form):
@@ -50,7 +48,8 @@ class Int8(Form):
     description = "rounded to int8 in groups of 64"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return pack_int8(weight)
+        numbers, scales = quantise(whole_columns(weight))
+        return pack_bytes(numbers.flatten(1)), pack_scales(scales)
 
     def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
         numbers, scales = packed

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kRows = 4;
 
-// A group of a row. Weights have no sign: `offsets` take what is added to them off a part's sum again.
+// A group of a row. Weights have no sign: where one was taken off by `kOffset`, `offsets` are added to a part's sum.
 struct Inputs {
   int8_t numbers[kGroup];
   int32_t offsets[kParts];
@@ -45,10 +45,11 @@ using Sums = __m256[ROWS][2];
 // A part's products, of which all eight steps fit sixteen bits: 16 of at most 15 * 127. Not inlined: beside a tile's
 // other sums the compiler would keep these in memory.
 template <int ROWS, int LINES>
-[[gnu::noinline]] void multiply_part(
-    const Inputs* inputs, int64_t groups, int64_t part, const uint8_t* packed, Ahead ahead, int64_t first_step,
-    Sums<ROWS>& products) {
+[[gnu::noinline]] void add_part(
+    const Inputs* inputs, int64_t groups, int64_t part, const uint8_t* packed, const ScaleRows& scales, int64_t column,
+    Ahead ahead, int64_t first_step, Sums<ROWS>& products) {
   const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const int32_t signs = scales.minimums() ? 0 : 1;
   __m256i whole[ROWS][2];
 #pragma GCC unroll 4
   for (int row = 0; row < ROWS; ++row) {
@@ -70,51 +71,48 @@ template <int ROWS, int LINES>
       asm("" : "+x"(whole[row][0]), "+x"(whole[row][1]));
     }
   }
-#pragma GCC unroll 4
-  for (int row = 0; row < ROWS; ++row) {
-    const __m256i offset = _mm256_set1_epi32(inputs[row * groups].offsets[part]);
 #pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      products[row][i] = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(whole[row][i], ones), offset));
+  for (int i = 0; i < 2; ++i) {
+    const __m256 scale = scales.eight_scales(column + 16 * i);
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; ++row) {
+      const __m256i offset = _mm256_set1_epi32(signs * inputs[row * groups].offsets[part]);
+      const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(whole[row][i], ones), offset));
+      products[row][i] = _mm256_fmadd_ps(sum, scale, products[row][i]);
+    }
+  }
+  if (scales.minimums()) {
+    for (int row = 0; row < ROWS; ++row) {
+      const __m256 input = _mm256_set1_ps(static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / kOffset));
+      for (int i = 0; i < 2; ++i) {
+        products[row][i] = _mm256_fnmadd_ps(input, scales.eight_minimums(column + 16 * i), products[row][i]);
+      }
     }
   }
 }
 
-inline __m256 scales_at(const c10::Half* from) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-}
-
 template <int ROWS, int LINES>
 void tile(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, const c10::Half* scales,
+    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t, ScaleRows scales,
     float* y, int64_t y_stride, Ahead ahead) {
-  __m256 sums[2][ROWS][2] = {};
+  // What follows is fetched once.
+  constexpr int kNone = 0;
+  Sums<ROWS> sums[2] = {};
   for (int64_t group = 0; group < groups; ++group) {
+    Sums<ROWS> products[2] = {};
+    for (int64_t part = 0; part < kParts; ++part, scales.next()) {
+      const uint8_t* const weights = packed + group * kGroupBytes + part * kPartBytes;
+      const int64_t step = (group * kParts + part) * kPartSteps;
+      add_part<ROWS, LINES>(inputs + group, groups, part, weights, scales, 0, ahead, step, products[0]);
+      add_part<ROWS, kNone>(inputs + group, groups, part, weights + 32, scales, 8, ahead, step, products[1]);
+    }
     for (int half = 0; half < 2; ++half) {
-      // What follows is fetched once.
-      constexpr int kNone = 0;
-      const uint8_t* const weights = packed + group * kGroupBytes + half * 32;
-      const c10::Half* const units = scales + group * kParts * kColumns + half * 8;
-      Sums<ROWS> first, second;
-      const int64_t step = group * kParts * kPartSteps;
-      if (half == 0) {
-        multiply_part<ROWS, LINES>(inputs + group, groups, 0, weights, ahead, step, first);
-        multiply_part<ROWS, LINES>(
-            inputs + group, groups, 1, weights + kPartBytes, ahead, step + kPartSteps, second);
-      } else {
-        multiply_part<ROWS, kNone>(inputs + group, groups, 0, weights, ahead, step, first);
-        multiply_part<ROWS, kNone>(
-            inputs + group, groups, 1, weights + kPartBytes, ahead, step + kPartSteps, second);
-      }
 #pragma GCC unroll 4
       for (int row = 0; row < ROWS; ++row) {
         const __m256 own = _mm256_set1_ps(input_scales[row * groups + group]);
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
-          const __m256 product = _mm256_mul_ps(first[row][i], scales_at(units + 16 * i));
-          sums[half][row][i] = _mm256_fmadd_ps(
-              _mm256_fmadd_ps(second[row][i], scales_at(units + kColumns + 16 * i), product), own,
-              sums[half][row][i]);
+          sums[half][row][i] = _mm256_fmadd_ps(products[half][row][i], own, sums[half][row][i]);
         }
       }
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "int4_sizes.h"
+#include "scaled_avx512.h"
 
 #include <immintrin.h>
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int kRows = 8;
 
-// A group of a row. Weights have no sign: each part's sum begins at its offset, which takes what is added to them off.
+// A group of a row. Weights have no sign: where one was taken off by `kOffset`, a part's sum begins at its offset.
 struct Inputs {
   int8_t numbers[kGroup];
   int32_t offsets[kParts];
@@ -31,21 +32,24 @@ struct Inputs {
   }
 };
 
-// Columns 0 to 15, and 16 to 31.
-template <int ROWS>
-using Sums = __m512[ROWS][2];
-
-// A part's products, times the weight's scales, added to the other part's if it is the second. Not inlined: in the loop
-// over steps all of the registers are wanted for these, and the compiler would keep other sums in some of them.
-template <int ROWS, int LINES, int PART>
-[[gnu::noinline]] void multiply_part(
-    const Inputs* inputs, int64_t groups, const uint8_t* packed, const c10::Half* scales, Ahead ahead,
-    int64_t first_step, Sums<ROWS>& products) {
+// A part's products. Not inlined: in the loop over steps all of the registers are wanted for these, and the compiler
+// would keep other sums in some of them.
+template <int ROWS, int LINES>
+[[gnu::noinline]] void add_part(
+    const Inputs* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
+    const ScaleRows& scales, Ahead ahead, int64_t first_step, Scaled<ROWS>& scaled) {
   const __m512i low_half = _mm512_set1_epi8(15);
   __m512i whole[ROWS][2];
+  if (scales.minimums()) {
 #pragma GCC unroll 8
-  for (int row = 0; row < ROWS; ++row) {
-    whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offsets[PART]);
+    for (int row = 0; row < ROWS; ++row) {
+      whole[row][0] = whole[row][1] = _mm512_setzero_si512();
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; ++row) {
+      whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offsets[part]);
+    }
   }
 #pragma GCC unroll 1
   for (int64_t step = 0; step < kPartSteps; ++step) {
@@ -56,7 +60,7 @@ template <int ROWS, int LINES, int PART>
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row) {
       int32_t four;
-      std::memcpy(&four, inputs[row * groups].numbers + PART * kPart + step * 4, 4);
+      std::memcpy(&four, inputs[row * groups].numbers + part * kPart + step * 4, 4);
       const __m512i own = _mm512_set1_epi32(four);
       whole[row][0] = _mm512_dpbusd_epi32(whole[row][0], low, own);
       whole[row][1] = _mm512_dpbusd_epi32(whole[row][1], high, own);
@@ -64,41 +68,27 @@ template <int ROWS, int LINES, int PART>
       asm("" : "+v"(whole[row][0]), "+v"(whole[row][1]));
     }
   }
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales + 16 * i)));
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row) {
-      const __m512 sum = _mm512_cvtepi32_ps(whole[row][i]);
-      products[row][i] = PART == 0 ? _mm512_mul_ps(sum, scale) : _mm512_fmadd_ps(sum, scale, products[row][i]);
-    }
-  }
+  // Without it, the offsets are kept until here, for the minimums that there may be.
+  asm("" ::: "memory");
+  const auto input = [&](int row) {
+    return static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / kOffset);
+  };
+  scaled.add(whole, scales, part == 0, part == kParts - 1, input, input_scales, groups);
 }
 
 template <int ROWS, int LINES>
 void tile(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, const c10::Half* scales,
+    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t, ScaleRows scales,
     float* y, int64_t y_stride, Ahead ahead) {
-  Sums<ROWS> sums = {};
+  Scaled<ROWS> scaled;
   for (int64_t group = 0; group < groups; ++group) {
-    const uint8_t* const weights = packed + group * kGroupBytes;
-    const c10::Half* const units = scales + group * kParts * kColumns;
-    const int64_t step = group * kParts * kPartSteps;
-    Sums<ROWS> products;
-    multiply_part<ROWS, LINES, 0>(inputs + group, groups, weights, units, ahead, step, products);
-    multiply_part<ROWS, LINES, 1>(
-        inputs + group, groups, weights + kPartBytes, units + kColumns, ahead, step + kPartSteps, products);
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row) {
-      const __m512 own = _mm512_set1_ps(input_scales[row * groups + group]);
-      sums[row][0] = _mm512_fmadd_ps(products[row][0], own, sums[row][0]);
-      sums[row][1] = _mm512_fmadd_ps(products[row][1], own, sums[row][1]);
+    for (int64_t part = 0; part < kParts; ++part, scales.next()) {
+      add_part<ROWS, LINES>(
+          inputs + group, input_scales + group, groups, part, packed + group * kGroupBytes + part * kPartBytes, scales,
+          ahead, (group * kParts + part) * kPartSteps, scaled);
     }
   }
-  for (int row = 0; row < ROWS; ++row) {
-    _mm512_storeu_ps(y + row * y_stride, sums[row][0]);
-    _mm512_storeu_ps(y + row * y_stride + 16, sums[row][1]);
-  }
+  scaled.store(y, y_stride);
 }
 
 }  // namespace

@@ -25,29 +25,34 @@ struct Inputs {
 
 template <int ROWS, int LINES>
 void tile(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, const c10::Half* scales,
+    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t, ScaleRows scales,
     float* y, int64_t, Ahead) {
   constexpr int64_t kHalf = kColumns / 2;
+  const int32_t offset = scales.minimums() ? 0 : kOffset;
   float sums[kColumns] = {};
   for (int64_t group = 0; group < groups; ++group) {
-    float products[kColumns];
-    for (int64_t part = 0; part < kParts; ++part) {
-      int32_t whole[kColumns] = {};
+    float products[kColumns] = {};
+    for (int64_t part = 0; part < kParts; ++part, scales.next()) {
+      int32_t whole[kColumns] = {}, own = 0;
       for (int64_t step = 0; step < kPartSteps; ++step) {
         const int8_t* four = inputs[group].numbers + part * kPart + step * 4;
         const uint8_t* weights = packed + group * kGroupBytes + part * kPartBytes + step * kStepBytes;
-        for (int64_t column = 0; column < kHalf; ++column) {
-          for (int64_t i = 0; i < 4; ++i) {
-            const int32_t both = weights[column * 4 + i], number = four[i];
-            whole[column] += number * ((both & 15) - kOffset);
-            whole[column + kHalf] += number * ((both >> 4) - kOffset);
+        for (int64_t i = 0; i < 4; ++i) {
+          const int32_t number = four[i];
+          own += number;
+          for (int64_t column = 0; column < kHalf; ++column) {
+            const int32_t both = weights[column * 4 + i];
+            whole[column] += number * ((both & 15) - offset);
+            whole[column + kHalf] += number * ((both >> 4) - offset);
           }
         }
       }
       for (int64_t column = 0; column < kColumns; ++column) {
-        const float scale = scales[(group * kParts + part) * kColumns + column];
-        const float sum = static_cast<float>(whole[column]);
-        products[column] = part == 0 ? sum * scale : std::fma(sum, scale, products[column]);
+        float& product = products[column];
+        product = std::fma(static_cast<float>(whole[column]), scales.scale(column), product);
+        if (scales.minimums()) {
+          product = std::fma(static_cast<float>(-own), scales.minimum(column), product);
+        }
       }
     }
     for (int64_t column = 0; column < kColumns; ++column) {

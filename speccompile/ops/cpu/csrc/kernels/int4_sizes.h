@@ -3,18 +3,17 @@
 
 #include "ahead.h"
 #include "rounded.h"
+#include "scale_rows.h"
 #include "tile.h"
-
-#include <c10/util/Half.h>
 
 #include <cstdint>
 
 namespace speccompile::int4 {
 namespace {
 
-// What is added to a number, which makes it one without a sign.
+// What is added to a number with a sign, which makes it one without.
 constexpr int32_t kOffset = 8;
-// Groups of weights in a group of inputs, each with its own scale, and steps of four inputs in each of these.
+// Parts of a group of inputs, each of which can have its own scales, and steps of four inputs in each of these.
 constexpr int64_t kParts = 2;
 constexpr int64_t kPart = kGroup / kParts;
 constexpr int64_t kPartSteps = kPart / 4;

@@ -1,4 +1,5 @@
-// y = x * w^T + b, both rounded to eight bits in groups of 64 along the inputs.
+// y = x * w^T + b, both rounded to eight bits: inputs in groups of 64, weights in groups of 16, 32, or a multiple of 64.
+// All tiles compute the same bits: integers, and multiply-adds in one order.
 #include "rounded_blocks.h"
 
 // What the compiler may use says less than what torch's vectors are built for: Inductor asks for all that this CPU has.
@@ -16,23 +17,24 @@ namespace {
 struct Int8 {
   using Inputs = int8::Inputs;
   using Number = int8_t;
-  using Scale = float;
   static constexpr int kRows = int8::kRows;
-  static constexpr int64_t kSteps = int8::kSteps, kStepBytes = int8::kStepBytes, kScales = 1;
+  static constexpr int64_t kSteps = int8::kSteps, kStepBytes = int8::kStepBytes;
+
+  // None where a group would be divided in another way than into one, two or four.
+  static int64_t parts(int64_t groups, int64_t scale_rows) {
+    if (scale_rows <= groups) {
+      return groups;
+    }
+    return scale_rows == 2 * groups || scale_rows == 4 * groups ? scale_rows : 0;
+  }
 
   template <int ROWS, int LINES, typename... Arguments>
   static void tile(Arguments... arguments) {
     int8::tile<ROWS, LINES>(arguments...);
   }
 
-  static void weight_row(
-      int64_t row, int64_t depth, int64_t groups, const int8_t* packed, const float* scales, float* to) {
-    const int64_t block = row / kColumns, column = row % kColumns;
-    const int8_t* numbers = packed + block * groups * int8::kGroupBytes + column * 4;
-    for (int64_t k = 0; k < depth; ++k) {
-      const float scale = scales[(block * groups + k / kGroup) * kColumns + column];
-      to[k] = static_cast<float>(numbers[k / 4 * kColumns * 4 + k % 4]) * scale;
-    }
+  static int32_t number(int64_t k, int64_t column, const int8_t* packed, bool) {
+    return packed[k / 4 * int8::kStepBytes + column * 4 + k % 4];
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "int8_sizes.h"
+#include "scaled_avx512.h"
 
 #include <immintrin.h>
 
@@ -12,41 +13,42 @@ namespace speccompile::int8 {
 namespace {
 
 constexpr int kRows = 8;
+// What is added to a weight, which makes it one without a sign.
+constexpr int32_t kShift = 128;
 
-// A group of a row. The instruction takes unsigned weights: 128 is added to them, and each sum begins at `offset`, which
-// takes the inputs times 128 off again.
+// A group of a row. The instruction takes unsigned weights: `kShift` is added to them, and each sum begins at its part's
+// offset, which takes the inputs times that off again.
 struct Inputs {
   int8_t numbers[kGroup];
-  int32_t offset;
+  int32_t offsets[kDivisions];
 
   void set(const float* values, float factor) {
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t i = 0; i < kGroup; i += 16) {
-      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + i), _mm512_set1_ps(factor)));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + i), _mm512_cvtepi32_epi8(rounded));
-      sum = _mm512_add_epi32(sum, rounded);
+    for (int64_t quarter = 0; quarter < kQuarters; ++quarter) {
+      const __m512i rounded =
+          _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + quarter * 16), _mm512_set1_ps(factor)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + quarter * 16), _mm512_cvtepi32_epi8(rounded));
+      offsets[kFirstQuarter + quarter] = -kShift * _mm512_reduce_add_epi32(rounded);
     }
-    offset = -128 * _mm512_reduce_add_epi32(sum);
+    add_up_quarters(offsets);
   }
 };
 
-template <int ROWS>
-using Sums = __m512[ROWS][2];
-
-// Adds a group's products. Not inlined: in the loop over steps all of the registers are wanted for these, and the
-// compiler would keep the sums of the groups before in some of them.
+// A part's products. Not inlined: in the loop over steps all of the registers are wanted for these, and the compiler
+// would keep the sums of the groups before in some of them.
 template <int ROWS, int LINES>
-[[gnu::noinline]] void add_group(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed, const float* scales,
-    Ahead ahead, int64_t first_step, Sums<ROWS>& sums) {
-  const __m512i shift = _mm512_set1_epi8(static_cast<char>(0x80));
+[[gnu::noinline]] void add_part(
+    const Inputs* inputs, const float* input_scales, int64_t groups, const Part& part, const int8_t* packed,
+    const ScaleRows& scales, Ahead ahead, int64_t first_step, Scaled<ROWS>& scaled) {
+  const __m512i shift = _mm512_set1_epi8(static_cast<char>(kShift));
   __m512i whole[ROWS][2];
 #pragma GCC unroll 8
   for (int row = 0; row < ROWS; ++row) {
-    whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offset);
+    whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offsets[part.place]);
   }
-  for (int64_t step = 0; step < kSteps; ++step) {
-    const int8_t* weights = packed + step * kColumns * 4;
+  int64_t step = part.from;
+#pragma GCC unroll 1
+  do {
+    const int8_t* weights = packed + step * kStepBytes;
     const __m512i low = _mm512_xor_si512(_mm512_loadu_si512(weights), shift);
     const __m512i high = _mm512_xor_si512(_mm512_loadu_si512(weights + 64), shift);
     ahead.fetch<LINES>(first_step + step);
@@ -60,30 +62,30 @@ template <int ROWS, int LINES>
       // Products in another order would want more registers than there are.
       asm("" : "+v"(whole[row][0]), "+v"(whole[row][1]));
     }
-  }
-  const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
-#pragma GCC unroll 8
-  for (int row = 0; row < ROWS; ++row) {
-    const __m512 own = _mm512_set1_ps(input_scales[row * groups]);
-    sums[row][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[row][0]), _mm512_mul_ps(own, low), sums[row][0]);
-    sums[row][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[row][1]), _mm512_mul_ps(own, high), sums[row][1]);
-  }
+  } while (++step < part.to);
+  // Without it, the offsets are kept until here, for the minimums that there may be.
+  asm("" ::: "memory");
+  const auto input = [&](int row) {
+    return static_cast<float>(inputs[row * groups].offsets[part.place]) * (-1.0f / kShift);
+  };
+  scaled.add(whole, scales, part.first, part.last, input, input_scales, groups);
 }
 
 template <int ROWS, int LINES>
 void tile(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed, const float* scales, float* y,
-    int64_t y_stride, Ahead ahead) {
-  Sums<ROWS> sums = {};
+    const Inputs* inputs, const float* input_scales, int64_t groups, const int8_t* packed, int64_t parts,
+    ScaleRows scales, float* y, int64_t y_stride, Ahead ahead) {
+  const Parts of_group(parts / groups);
+  Scaled<ROWS> scaled;
   for (int64_t group = 0; group < groups; ++group) {
-    add_group<ROWS, LINES>(
-        inputs + group, input_scales + group, groups, packed + group * kGroupBytes, scales + group * kColumns, ahead,
-        group * kSteps, sums);
+    for (const Part& part : of_group) {
+      add_part<ROWS, LINES>(
+          inputs + group, input_scales + group, groups, part, packed + group * kGroupBytes, scales, ahead,
+          group * kSteps, scaled);
+      scales.next();
+    }
   }
-  for (int row = 0; row < ROWS; ++row) {
-    _mm512_storeu_ps(y + row * y_stride, sums[row][0]);
-    _mm512_storeu_ps(y + row * y_stride + 16, sums[row][1]);
-  }
+  scaled.store(y, y_stride);
 }
 
 }  // namespace

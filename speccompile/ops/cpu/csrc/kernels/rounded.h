@@ -8,6 +8,20 @@ namespace speccompile {
 // Inputs that share a scale.
 constexpr int64_t kGroup = 64;
 
+// The scales of a weight: one for each output and each run of inputs, and minimums, which are subtracted from the scaled
+// numbers of that run.
+//   Single, Half  of float32 or float16, [blocks, rows, 32], or with minimums [blocks, rows, 2, 32].
+//   Steps         numbers of eight bits times a float16 that several rows share: bytes [blocks, rows / steps, 64 + 32 *
+//                 steps], or with minimums [blocks, rows / steps, 2, ...]. Source: the K-quants of llama.cpp.
+enum class ScaleKind { Single, Half, Steps };
+struct Scales {
+  const void* values;
+  int64_t rows;
+  ScaleKind kind;
+  int64_t steps;
+  bool minimums;
+};
+
 // A form of rounded weights: how its kernel reads inputs and multiplies.
 struct RoundedForm {
   // What a row of rounded inputs takes, in bytes, aligned as new aligns: they lie as this CPU's tile reads them.
@@ -16,18 +30,20 @@ struct RoundedForm {
   void (*round_inputs)(const float* x, int64_t depth, int64_t groups, uint8_t* inputs, float* scales);
   // Output blocks [first, last) of y[rows, features] = x * w^T + bias.
   //   inputs[rows, input_bytes(groups)] and input_scales[rows, groups] are the rounded x;
-  //   packed and scales are the weight, in the form's own layout; bias may be null.
+  //   packed and scales are the weight, packed in the form's own layout; bias may be null.
   void (*blocks)(
       const uint8_t* inputs, const float* input_scales, int64_t rows, int64_t groups, const void* packed,
-      const void* scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last);
+      const Scales& scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last);
   // Row of the weight, as float32: to[depth].
-  void (*weight_row)(int64_t row, int64_t depth, int64_t groups, const void* packed, const void* scales, float* to);
+  void (*weight_row)(int64_t row, int64_t depth, int64_t groups, const void* packed, const Scales& scales, float* to);
+  // Whether so many rows of scales divide the inputs as the kernel can: into runs of whole parts.
+  bool (*fits)(int64_t groups, int64_t rows);
 };
 
-// packed[ceil(features / 32), groups * 16, 32, 4] int8, scales[ceil(features / 32), groups, 32] float32.
+// packed[ceil(features / 32), groups * 16, 32, 4] int8. A row of scales is for 16, 32, or a multiple of 64 inputs.
 extern const RoundedForm kInt8;
-// packed[ceil(features / 32), groups * 16, 16, 4] bytes, scales[ceil(features / 32), groups * 2, 32] float16. A byte's
-// low half is a number, plus 8, of columns 0 to 15, its high half one of columns 16 to 31.
+// packed[ceil(features / 32), groups * 16, 16, 4] bytes. A byte's low half is a number of columns 0 to 15, its high half
+// one of columns 16 to 31: plus 8 without minimums, as it is with them. A row of scales is for a multiple of 32 inputs.
 extern const RoundedForm kInt4;
 
 }  // namespace speccompile

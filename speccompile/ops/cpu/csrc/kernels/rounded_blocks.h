@@ -2,16 +2,17 @@
 //
 // A form is a struct with
 //   Inputs            a group of a row's rounded inputs, as the form's tile reads them: set(values, factor)
-//   Number, Scale     of the packed weight
+//   Number            of the packed weight
 //   kRows             of a tile
 //   kSteps, kStepBytes  a group of the packed weight: so many steps of a tile's loop, of so many bytes each
-//   kScales           scales of a group and a column
-//   tile<ROWS, LINES>(inputs, input_scales, groups, packed, scales, y, y_stride, ahead)
-//   weight_row(row, depth, groups, packed, scales, to)
+//   parts(groups, scale_rows)  all inputs of a row are so many parts, each with the same scales
+//   tile<ROWS, LINES>(inputs, input_scales, groups, packed, parts, scale_rows, y, y_stride, ahead)
+//   number(k, column, packed, minimums)  of a block: what is multiplied with its scale
 #pragma once
 
 #include "ahead.h"
 #include "rounded.h"
+#include "scale_rows.h"
 #include "tile.h"
 
 #include <algorithm>
@@ -55,35 +56,40 @@ void round_inputs(const float* x, int64_t depth, int64_t groups, Inputs* inputs,
 template <typename Form, int ROWS>
 void rounded_tile(
     int64_t rows, const typename Form::Inputs* inputs, const float* input_scales, int64_t groups,
-    const typename Form::Number* packed, const typename Form::Scale* scales, float* y, int64_t y_stride, Ahead ahead) {
+    const typename Form::Number* packed, int64_t parts, const ScaleRows& scales, float* y, int64_t y_stride,
+    Ahead ahead) {
   if (rows == ROWS) {
     // Tiles of a row or two are passes that share what is fetched, for more rows than these.
     constexpr int kLines = Form::kRows > kFewRows ? Form::kStepBytes / kCacheLine : 1;
     ahead.with_lines<kLines>([&](auto lines) {
       Form::template tile<ROWS, decltype(lines)::value>(
-          inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
+          inputs, input_scales, groups, packed, parts, scales, y, y_stride, ahead);
     });
   } else if constexpr (ROWS > 1) {
-    rounded_tile<Form, ROWS - 1>(rows, inputs, input_scales, groups, packed, scales, y, y_stride, ahead);
+    rounded_tile<Form, ROWS - 1>(rows, inputs, input_scales, groups, packed, parts, scales, y, y_stride, ahead);
   }
 }
 
-// Output blocks [first, last) of y[rows, features] = x * w^T + bias. A group's sum is one of integers, so it is exact;
-// groups are added up in order. So a row's result has the same bits whatever is computed beside it.
+// Output blocks [first, last) of y[rows, features] = x * w^T + bias. A part's sum is one of integers, so it is exact.
+// A group's is the sum of its parts' in order, each times its scale, less the part's inputs times its minimum; and y is
+// that of the groups', each times the scale of its inputs: all of it fused multiply-adds. So a row's result has the same
+// bits whatever is computed beside it, and on every CPU.
 template <typename Form>
 void rounded_blocks(
     const typename Form::Inputs* inputs, const float* input_scales, int64_t rows, int64_t groups,
-    const typename Form::Number* packed, const typename Form::Scale* scales, const float* bias, float* y,
-    int64_t features, int64_t first, int64_t last) {
+    const typename Form::Number* packed, const Scales& scales, const float* bias, float* y, int64_t features,
+    int64_t first, int64_t last) {
   if (rows == 0) {
     return;
   }
   constexpr int64_t kRows = Form::kRows;
   const int64_t bytes = groups * Form::kSteps * Form::kStepBytes, tiles = (rows + kRows - 1) / kRows,
                 each = (rows + tiles - 1) / tiles;
+  const int64_t parts = Form::parts(groups, scales.rows);
   alignas(64) float partial[kRows * kColumns];
   for (int64_t block = first; block < last; ++block) {
     const int64_t column = block * kColumns, columns = std::min(kColumns, features - column);
+    const ScaleRows scale_rows(scales, block, parts);
     // Where a thread's part ends, its next one usually begins.
     const auto* next = column + columns < features ? packed + (block + 1) * bytes : nullptr;
     for (int64_t row = 0, pass = 0; row < rows; row += each, ++pass) {
@@ -92,9 +98,8 @@ void rounded_blocks(
       float* to = whole ? y + row * features + column : partial;
       const int64_t stride = whole ? features : kColumns;
       rounded_tile<Form, kRows>(
-          count, inputs + row * groups, input_scales + row * groups, groups, packed + block * bytes,
-          scales + block * groups * Form::kScales * kColumns, to, stride,
-          Ahead::share(rows, next, groups * Form::kSteps, Form::kStepBytes, pass, tiles));
+          count, inputs + row * groups, input_scales + row * groups, groups, packed + block * bytes, parts, scale_rows,
+          to, stride, Ahead::share(rows, next, groups * Form::kSteps, Form::kStepBytes, pass, tiles));
       for (int64_t i = 0; i < count; ++i) {
         float* out = y + (row + i) * features + column;
         if (!whole) {
@@ -109,24 +114,43 @@ void rounded_blocks(
 }
 
 template <typename Form>
+void rounded_weight_row(
+    int64_t row, int64_t depth, int64_t groups, const typename Form::Number* packed, const Scales& scales, float* to) {
+  const int64_t block = row / kColumns, column = row % kColumns, parts = Form::parts(groups, scales.rows);
+  const int64_t part = groups * kGroup / parts;
+  packed += block * groups * Form::kSteps * Form::kStepBytes;
+  ScaleRows rows(scales, block, parts);
+  for (int64_t first = 0; first < depth; first += part, rows.next()) {
+    const float scale = rows.scale(column), minimum = rows.minimums() ? rows.minimum(column) : 0.0f;
+    for (int64_t k = first; k < std::min(first + part, depth); ++k) {
+      // Rounded after each operation, as a format's own library computes it.
+      const float scaled = static_cast<float>(Form::number(k, column, packed, rows.minimums())) * scale;
+      to[k] = scaled - minimum;
+    }
+  }
+}
+
+template <typename Form>
 constexpr RoundedForm rounded_form() {
   using Inputs = typename Form::Inputs;
   using Number = typename Form::Number;
-  using Scale = typename Form::Scale;
   return {
       [](int64_t groups) { return groups * static_cast<int64_t>(sizeof(Inputs)); },
       [](const float* x, int64_t depth, int64_t groups, uint8_t* inputs, float* scales) {
         round_inputs(x, depth, groups, reinterpret_cast<Inputs*>(inputs), scales);
       },
       [](const uint8_t* inputs, const float* input_scales, int64_t rows, int64_t groups, const void* packed,
-         const void* scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last) {
+         const Scales& scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last) {
         rounded_blocks<Form>(
             reinterpret_cast<const Inputs*>(inputs), input_scales, rows, groups, static_cast<const Number*>(packed),
-            static_cast<const Scale*>(scales), bias, y, features, first, last);
+            scales, bias, y, features, first, last);
       },
-      [](int64_t row, int64_t depth, int64_t groups, const void* packed, const void* scales, float* to) {
-        Form::weight_row(
-            row, depth, groups, static_cast<const Number*>(packed), static_cast<const Scale*>(scales), to);
+      [](int64_t row, int64_t depth, int64_t groups, const void* packed, const Scales& scales, float* to) {
+        rounded_weight_row<Form>(row, depth, groups, static_cast<const Number*>(packed), scales, to);
+      },
+      [](int64_t groups, int64_t rows) {
+        const int64_t parts = rows > 0 ? Form::parts(groups, rows) : 0;
+        return parts > 0 && parts % rows == 0;
       },
   };
 }

@@ -97,11 +97,21 @@ int64_t groups_of(int64_t depth) {
 }
 
 // What a rounded weight [features, depth] takes.
-void check_sizes(const RoundedWeight& form, const Tensor& packed, const Tensor& scales, int64_t groups) {
+Scales scales_of(const RoundedWeight& form, const Tensor& packed, const Tensor& scales, int64_t groups) {
+  const bool minimums = scales.dim() == 4, in_steps = scales.scalar_type() == ScalarType::Byte;
+  // Of a float16 for each column, and numbers of rows that share it.
+  const int64_t line = scales.size(-1), steps = in_steps ? line / kColumns - 2 : 1, rows = scales.size(1) * steps;
   STD_TORCH_CHECK(
-      scales.size(1) == groups * form.scales && packed.size(1) * 4 == groups * kGroup &&
-          packed.size(0) == scales.size(0) && packed.size(2) == form.numbers,
+      form.kernel.fits(groups, rows) && packed.size(1) * 4 == groups * kGroup &&
+          packed.size(0) == scales.size(0) && packed.size(2) == form.numbers && (!minimums || scales.size(2) == 2) &&
+          line == (in_steps ? (steps + 2) * kColumns : kColumns) && scales.is_contiguous(),
       "speccompile::", form.name, "_linear: the sizes do not fit");
+  const ScalarType type = scales.scalar_type();
+  STD_TORCH_CHECK(
+      in_steps || type == ScalarType::Half || type == ScalarType::Float, "speccompile::", form.name,
+      "_linear: scales are of float32, float16 or bytes");
+  const ScaleKind kind = in_steps ? ScaleKind::Steps : type == ScalarType::Half ? ScaleKind::Half : ScaleKind::Single;
+  return {scales.data_ptr(), rows, kind, steps, minimums};
 }
 
 std::vector<Tensor> linears_of(
@@ -109,8 +119,9 @@ std::vector<Tensor> linears_of(
     const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
   const int64_t depth = x.size(-1), rows = x.numel() / depth, groups = groups_of(depth);
   std::vector<Tensor> added;
+  std::vector<Scales> all_scales;
   for (size_t i = 0; i < packed.size(); ++i) {
-    check_sizes(form, packed[i], scales[i], groups);
+    all_scales.push_back(scales_of(form, packed[i], scales[i], groups));
     if (!biases.empty()) {
       added.push_back(side_by_side(as_float(biases[i])));
     }
@@ -132,7 +143,7 @@ std::vector<Tensor> linears_of(
   });
   over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
     form.kernel.blocks(
-        q, q_scales, rows, groups, packed[i].data_ptr(), scales[i].data_ptr(),
+        q, q_scales, rows, groups, packed[i].data_ptr(), all_scales[i],
         added.empty() ? nullptr : static_cast<const float*>(added[i].data_ptr()),
         static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
   });
@@ -141,7 +152,7 @@ std::vector<Tensor> linears_of(
 
 }  // namespace
 
-const RoundedWeight int8_weight{"int8", kInt8, 1, 32}, int4_weight{"int4", kInt4, 2, 16};
+const RoundedWeight int8_weight{"int8", kInt8, 32}, int4_weight{"int4", kInt4, 16};
 
 template <const RoundedWeight& form>
 std::vector<Tensor> rounded_linears(
@@ -180,7 +191,7 @@ void check_ids(const Tensor& ids, int64_t blocks) {
 
 template <const RoundedWeight& form>
 Tensor rounded_embedding(const Tensor& packed, const Tensor& scales, const Tensor& ids, int64_t depth) {
-  check_sizes(form, packed, scales, groups_of(depth));
+  const Scales units = scales_of(form, packed, scales, groups_of(depth));
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(depth);
   const Tensor places = side_by_side(ids);
@@ -189,7 +200,7 @@ Tensor rounded_embedding(const Tensor& packed, const Tensor& scales, const Tenso
   const auto* id = static_cast<const int64_t*>(places.data_ptr());
   auto* to = static_cast<float*>(out.data_ptr());
   for (int64_t i = 0; i < places.numel(); ++i) {
-    form.kernel.weight_row(id[i], depth, groups_of(depth), packed.data_ptr(), scales.data_ptr(), to + i * depth);
+    form.kernel.weight_row(id[i], depth, groups_of(depth), packed.data_ptr(), units, to + i * depth);
   }
   return out;
 }

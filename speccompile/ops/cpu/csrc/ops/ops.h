@@ -14,11 +14,11 @@ std::vector<Tensor> packed_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
     const std::vector<int64_t>& features);
 
-// A form of rounded weights, as its tensors have it: scales of a group of inputs, and numbers in a line of `packed`.
+// A form of rounded weights, as its tensors have it: numbers in a line of `packed`.
 struct RoundedWeight {
   const char* name;
   const RoundedForm& kernel;
-  int64_t scales, numbers;
+  int64_t numbers;
 };
 extern const RoundedWeight int8_weight, int4_weight;
 

@@ -1,0 +1,53 @@
+"""Integers of a quantised checkpoint, held exactly by the forms ``int4`` and ``int8``."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from speccompile.ops.cpu.forms import FORMS, Form
+from speccompile.ops.cpu.forms.base import ceil_to, whole_columns
+from speccompile.ops.cpu.forms.int4 import GROUP as PART
+from speccompile.ops.cpu.forms.int4 import OFFSET, pack_nibbles
+from speccompile.ops.cpu.forms.int8 import GROUP as INPUT_GROUP
+from speccompile.ops.cpu.forms.int8 import pack_bytes
+from speccompile.ops.cpu.forms.scales import pack_scales, pack_steps
+from speccompile.quantized.weight import GroupedWeight
+
+#: Inputs whose scales share a float16, in K-quants.
+STEPS_OF = 256
+
+
+def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]:
+    """The form that holds ``weight`` in the order of its values, and the tensors that stand for it.
+
+    Four bits are held in ``int4``: not in groups of 16, nor with a sign and minimums, which its ops do not have. Scales
+    are float16 where all of them are exact in it, and there are no minimums. Else, in groups of 16 and 32, they are
+    whole numbers of eight bits times a float16 where that is exact, as it is of llama.cpp's K-quants; else float32.
+    """
+    values, minimums = weight.values, weight.minimums
+    _, inputs = weight.shape
+    unsigned = bool(values.min() >= 0)
+    fits = weight.group % PART == 0 or weight.group == inputs
+    # Without a sign and minimums, values up to 7 have both forms.
+    form = FORMS["int4" if weight.bits == 4 and fits and (minimums is None or unsigned) else "int8"]
+    if form.name == "int4" and minimums is None and bool(values.max() >= OFFSET):
+        minimums = torch.zeros_like(weight.scales)
+    numbers = F.pad(whole_columns(values), (0, -inputs % INPUT_GROUP))
+    # Runs of inputs that end with the last one, or the group of all of them with what is added to these.
+    missing = 0 if weight.group == inputs else ceil_to(inputs, INPUT_GROUP) // weight.group - weight.scales.shape[1]
+    scales, below = (
+        None if given is None else F.pad(whole_columns(given), (0, missing)) for given in (weight.scales, minimums)
+    )
+    assert scales is not None
+    halves = scales.half()
+    units = None
+    if below is None and torch.equal(halves.float(), scales):
+        scales = halves
+    elif weight.group < INPUT_GROUP:
+        units = pack_steps(scales, below, STEPS_OF // weight.group)
+    if form.name == "int4":
+        packed = pack_nibbles(numbers if below is not None else numbers + OFFSET)
+    else:
+        packed = pack_bytes(numbers)
+    return form, (packed, pack_scales(scales, below) if units is None else units)
