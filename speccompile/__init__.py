@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         passes,
         policies,
         pretrained,
+        quantized,
         sampling,
         training,
     )
@@ -46,6 +47,7 @@ __all__ = [
     "passes",
     "policies",
     "pretrained",
+    "quantized",
     "register_backend",
     "register_mode",
     "register_processor",
@@ -67,6 +69,7 @@ _SUBMODULES = frozenset(
         "passes",
         "policies",
         "pretrained",
+        "quantized",
         "sampling",
         "training",
     },

@@ -249,11 +249,11 @@ class ModelInTraining(UserError):
 
 
 class ModelConsumed(UserError):
-    """The plain weights are needed of a model that ``consume=True`` packed."""
+    """The plain weights are needed of a model whose weights a wrap has packed."""
 
     template = (
-        "the weights of this model were consumed by wrap(consume=True), which keeps them in its own form: {what}. "
-        "Load the model again."
+        "the weights of this model were packed by wrap (consume=True, or weights of a quantised checkpoint), and there "
+        "is no other copy of them: {what}. Load the model again."
     )
 
 

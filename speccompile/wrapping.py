@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.object_code import install_machine_code
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.consume import consuming
+from speccompile.ops.cpu.quantized import QuantizedPacks, quantizing
 from speccompile.passes.base import Pass
+from speccompile.quantized.weight import QuantizedWeights
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.learning import Learning
 from speccompile.runtime.policy_controller import AnyPolicy
@@ -108,6 +111,9 @@ def wrap(
             differs. ``spec.check`` compares with that model. A mapping gives forms to modules: ``{"lm_head": "int4"}``,
             ``{"*": "int4", "layers.0": "int8", "mlp.down_proj": "same"}``. A name matches the modules whose path
             contains it; the longest name counts, and ``"*"`` is all other weights (``"same"`` where it is not given).
+            :class:`~speccompile.quantized.QuantizedWeights` are integers of a checkpoint that is quantised already: the
+            linears that they name multiply with these, without a second rounding. The model's own values of them are
+            released, and may be on the meta device; its own forward is refused then (call ``spec(input_ids)``).
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. None reads them
             along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
@@ -219,11 +225,14 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
 def _wrap(
     model: PreTrainedModel, options: WrapOptions, storage: Storage | None = None, ranks: Ranks | None = None
 ) -> Speculator:
+    options, quantized = _with_packs(options)
+
     def attempt(failed: Failed) -> Speculator:
         started = time.perf_counter()
         return _built(model, _planned(model, options, failed, ranks), storage, started)
 
-    return first_that_works(attempt)
+    with quantizing(model, quantized):
+        return first_that_works(attempt)
 
 
 def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -> None:
@@ -241,13 +250,22 @@ def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -
                     _built(model, plan, None, started, spec)
                     return
 
+    _, quantized = _with_packs(options)
     try:
-        first_that_works(attempt)
+        with quantizing(model, quantized):
+            first_that_works(attempt)
     except BaseException:
         # What is refused before the build leaves the speculator open.
         if spec.closed:
             spec.close()
         raise
+
+
+def _with_packs(options: WrapOptions) -> tuple[WrapOptions, QuantizedPacks | None]:
+    """Options that hold packs of quantised weights in the place of these, and the packs."""
+    if isinstance(options.weights, QuantizedWeights):
+        options = replace(options, weights=QuantizedPacks(options.weights))
+    return options, options.weights if isinstance(options.weights, QuantizedPacks) else None
 
 
 @one_build()
@@ -268,6 +286,8 @@ def _built(
     Raises:
         ChoiceFailed: what ``auto`` chose cannot be built.
     """
+    if plan.config.quantized is not None:
+        plan.config.quantized.install(model)
     # Before the build, so that a fault of the folder is reported at once.
     weights = str(plan.config.weights)
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, weights))

@@ -22,7 +22,7 @@ ALLOWED = {
     "graph_capture": "graph ops",
     "adapters": "graph ops graph_capture",
     "passes": "graph ops sampling graph_capture adapters",
-    "hidden_states": "graph graph_capture passes",
+    "hidden_states": "graph ops graph_capture passes",
     "acceptance": "graph ops graph_capture passes",
     "policies": "",
     "pretrained": "",
@@ -39,12 +39,12 @@ ALLOWED = {
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
     "speculator": "graph ops sampling adapters passes hidden_states policies modes lowering runtime compiler report",
     "wrapping": (
-        "ops sampling passes graph_capture adapters hidden_states acceptance modes lowering ranks runtime compiler "
-        "speculator"
+        "quantized ops sampling passes graph_capture adapters hidden_states acceptance modes lowering ranks runtime "
+        "compiler speculator"
     ),
     "__init__": (
-        "backends graph passes sampling lowering guides adapters acceptance hidden_states policies pretrained modes "
-        "heads speculator wrapping training"
+        "backends graph passes sampling lowering guides adapters acceptance hidden_states policies pretrained "
+        "quantized modes heads speculator wrapping training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",

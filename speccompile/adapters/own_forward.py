@@ -13,6 +13,7 @@ from torch import nn
 from speccompile.adapters.buffers import OF_SLOT, AdapterBuffers, LoraPair, LoraPairs, ranks_of, write_adapter
 from speccompile.graph.arena import Arena
 from speccompile.graph_capture.altering import altering
+from speccompile.ops.cpu.quantized import values_of
 from speccompile.ops.lora import NONE
 
 #: Size of what the adapter of a trial adds to a linear, relative to the linear itself.
@@ -46,7 +47,7 @@ def trial_adapter(buffers: AdapterBuffers, arena: Arena, model: nn.Module) -> It
     for linear in buffers.linears:
         weight = model.get_submodule(linear.path).weight
         assert isinstance(weight, torch.Tensor)
-        size = float(weight.detach().float().square().mean().sqrt())
+        size = float(values_of(weight).float().square().mean().sqrt())
         a = torch.randn((buffers.max_rank, linear.depth), generator=generator) / buffers.max_rank**0.5
         b = torch.randn((linear.features, buffers.max_rank), generator=generator) * size
         pairs[linear.path] = LoraPair(a, b, TRIAL)

@@ -16,6 +16,7 @@ from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.modes.auto import Choice
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.passes.base import Pass
 from speccompile.ranks.ranks import Ranks
 from speccompile.sampling.user import UserProcessor
@@ -59,6 +60,7 @@ class BuildConfig:
     attends: bool = True
     adapters: AdapterBuffers | None = None
     ranks: Ranks | None = None
+    quantized: QuantizedPacks | None = None
 
     @property
     def kind(self) -> Kind:

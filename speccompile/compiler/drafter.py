@@ -83,7 +83,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
         captured, from_store = network.capture(layout, storage)
     named = captured.copy()
     prefix_names(named, PREFIX, prefixed(layout))
-    packs = WeightPacks(WeightForms(network.weights))
+    packs = WeightPacks(WeightForms(network.weights), quantized=config.quantized)
     # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
     own = replace(config, route=network.route, deterministic=None, network=None, passes=(), adapters=None)
     first = Stage("capture", "the captured drafter", named.copy(), 0.0)

@@ -104,7 +104,7 @@ def build_stages(
         # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
         probe = Probe.of(model, info, arena, reach_of(observed, arena))
         consumed.release_unread()
-    packs = WeightPacks(config.weights, consumed, all_names(model))
+    packs = WeightPacks(config.weights, consumed, all_names(model), config.quantized)
     if drafter is not None:
         packs.followers.append(drafter.packs)
     note = "exported" if known is None else "read from the store"
@@ -119,14 +119,20 @@ def build_stages(
 
 
 def check_weights_named(packs: WeightPacks) -> None:
-    """Refuse forms of modules that there are not.
+    """Refuse forms of modules that there are not, and quantised weights that no step reads.
 
     Raises:
-        InvalidOption: a name of ``weights={name: form}`` decides on no weight.
+        InvalidOption: a name of ``weights={name: form}`` decides on no weight, or one of a quantised checkpoint's
+            weights is not among those that were packed.
     """
     if names := packs.unused_names():
         reason = f"no packed linear is in a module {names[0]!r}; names are those of modules, as in named_modules()"
         raise InvalidOption(where="wrap", name="weights", value=dict(packs.forms.modules), reason=reason)
+    if packs.quantized is not None:
+        read = {id(pack) for pack in packs}
+        if unread := [name for name, pack in packs.quantized.packs.items() if id(pack) not in read]:
+            reason = f"no linear or embedding of a decode step reads {unread[0]}; leave it out"
+            raise InvalidOption(where="wrap", name="weights", value=packs.quantized, reason=reason)
 
 
 def check_trees(config: BuildConfig) -> None:

@@ -40,6 +40,7 @@ from speccompile.sampling.pipeline import registered_processors
 from speccompile.utils.machine import machine
 from speccompile.utils.sources import sources
 from speccompile.utils.storage import CacheFolder, digest
+from speccompile.utils.weight_forms import QuantizedForms
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -69,6 +70,9 @@ def check_savable(path: Path, model: PreTrainedModel, options: WrapOptions) -> N
         CannotSave: the model, or an option of ``wrap``, cannot be in one.
         OSError: ``path`` cannot be written.
     """
+    if isinstance(options.weights, QuantizedForms):
+        reason = "a package holds no weights, and those of a quantised checkpoint are given to wrap"
+        raise CannotSave(name="weights", reason=reason)
     if is_consumed(model):
         raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
     if code := own_code(model):

@@ -27,6 +27,7 @@ from speccompile.lowering.kernels import Kernels
 from speccompile.modes.auto import Auto, Choice, Failed, replacing
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.passes.placement import check_passes
 from speccompile.policies.default import default_policy
 from speccompile.ranks.ranks import Ranks
@@ -104,6 +105,7 @@ def make_plan(
         scores=options.scores,
         kernels=kernels,
         weights=WeightForms.of(options.weights),
+        quantized=options.weights if isinstance(options.weights, QuantizedPacks) else None,
         choice=choice,
         passes=own_passes,
         state_checkpoints=options.state_checkpoints,
@@ -288,7 +290,7 @@ def _check_network(network: DraftNetwork, config: BuildConfig, model: PreTrained
     reason = ""
     if not config.kernels.native:
         reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
-    elif config.weights == WeightForms(network.weights) and network.module is model:
+    elif network.module is model and (config.weights.format or config.weights == WeightForms(network.weights)):
         reason = f"the target's own weights are {config.weights} already"
     elif consume and _share_weights(network.module, model):
         reason = "consume=True takes the weights that it would round"

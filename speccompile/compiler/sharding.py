@@ -13,6 +13,7 @@ from speccompile.compiler.options import WrapOptions
 from speccompile.errors import InvalidOption, RankError
 from speccompile.graph_capture.sharded import ShardPlace, shard_of, tensor_parallel_group
 from speccompile.ranks.ranks import Ranks
+from speccompile.utils.weight_forms import QuantizedForms
 
 #: Options of ``wrap`` that have to be the same on all ranks; of the others each rank has an object of its own.
 COMPARED = ("mode", "tiers", "max_batch", "max_len", "backend", "deterministic", "weights", "prefix_reuse", "scores")
@@ -73,6 +74,9 @@ def _check_options(options: WrapOptions) -> None:
         "learn": "each rank would train a head of its own",
         "save_hidden_states": NO_DIGEST,
     }
+    if isinstance(options.weights, QuantizedForms):
+        reason = "the model is sharded, and quantised weights are not split over ranks"
+        raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
     for name, reason in reasons.items():
         if value := getattr(options, name):
             raise InvalidOption(where="wrap", name=name, value=value, reason=f"the model is sharded, and {reason}")

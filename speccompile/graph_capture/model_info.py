@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import ModelConsumed, ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
 from speccompile.ops.cpu.consume import is_consumed
+from speccompile.ops.cpu.quantized import is_quantized
 from speccompile.utils.torch_private import is_traceable_wrapper_subclass
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,6 +55,8 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         raise ModelInTraining(model=name)
     if is_consumed(model):
         raise ModelConsumed(what="it cannot be wrapped again")
+    if is_quantized(model):
+        raise ModelConsumed(what="it can be wrapped again only with weights=QuantizedWeights(...) of all of them")
     _check_dense(model, name)
     tensors = [*model.parameters(), *model.buffers()]
     devices = sorted({str(tensor.device) for tensor in tensors})

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
+from speccompile.ops.cpu.quantized import values_of
 from speccompile.utils.torch_private import persistent_buffers
 
 #: Distinguishes digests of all values from those of earlier versions, which are of the first values of each weight.
@@ -41,12 +42,12 @@ def weights_digest(module: nn.Module) -> str:
 
     A change of one value changes it. It does not depend on the device or the number of threads, for the sums are of
     integers, nor on the dtype if the same values are held in float32, bfloat16 or float16. Weights that
-    ``wrap(consume=True)`` packed are unpacked one at a time.
+    ``wrap`` packed are unpacked one at a time.
     """
     digest = hashlib.sha256()
     for weight in _weights(module):
         digest.update(repr(tuple(weight.shape)).encode())
-        for part in weight.detach().reshape(-1).split(SIDE * SIDE):
+        for part in values_of(weight).reshape(-1).split(SIDE * SIDE):
             bits = _bits(part)
             square = F.pad(bits, (0, -len(bits) % SIDE)).view(-1, SIDE)
             digest.update(torch.cat([square.sum(0), square.sum(1)]).cpu().numpy().tobytes())

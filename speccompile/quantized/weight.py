@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from speccompile.errors import InvalidOption
+from speccompile.utils.weight_forms import Forms, QuantizedForms, read_weights
 
 #: Inputs that can share a scale. A group of all inputs (one scale for an output) is possible as well.
 GROUPS = (16, 32, 64, 128)
@@ -91,18 +93,33 @@ class GroupedWeight:
         return weight if self.order is None else weight[:, self.order.argsort()]
 
 
-class QuantizedWeights(Mapping[str, GroupedWeight]):
+class QuantizedWeights(QuantizedForms, Mapping[str, GroupedWeight]):
     """Quantised weights by the names of the Hugging Face model's parameters, for ``wrap(weights=...)``.
 
     Args:
         weights: by name, ``"model.layers.0.self_attn.q_proj.weight"``. A mapping that reads a weight from a file when
             it is looked up is possible: ``wrap`` looks each one up once.
         format: what they were read from, for ``explain()``: ``"GGUF Q4_K"``.
+        others: the form of the model's other weights, as ``wrap(weights=...)`` accepts it: ``"int8"``,
+            ``{"lm_head": "int8"}``.
+
+    Raises:
+        InvalidOption: ``format`` is empty, there are no weights, or ``others`` are no forms.
     """
 
-    def __init__(self, weights: Mapping[str, GroupedWeight], format: str) -> None:
+    def __init__(self, weights: Mapping[str, GroupedWeight], format: str, others: Forms = "same") -> None:
+        where = "QuantizedWeights"
+        if not isinstance(format, str) or not format:
+            raise InvalidOption(where=where, name="format", value=format, reason="name the format: 'GGUF Q4_K'")
+        if not isinstance(weights, Mapping) or not weights:
+            reason = "give a mapping of parameter names to GroupedWeight, with one at least"
+            raise InvalidOption(where=where, name="weights", value=weights, reason=reason)
+        if isinstance(others, QuantizedForms):
+            reason = "it is the form of weights that are not quantised"
+            raise InvalidOption(where=where, name="others", value=others, reason=reason)
         self._weights = weights
         self.format = format
+        self.others = cast(Forms, read_weights(where, "others", others))
 
     def __getitem__(self, name: str) -> GroupedWeight:
         return self._weights[name]

@@ -43,7 +43,8 @@ def memory_of(
     for group, tensors in (("model", weights), ("drafter", drafter)):
         for name, tensor in tensors.items():
             if _first(tensor, seen):
-                add((group, *_path(name)), tensor.nbytes)
+                # One element may stand for all, which are packed.
+                add((group, *_path(name)), min(tensor.nbytes, tensor.untyped_storage().nbytes()))
     for port in ports:
         if port.value is not None and port.role == "weight" and _first(port.value, seen):
             group = "packed copies" if port.own else "constants"
@@ -82,7 +83,7 @@ def _buffer(buffer: Buffer) -> tuple[str, ...]:
 
 
 def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int) -> Iterator[Saving]:
-    own = {pack.weight.data_ptr(): pack for pack in packs if pack.weight is not None}.values()
+    own = {pack.weight.data_ptr(): pack for pack in packs if pack.weight is not None and not pack.format}.values()
     if own and not packs.rounds and packs.consumed is None:
         yield Saving("consume=True", sum(map(_own_bytes, own)), "one copy of each packed weight instead of two")
         for name in WEIGHT_FORMS:

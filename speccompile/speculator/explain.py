@@ -80,9 +80,21 @@ def _weights(build: Build) -> dict[str, str]:
         return {"weights": "the model's own, in one copy"}
     # Tied weights are packed once.
     own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
-    copy = f"{len(packs)} packed, a second copy of {packs.nbytes / 2**20:.1f} MiB beside the model's own {own:.1f} MiB"
+    quantized = [pack for pack in packs if pack.format]
+    others, left = len(packs) - len(quantized), packs.nbytes / 2**20
+    lines = []
+    if quantized:
+        held = sum(pack.nbytes for pack in quantized) / 2**20
+        values = sum(pack.features * pack.depth for pack in quantized) * 4 / 2**20
+        lines.append(
+            f"{len(quantized)} of {quantized[0].format} as stored, {held:.1f} MiB in the place of {values:.1f} MiB in "
+            "float32, of which the model itself has no copy"
+        )
+        left -= held
+    if others:
+        lines.append(f"{others} packed, a second copy of {left:.1f} MiB beside the model's own {own:.1f} MiB")
     saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not packs.rounds else ""
-    return {"weights": copy + saves}
+    return {"weights": "; ".join(lines) + saves}
 
 
 def _adapters(build: Build, engine: Engine) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from speccompile.errors import InvalidOption
@@ -13,10 +13,25 @@ from speccompile.errors import InvalidOption
 WeightForm = Literal["same", "int8", "int4"]
 WEIGHT_FORMS: tuple[WeightForm, ...] = get_args(WeightForm)
 #: One form, or one for each of these modules.
-Weights = WeightForm | Mapping[str, WeightForm]
+Forms = WeightForm | Mapping[str, WeightForm]
 
 #: The key of a mapping for all weights that no other key names.
 OTHERS = "*"
+
+
+class QuantizedForms:
+    """Base of what holds the weights of a quantised checkpoint: those have the form that they were stored in.
+
+    Args:
+        format: the checkpoint's: ``"GGUF Q4_K"``.
+        others: the forms of all other weights.
+    """
+
+    format: str
+    others: Forms
+
+
+Weights = Forms | QuantizedForms
 
 
 @dataclass(frozen=True)
@@ -28,14 +43,18 @@ class WeightForms:
             few, and the logits depend on them directly.
         modules: names of modules and their forms. A name matches a module whose dotted path has it at its end or
             within (``lm_head``, ``mlp.down_proj``, ``layers.0``); of several, the longest counts.
+        format: that of a quantised checkpoint whose weights are used as they are stored there; empty if there is none.
     """
 
     others: WeightForm = "same"
     modules: tuple[tuple[str, WeightForm], ...] = ()
+    format: str = ""
 
     @staticmethod
     def of(value: Weights) -> WeightForms:
         """From the option, which :func:`read_weights` has checked."""
+        if isinstance(value, QuantizedForms):
+            return replace(WeightForms.of(value.others), format=value.format)
         if isinstance(value, str):
             return WeightForms(value)
         modules = {name: form for name, form in value.items() if name != OTHERS}
@@ -43,7 +62,8 @@ class WeightForms:
 
     @property
     def rounds(self) -> bool:
-        return any(form != "same" for form in (self.others, *dict(self.modules).values()))
+        forms = (self.others, *dict(self.modules).values())
+        return bool(self.format) or any(form != "same" for form in forms)
 
     def key(self, modules: Iterable[str]) -> str | None:
         """The name that decides on a weight of these modules (several where it is tied); None: :attr:`others`."""
@@ -58,7 +78,10 @@ class WeightForms:
         return "int8" if self.others == "int4" and of_vocabulary else self.others
 
     def __str__(self) -> str:
-        """``int4``, or JSON without spaces: of equal forms the same text."""
+        """``int4``, or JSON without spaces: of equal forms the same text. That of a checkpoint comes first."""
+        if self.format:
+            others = str(replace(self, format=""))
+            return self.format if others == "same" else f"{self.format}, others {others}"
         if not self.modules:
             return self.others
         return json.dumps({OTHERS: self.others, **dict(self.modules)}, sort_keys=True, separators=(",", ":"))
@@ -68,8 +91,10 @@ def read_weights(where: str, name: str, value: Any) -> Weights:
     """A check of :mod:`speccompile.utils.options`.
 
     Raises:
-        InvalidOption: it is neither a form nor a mapping of module names to forms.
+        InvalidOption: it is neither a form, nor a mapping of module names to forms, nor quantised weights.
     """
+    if isinstance(value, QuantizedForms):
+        return value
 
     def refuse(reason: str) -> InvalidOption:
         return InvalidOption(where=where, name=name, value=value, reason=reason)
@@ -85,5 +110,5 @@ def read_weights(where: str, name: str, value: Any) -> Weights:
                 raise refuse(f"{form!r}, of {module!r}, is no form; {choices}")
         return dict(value)
     if not isinstance(value, str) or value not in WEIGHT_FORMS:
-        raise refuse(f"{choices}, or give a mapping of module names to these")
+        raise refuse(f"{choices}, or give a mapping of module names to these, or QuantizedWeights")
     return value

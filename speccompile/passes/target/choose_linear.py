@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import fx
 
+from speccompile.errors import InvalidOption
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightPacks
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 aten = torch.ops.aten
+
+#: Inputs in another order: by the node that they are, and the identity of the order.
+_Ordered = dict[tuple[fx.Node, int], fx.Node]
 
 
 @dataclass(frozen=True)
@@ -48,21 +53,27 @@ class PackLinears(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         done = kept = 0
+        ordered: _Ordered = {}
         for node in graph.placeholders:
             port = graph.ports[node.name]
             users = list(node.users)
-            if port.role != "weight" or not any(_is_linear(user, node) for user in users):
+            if port.role != "weight" or port.value is None:
+                continue
+            quantized = self.packs.find_quantized(port.value)
+            if quantized is None and not any(_is_linear(user, node) for user in users):
                 continue
             transposed = {user.target is aten.addmm.default for user in users}
             if len(transposed) > 1 or not all(_can_pack(user, node) for user in users) or not _is_packable(port):
+                if quantized is not None:
+                    raise _not_multiplied(port, users)
                 kept += len(users)
                 continue
-            self._pack(graph, node, port, transposed.pop())
+            self._pack(graph, node, port, transposed.pop(), ordered)
             done += len(users)
         forms = f" ({self.packs.describe()})" if self.packs.rounds else ""
         return Changes(done, f"{done} over packed weights{forms}" + (f", {kept} stock" if kept else ""))
 
-    def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool) -> None:
+    def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool, ordered: _Ordered) -> None:
         assert port.value is not None and port.path is not None
         weight = port.value.detach().t() if transposed else port.value.detach()
         pack = self.packs.of(port.path, weight, of_vocabulary=_is_of_vocabulary(graph, node))
@@ -84,6 +95,8 @@ class PackLinears(Pass):
                         new = graph.graph.call_function(aten._to_copy.default, (new,), {"dtype": port.dtype})
                 else:
                     x, bias = _operands(user)
+                    if pack.order is not None:
+                        x = _in_order(graph, x, pack.order, port, ordered)
                     new = graph.graph.call_function(form.linear, (x, *parts, bias, weight.shape[0]))
             new.meta = {key: value for key, value in user.meta.items() if key in ("layer", "pass")}
             graph.replace(user, new)
@@ -92,6 +105,33 @@ class PackLinears(Pass):
             (packed,) = pack.tensors
             self.packs.consumed.take(port.path, packed, weight.shape[0], transposed=transposed)
             port.release()
+
+
+def _in_order(graph: StepGraph, x: fx.Node, order: torch.Tensor, port: Port, known: _Ordered) -> fx.Node:
+    """``x`` with its last dimension in ``order``. Linears with the same order read one node, and can be joined."""
+    key = x, id(order)
+    if key not in known:
+        own = replace(
+            port,
+            name=f"{port.name}_order",
+            shape=tuple(order.shape),
+            dtype=order.dtype,
+            value=order,
+            own=True,
+            high=len(order),
+            distinct=True,
+        )
+        places = graph.weight(own)
+        with graph.graph.inserting_after(x):
+            known[key] = graph.graph.call_function(aten.index_select.default, (x, -1, places))
+        known[key].meta = {name: value for name, value in x.meta.items() if name in ("layer", "pass")}
+    return known[key]
+
+
+def _not_multiplied(port: Port, users: Sequence[fx.Node]) -> InvalidOption:
+    ops = ", ".join(sorted({str(user.target) for user in users}))
+    reason = f"the model reads {port.path} by {ops}, which is no linear and no embedding; leave it out"
+    return InvalidOption(where="wrap", name="weights", value=port.path, reason=reason)
 
 
 def _is_of_vocabulary(graph: StepGraph, weight: fx.Node) -> bool:

@@ -1,0 +1,261 @@
+"""Packs of a quantised checkpoint in the place of the model's own weights: ``wrap(weights=QuantizedWeights(...))``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from speccompile.errors import InvalidOption, ModelConsumed
+from speccompile.ops.cpu.forms.grouped import pack_grouped
+from speccompile.ops.cpu.packing import Pack
+from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
+from speccompile.utils.memory import release_file_pages, trim_heap
+from speccompile.utils.weight_forms import QuantizedForms
+
+#: What a forward reads a weight by.
+_READERS = frozenset((F.linear, F.embedding, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__))
+
+
+class QuantizedParameter(nn.Parameter):
+    """A parameter whose values are in a pack. It has one element, which is no number, in the place of each of them.
+
+    A forward of the model itself that reads it is refused; ``spec(input_ids)`` and ``spec.check`` compute with the
+    pack.
+    """
+
+    pack: Pack
+    transposed: bool
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _READERS:
+            raise ModelConsumed(what="call spec(input_ids) for its forward")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise ModelConsumed(what="it cannot be copied")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ModelConsumed(what="it cannot be pickled; save_pretrained writes its weights, dequantised")
+
+
+def values_of(weight: torch.Tensor) -> torch.Tensor:
+    """The values that ``weight`` has or, if they are in a pack, stands for: then a new tensor of its dtype."""
+    pack: Pack | None = getattr(weight, "pack", None)
+    if pack is None:
+        return weight.detach()
+    values = pack.dequantized().to(weight.dtype)
+    return values.t().contiguous() if getattr(weight, "transposed", False) else values
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a weight of ``model`` is in a pack alone."""
+    return any(isinstance(parameter, QuantizedParameter) for parameter in model.parameters())
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A parameter as it was before the wrap.
+
+    Args:
+        before: itself on the meta device, or its one element if an earlier wrap took its values; else None.
+    """
+
+    owners: tuple[tuple[nn.Module, str], ...]
+    parameter: nn.Parameter
+    before: nn.Parameter | torch.Tensor | None
+    pack: Pack | None
+
+
+class QuantizedPacks(QuantizedForms):
+    """The quantised weights of a wrap, and the parameters that stand for them in the model.
+
+    :func:`quantizing` calls :meth:`prepare`, and in the end :meth:`seal`, or :meth:`undo` after a failure. Between them
+    :meth:`install` is called.
+
+    Args:
+        weights: by names of the model's parameters. Each one is looked up once, when it is packed.
+    """
+
+    def __init__(self, weights: QuantizedWeights) -> None:
+        self.format, self.others = weights.format, weights.others
+        self._weights: QuantizedWeights | None = weights
+        self._names = tuple(weights)
+        self._packs: dict[str, Pack] = {}
+        #: By the address of the element that stands for all of a parameter. Packs hold it, so it stays theirs.
+        self._by_address: dict[int, Pack] = {}
+        self._orders: dict[bytes, torch.Tensor] = {}
+        self._taken: dict[str, _Taken] = {}
+        self._handles: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<{len(self._names)} quantised weights, {self.format}>"
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def packs(self) -> Mapping[str, Pack]:
+        """By names of parameters."""
+        return self._packs
+
+    def find(self, weight: torch.Tensor) -> Pack | None:
+        """The pack that ``weight``, a parameter or a view of one, stands for."""
+        return self._by_address.get(weight.data_ptr())
+
+    def prepare(self, model: nn.Module) -> None:
+        """Find the parameters, and give those on the meta device one element on the CPU.
+
+        Raises:
+            InvalidOption: a name is that of no matrix of the model, or a tied one is named twice.
+        """
+        found = dict(model.named_parameters(remove_duplicate=False))
+        names: dict[int, str] = {}
+        for name in self._names:
+            parameter = found.get(name)
+            if parameter is None:
+                raise self._refusal(f"the model has no parameter {name!r}; names are those of named_parameters()")
+            if parameter.dim() != 2:
+                raise self._refusal(f"{name} has the shape {list(parameter.shape)}, and is no linear's or embedding's")
+            other = names.setdefault(id(parameter), name)
+            if other != name:
+                raise self._refusal(f"{other} and {name} are one parameter of this model; give one of them")
+        for name in self._names:
+            self._taken[name] = _take(model, found[name])
+
+    def install(self, model: nn.Module) -> None:
+        """Pack the weights, one after another, and release the model's values of them.
+
+        Raises:
+            InvalidOption: a weight has another shape than the model's, or reading it raised that.
+        """
+        for name, taken in self._taken.items():
+            parameter = taken.parameter
+            pack = self._packs.get(name) or self._packed(name, taken)
+            old = parameter.detach()
+            assert pack.weight is not None
+            parameter.data = pack.weight.t() if _is_transposed(taken) else pack.weight
+            parameter.pack, parameter.transposed = pack, _is_transposed(taken)  # type: ignore[attr-defined]
+            if old.data_ptr() != parameter.data_ptr():
+                release_file_pages(old)
+                del old
+                # Freed memory goes back at once: there never are two copies.
+                trim_heap()
+        # All of them are packed: what they were read from can be freed.
+        self._weights = None
+
+    def seal(self) -> None:
+        """The wrap is built: let the model refuse to read the weights, and have their values in its state dict."""
+        while self._handles:
+            self._handles.pop().remove()
+        for taken in self._taken.values():
+            taken.parameter.__class__ = QuantizedParameter
+            for module, name in taken.owners:
+                self._handles.append(module.register_state_dict_post_hook(_ValuesInState(name)))
+                self._handles.append(module.register_load_state_dict_pre_hook(_refuse_to_load))
+        self._taken.clear()
+
+    def undo(self) -> None:
+        """Restore the model: plain parameters have the dequantised values then."""
+        for taken in self._taken.values():
+            parameter = taken.parameter
+            if isinstance(taken.before, nn.Parameter):
+                _put(taken.owners, taken.before)
+            elif taken.before is not None:
+                parameter.data = taken.before
+                parameter.pack = taken.pack  # type: ignore[attr-defined]
+                parameter.__class__ = QuantizedParameter
+            elif (pack := getattr(parameter, "pack", None)) is not None:
+                parameter.data = values_of(parameter)
+                del parameter.pack, parameter.transposed, pack  # type: ignore[attr-defined]
+        self._taken.clear()
+
+    def _packed(self, name: str, taken: _Taken) -> Pack:
+        assert self._weights is not None
+        weight: GroupedWeight = self._weights[name]
+        wanted = tuple(taken.parameter.shape)[:: -1 if _is_transposed(taken) else 1]
+        if weight.shape != wanted:
+            raise self._refusal(f"{name} is {list(weight.shape)}, and the model's {list(wanted)}")
+        if weight.order is not None and any(isinstance(module, nn.Embedding) for module, _ in taken.owners):
+            raise self._refusal(f"{name} has an order of inputs, and is an embedding's, which has none")
+        form, tensors = pack_grouped(weight)
+        element = torch.full((1, 1), torch.nan, dtype=taken.parameter.dtype).expand(wanted)
+        pack = Pack(form, tensors, *wanted, element, format=self.format)
+        if weight.order is not None:
+            # Queries, keys and values often have the same: then they read the same inputs.
+            pack = replace(pack, order=self._orders.setdefault(weight.order.numpy().tobytes(), weight.order))
+        self._packs[name] = self._by_address[element.data_ptr()] = pack
+        return pack
+
+    def _refusal(self, reason: str) -> InvalidOption:
+        return InvalidOption(where="wrap", name="weights", value=self, reason=reason)
+
+
+@contextlib.contextmanager
+def quantizing(model: nn.Module, packs: QuantizedPacks | None) -> Iterator[None]:
+    """In this context a wrap of ``model`` is planned and built. A failure restores the model.
+
+    Raises:
+        InvalidOption: the weights are not the model's.
+    """
+    if packs is None:
+        yield
+        return
+    try:
+        packs.prepare(model)
+        yield
+    except BaseException:
+        packs.undo()
+        raise
+    packs.seal()
+
+
+def _take(model: nn.Module, parameter: nn.Parameter) -> _Taken:
+    """``parameter``, as one that can be captured."""
+    owners = tuple(
+        (module, name)
+        for module in model.modules()
+        for name, own in module.named_parameters(recurse=False, remove_duplicate=False)
+        if own is parameter
+    )
+    if isinstance(parameter, QuantizedParameter):
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+        return _Taken(owners, parameter, parameter.data, getattr(parameter, "pack", None))
+    if not parameter.is_meta:
+        return _Taken(owners, parameter, None, None)
+    element = torch.full((1, 1), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
+    new = nn.Parameter(element, requires_grad=False)
+    _put(owners, new)
+    return _Taken(owners, new, parameter, None)
+
+
+def _put(owners: Sequence[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
+    for module, name in owners:
+        module._parameters[name] = parameter
+
+
+def _is_transposed(taken: _Taken) -> bool:
+    return any(isinstance(module, Conv1D) for module, _ in taken.owners)
+
+
+class _ValuesInState:
+    """A hook of ``state_dict``: the dequantised values, so that the model can be saved."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, module: nn.Module, state: dict[str, torch.Tensor], prefix: str, _metadata: object) -> None:
+        state[f"{prefix}{self._name}"] = values_of(module._parameters[self._name])  # type: ignore[arg-type]
+
+
+def _refuse_to_load(*_arguments: object) -> None:
+    raise ModelConsumed(what="its weights cannot be loaded anew")
