@@ -292,6 +292,21 @@ class CaptureMismatch(CaptureError):
     )
 
 
+# --- quantised checkpoints ---------------------------------------------------------------------
+
+
+class UnsupportedCheckpoint(UserError):
+    """The quantised weights of a checkpoint are of a format, or have a property, that cannot be read exactly."""
+
+    template = "the quantised weights of {source} cannot be read exactly: {reason}. {advice}."
+
+
+class DamagedCheckpoint(SpecCompileError):
+    """A quantised checkpoint is cut off, or its parts do not fit one another."""
+
+    template = "{source} is damaged or incomplete: {reason}. Download it again, or write it again."
+
+
 # --- passes ------------------------------------------------------------------------------------
 
 

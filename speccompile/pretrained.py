@@ -29,6 +29,9 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from speccompile.errors import PretrainedError, error_line
+from speccompile.quantized.models import load_dequantized, load_without_weights
+from speccompile.quantized.reading import is_read
+from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils import paths
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
@@ -140,8 +143,9 @@ def load(
     """Load a causal language model, in eval mode, and its tokenizer.
 
     Args:
-        name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Weights of a GGUF file are dequantised.
-        dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for a GGUF file.
+        name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Weights of a GGUF file, and of a folder
+            that :func:`load_quantized` reads, are dequantised.
+        dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for those.
         ranks: how many processes load their part of it: ``torchrun --nproc-per-node 2``.
 
     Raises:
@@ -160,6 +164,12 @@ def load(
 def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: int = 1) -> PreTrainedModel:
     """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
     check_model_name(name_or_path)
+    if ranks == 1 and name_or_path != SMOLLM2 and is_read(Path(name_or_path)):
+        with _without_bars():
+            model = load_dequantized(name_or_path)
+        if dtype == "auto":
+            return model
+        return cast(PreTrainedModel, model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype))
     on_hub = is_hub_id(name_or_path)
     if on_hub:
         check_reachable(name_or_path)
@@ -182,6 +192,28 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: i
         )
         raise PretrainedError(f"cannot load {name_or_path!r}: {reason}", source=name_or_path, reason=reason)
     return model.eval()
+
+
+def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, QuantizedWeights]:
+    """Load a checkpoint that is quantised already with its integers, for ``wrap(model, weights=weights)``.
+
+    Quantised weights of the model are on the meta device and take no memory: ``wrap`` reads the integers. Its other
+    tensors (norms, biases, embeddings that are not quantised) are float32. :func:`load` dequantises instead.
+
+    Args:
+        path: a GGUF file, or a folder with safetensors files of GPTQ, AWQ, compressed-tensors or torchao.
+
+    Returns:
+        The model, in eval mode, and the quantised weights by the names of its parameters. Each is read from the file
+        when it is looked up.
+
+    Raises:
+        UnsupportedCheckpoint: it cannot be read exactly; the error names the format, or the tensor and its property.
+        DamagedCheckpoint: it is cut off, or its parts do not fit one another.
+        PretrainedError: there is no such file or folder, or a package is missing.
+    """
+    with _without_bars():
+        return load_without_weights(path)
 
 
 def _source(name_or_path: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ ALLOWED = {
     "hidden_states": "graph ops graph_capture passes",
     "acceptance": "graph ops graph_capture passes",
     "policies": "",
-    "pretrained": "",
+    "pretrained": "quantized",
     "modes": "graph ops sampling graph_capture passes hidden_states pretrained",
     "heads": "modes passes",
     "backends": "lowering",
@@ -50,8 +50,8 @@ ALLOWED = {
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
     "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
-        "__init__ ops graph adapters hidden_states policies pretrained modes lowering runtime compiler report "
-        "speculator serve tools training"
+        "__init__ ops graph adapters hidden_states policies pretrained quantized modes lowering runtime compiler "
+        "report speculator serve tools training"
     ),
     "__main__": "cli",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -15,6 +17,7 @@ from transformers import (
 
 from speccompile import pretrained
 from speccompile.errors import EmptyPrompt, InvalidOption
+from speccompile.quantized.reading import is_read
 from speccompile.utils.model_names import TINY, is_gguf
 
 # Every max_len has compiled code of its own, so nearby needs share one.
@@ -22,8 +25,8 @@ _MAX_LEN_STEP = 512
 
 
 def load(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """``tiny``, ``smollm2``, a local folder, a GGUF file or a hub id. Of a GGUF file it reports that weights are
-    dequantised.
+    """``tiny``, ``smollm2``, a local folder, a GGUF file or a hub id. Of a quantised checkpoint it reports that
+    weights are dequantised.
 
     Args:
         ranks: how many processes load their part of it.
@@ -32,8 +35,8 @@ def load(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedToken
         PretrainedError: there is no such model, or it cannot be loaded.
         InvalidOption: it cannot be loaded in parts.
     """
-    if ranks > 1 and (name == TINY or is_gguf(name)):
-        reason = "a sharded model is read from safetensors files; give a folder or a hub id"
+    if ranks > 1 and (name == TINY or is_gguf(name) or is_read(Path(name))):
+        reason = "a sharded model is read from safetensors files that are not quantised; give a folder or a hub id"
         raise InvalidOption(where="the command line", name="MODEL", value=name, reason=reason)
     if name == TINY:
         return tiny_model(), tiny_tokenizer()
@@ -52,7 +55,7 @@ def load_model(name: str) -> PreTrainedModel:
 
 
 def _note_dequantised(name: str, model: PreTrainedModel) -> None:
-    if is_gguf(name):
+    if is_gguf(name) or is_read(Path(name)):
         kind = str(model.dtype).removeprefix("torch.")
         typer.echo(f"note: the weights of {name} are dequantised to {kind}", err=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from speccompile.quantized.reading import read
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 
-__all__ = ["GroupedWeight", "QuantizedWeights"]
+__all__ = ["GroupedWeight", "QuantizedWeights", "read"]

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 import speccompile
 from speccompile import pretrained
 from speccompile.cli.models import tiny_tokenizer
 from speccompile.lowering import backends
 from speccompile.modes import registry
+from speccompile.quantized import GroupedWeight, QuantizedWeights
 from speccompile.sampling import pipeline
 from speccompile.serve.app import create_app
 from speccompile.serve.options import ServeOptions
@@ -66,11 +68,19 @@ def readme(patched: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     model = tiny_llama(layers=6, vocab=256, max_positions=2048)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
     patched.setattr(pretrained, "load", lambda name: (model, tokenizer))
+    patched.setattr(pretrained, "load_quantized", lambda path: (model, quantized_weights(model)))
     namespace: dict[str, Any] = {"__name__": "readme"}
     for page in CONTINUED:
         run(page, namespace)
     yield namespace
     namespace["spec"].close()
+
+
+def quantized_weights(model: PreTrainedModel) -> QuantizedWeights:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    values = torch.zeros(model.get_parameter(name).shape, dtype=torch.int8)
+    weight = GroupedWeight(values, 8, torch.ones(len(values), 1), None, values.shape[1])
+    return QuantizedWeights({name: weight}, "GGUF Q8_0")
 
 
 def run(page: str, namespace: dict[str, Any]) -> None:

@@ -1,0 +1,140 @@
+"""Checkpoints of compressed-tensors with integers: ``pack-quantized`` and ``int-quantized``, as llm-compressor writes.
+
+Source: compressed-tensors, ``compressors/pack_quantized`` and ``quantization/lifecycle/forward_helpers.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from speccompile.quantized.affine import affine_weight
+from speccompile.quantized.bit_fields import unpack, words_for
+from speccompile.quantized.files import TensorFiles
+from speccompile.quantized.source import Source
+from speccompile.quantized.weight import GroupedWeight
+
+#: ``mixed-precision``: each group of modules has its own format. ``dense``: weights that are not quantised.
+FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision", "dense")
+TENSORS = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+
+
+def readers(
+    files: TensorFiles, config: Mapping[str, Any], source: Source
+) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
+    """As :func:`speccompile.quantized.gptq.readers`."""
+    _check(config, source)
+    packed = [name.removesuffix(".weight_packed") for name in files if name.endswith(".weight_packed")]
+    scaled = {name.removesuffix(".weight_scale") for name in files if name.endswith(".weight_scale")}
+    plain = sorted(scaled - set(packed))
+    weights: dict[str, Callable[[], GroupedWeight]] = {}
+    for module in packed:
+        weights[f"{module}.weight"] = partial(_read_packed, files, module, config, source.of(module))
+    for module in plain:
+        if f"{module}.weight" not in files:
+            raise source.of(module).damaged("it has scales and no weight")
+        if (kind := files.dtype(f"{module}.weight")) != "I8":
+            raise source.of(module).unsupported(f"its weight is {kind}, and integers of 8 bits are read (I8)")
+        weights[f"{module}.weight"] = partial(_read_int8, files, module, config, source.of(module))
+    used = {f"{module}.{tensor}" for module in scaled | set(packed) for tensor in TENSORS}
+    used |= {f"{module}.weight" for module in plain}
+    return weights, used, f"compressed-tensors {config.get('format', '')}".strip()
+
+
+def _check(config: Mapping[str, Any], source: Source) -> None:
+    groups = config.get("config_groups") or {}
+    if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+        raise source.damaged("config_groups of its quantization_config must be a mapping of mappings")
+    formats = {
+        str(config.get("format", "dense")),
+        *(str(group["format"]) for group in groups.values() if "format" in group),
+    }
+    if unread := sorted(format for format in formats - {"None"} if format not in FORMATS):
+        reason = f"its compressed-tensors format is {', '.join(unread)}, which are not integers with scales"
+        raise source.unsupported(f"{reason}; {', '.join(FORMATS[:2])} are read")
+    for name, group in groups.items():
+        weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
+        if weights.get("type", "int") != "int":
+            raise source.unsupported(f"the weights of its {name} are of type {weights['type']}, and integers are read")
+        if weights.get("strategy") == "block":
+            raise source.unsupported(f"the weights of its {name} have scales for blocks of outputs and inputs")
+        if activations and not activations.get("dynamic"):
+            raise source.unsupported(f"{name} rounds its inputs by scales that are stored, and steps by their own")
+        if group.get("output_activations"):
+            raise source.unsupported(f"{name} rounds its outputs")
+    if config.get("kv_cache_scheme"):
+        raise source.unsupported("it rounds its KV cache (kv_cache_scheme)")
+    if (sparsity := config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise source.unsupported(f"its weights are compressed as sparse ones ({sparsity['format']})")
+    if (config.get("transform_config") or {}).get("config_groups"):
+        raise source.unsupported("it transforms activations as it goes (transform_config)")
+
+
+def _read_packed(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> GroupedWeight:
+    words, scales = files.get(f"{module}.weight_packed"), files.get(f"{module}.weight_scale")
+    shape = files.get(f"{module}.weight_shape").flatten().tolist()
+    if words.dtype != torch.int32:
+        raise source.unsupported(f"its weights are packed into {words.dtype}, and integers in torch.int32 are read")
+    if words.dim() != 2 or len(shape) != 2 or words.shape[0] != shape[0]:
+        raise source.damaged(f"weight_packed is {list(words.shape)}, for a weight of {shape}")
+    outputs, inputs = shape
+    bits = _bits(words.shape[1], inputs, config, source)
+    middle = 1 << (bits - 1)
+    values = unpack(words, bits, inputs) - middle
+    zeros = _zeros(files, module, config, source)
+    scales = _by_output(scales, outputs, source)
+    if zeros is not None and zeros.dtype == torch.int32:
+        if tuple(zeros.shape) != (words_for(outputs, bits), scales.shape[1]):
+            raise source.damaged(f"weight_zero_point is {list(zeros.shape)}, for scales of {list(scales.shape)}")
+        zeros = (unpack(zeros.t().contiguous(), bits, outputs) - middle).t()
+    return affine_weight(source, values, zeros, scales, bits, _group_of_input(files, module))
+
+
+def _read_int8(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> GroupedWeight:
+    values = files.get(f"{module}.weight")
+    if values.dim() != 2:
+        raise source.unsupported(f"its weight has {values.dim()} dimensions, and 2 are read")
+    scales = _by_output(files.get(f"{module}.weight_scale"), values.shape[0], source)
+    zeros = _zeros(files, module, config, source)
+    if zeros is not None:
+        zeros = _by_output(zeros, values.shape[0], source)
+    return affine_weight(source, values, zeros, scales, 8, _group_of_input(files, module))
+
+
+def _zeros(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> torch.Tensor | None:
+    zeros = files.get_if_any(f"{module}.weight_zero_point")
+    groups = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
+    if zeros is None and groups and not any(weights.get("symmetric", True) for weights in groups):
+        raise source.damaged("it has no weight_zero_point, and no group of its config is symmetric")
+    return zeros
+
+
+def _by_output(scales: torch.Tensor, outputs: int, source: Source) -> torch.Tensor:
+    """``[N, G]`` of that, of ``[N]``, or of one number for all."""
+    if scales.numel() == 1:
+        return scales.reshape(1, 1).expand(outputs, 1)
+    if scales.dim() == 1:
+        scales = scales[:, None]
+    if scales.dim() != 2 or scales.shape[0] != outputs:
+        raise source.damaged(f"it has {outputs} outputs, and scales or zero points of {list(scales.shape)}")
+    return scales
+
+
+def _group_of_input(files: TensorFiles, module: str) -> torch.Tensor | None:
+    """Of act-order, which older versions wrote; -1 stands for inputs in their own order."""
+    found = files.get_if_any(f"{module}.weight_g_idx")
+    return None if found is None or bool((found == -1).all()) else found
+
+
+def _bits(columns: int, inputs: int, config: Mapping[str, Any], source: Source) -> int:
+    """Bits of a value: of those in the config, the one that fills the words."""
+    groups = (config.get("config_groups") or {}).values()
+    named = {int((group.get("weights") or {}).get("num_bits", 8)) for group in groups}
+    fitting = sorted(bits for bits in named if 2 <= bits <= 8 and words_for(inputs, bits) == columns)
+    if len(fitting) != 1:
+        reason = f"{columns} words for {inputs} inputs are none of the config's bits ({sorted(named)})"
+        raise source.damaged(reason)
+    return fitting[0]

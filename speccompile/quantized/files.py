@@ -1,0 +1,76 @@
+"""The safetensors files of a checkpoint's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from speccompile.errors import error_line
+from speccompile.quantized.source import Source
+
+
+class TensorFiles:
+    """The tensors of a folder, by name, in one file ``model.safetensors`` or in several with an index.
+
+    Raises:
+        UnsupportedCheckpoint: the folder has weights of another kind alone.
+        DamagedCheckpoint: a file is missing, cut off, or not what the index says.
+    """
+
+    def __init__(self, folder: Path, source: Source) -> None:
+        self._source = source
+        self._files: dict[str, Any] = {}
+        self.metadata: dict[str, str] = {}
+        for path in _paths(folder, source):
+            try:
+                file = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise source.damaged(f"{path.name}: {error_line(error)}") from error
+            self.metadata.update(file.metadata() or {})
+            self._files.update(dict.fromkeys(file.keys(), file))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            DamagedCheckpoint: there is none.
+        """
+        if name not in self._files:
+            raise self._source.damaged(f"it has no tensor {name}")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def get_if_any(self, name: str) -> torch.Tensor | None:
+        return self.get(name) if name in self._files else None
+
+    def dtype(self, name: str) -> str:
+        """As safetensors names it: ``I32``."""
+        dtype: str = self._files[name].get_slice(name).get_dtype()
+        return dtype
+
+
+def _paths(folder: Path, source: Source) -> list[Path]:
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise source.damaged(f"{index.name}: {error_line(error)}") from error
+        return [folder / name for name in names]
+    if single.is_file():
+        return [single]
+    if others := sorted(path.name for path in folder.glob("*.bin")):
+        advice = "Save it anew with save_pretrained of a current transformers"
+        raise source.unsupported(f"{others[0]} is a pickle, and safetensors files alone are read", advice)
+    raise source.damaged("it has no model.safetensors")

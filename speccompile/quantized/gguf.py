@@ -1,0 +1,150 @@
+"""GGUF files: their tensors by the names of transformers' models, with rows in transformers' order.
+
+Source: ``modeling_gguf_pytorch_utils.py`` of transformers, whose mapping of names and whose processors this calls: they
+work on rows, so that they order rows of integers and of scales as they order rows of dequantised weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+    load_gguf_checkpoint,
+)
+
+from speccompile.errors import error_line
+from speccompile.quantized.checkpoint import Checkpoint, OnLookup
+from speccompile.quantized.gguf_blocks import TYPES, unpack_blocks
+from speccompile.quantized.source import Source
+from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
+
+FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+#: Architectures whose processors do more to weights than put rows into another order.
+REORDERED = {"gpt2": "transposes weights", "bloom": "divides rows of attn_qkv among heads by the columns"}
+#: Tensors without a parameter: transformers computes rotary tables from the config.
+WITHOUT_PARAMETER = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a file.
+
+    Raises:
+        UnsupportedCheckpoint: a tensor is of a type that has no integers with scales, or belongs to no weight of two
+            dimensions; or transformers does not read the architecture.
+        DamagedCheckpoint: it is cut off, or not a GGUF file.
+    """
+    source = Source(str(path))
+    with _damage(source):
+        reader = GGUFReader(path)
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        _check_whole(reader, path, source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    if architecture in REORDERED:
+        raise source.unsupported(f"transformers {REORDERED[architecture]} of {architecture} files")
+    with _unread(source):
+        parsed = load_gguf_checkpoint(str(path), return_tensors=False)["config"]
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=parsed)
+    with _unread(source), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        names = get_gguf_hf_weights_map(model, processor)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    weights: dict[str, Callable[[], GroupedWeight]] = {}
+    others: dict[str, Callable[[], torch.Tensor]] = {}
+    kinds: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        place, kind = source.of(name), GGMLQuantizationType(tensor.tensor_type)
+        if name not in names:
+            if name not in WITHOUT_PARAMETER:
+                raise place.unsupported(f"transformers has no parameter for it in a {type(model).__name__}")
+        elif kind in FLOATS and len(tensor.shape) <= 2:
+            others[names[name]] = partial(_read_floats, tensor, processor, place)
+        else:
+            shape = shapes[names[name]]
+            _check_block_type(kind, len(tensor.shape), len(shape), place)
+            weights[names[name]] = partial(_read_blocks, tensor, kind, processor, shape, place)
+            kinds[kind.name] += 1
+    if not weights:
+        raise source.unsupported("none of its weights is quantised", "Load it with speccompile.pretrained.load")
+    format = "GGUF " + ", ".join(name for name, _ in kinds.most_common())
+    return Checkpoint(source, QuantizedWeights(OnLookup(weights), format), OnLookup(others), _plain(config))
+
+
+def _check_block_type(kind: GGMLQuantizationType, dimensions: int, of_parameter: int, source: Source) -> None:
+    if (dimensions, of_parameter) != (2, 2):
+        raise source.unsupported("it holds the weights of several experts, or has another form in transformers")
+    if kind not in TYPES:
+        readable = ", ".join(readable.name for readable in TYPES)
+        raise source.unsupported(f"it is of type {kind.name}, and {readable} are read")
+
+
+def _read_blocks(
+    tensor: Any, kind: GGMLQuantizationType, processor: TensorProcessor, shape: tuple[int, ...], source: Source
+) -> GroupedWeight:
+    values, (scales, minimums) = unpack_blocks(tensor.data, kind)
+    if not np.isfinite(scales).all() or (minimums is not None and not np.isfinite(minimums).all()):
+        raise source.damaged("a scale or a minimum is not a finite number")
+
+    def in_order(rows: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(processor.process(weights=rows, name=source.tensor).weights))
+
+    ordered = in_order(values)
+    if tuple(ordered.shape) != shape:
+        raise source.damaged(f"it is {list(ordered.shape)}, and the model's parameter is {list(shape)}")
+    return GroupedWeight(
+        values=ordered,
+        bits=TYPES[kind].bits,
+        scales=in_order(scales),
+        minimums=None if minimums is None else in_order(minimums),
+        group=TYPES[kind].group,
+    )
+
+
+def _read_floats(tensor: Any, processor: TensorProcessor, source: Source) -> torch.Tensor:
+    values = dequantize(tensor.data, GGMLQuantizationType(tensor.tensor_type))
+    return torch.from_numpy(np.copy(processor.process(weights=values, name=source.tensor).weights))
+
+
+def _plain(config: PretrainedConfig) -> PretrainedConfig:
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def _check_whole(reader: GGUFReader, path: Path, source: Source) -> None:
+    end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
+    if end > path.stat().st_size:
+        raise source.damaged(f"its tensors take {end} bytes, and it has {path.stat().st_size}")
+    if "general.architecture" not in reader.fields:
+        raise source.damaged("it does not say which architecture it is of")
+
+
+@contextlib.contextmanager
+def _damage(source: Source) -> Iterator[None]:
+    """What the reader raises of bytes that it cannot interpret, as an error of this package."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, OverflowError, TypeError) as error:
+        raise source.damaged(error_line(error)) from error
+
+
+@contextlib.contextmanager
+def _unread(source: Source) -> Iterator[None]:
+    """What transformers raises of an architecture that it does not read, as an error of this package."""
+    try:
+        yield
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise source.unsupported(f"transformers does not read it ({error_line(error)})") from error

@@ -1,0 +1,36 @@
+"""A checkpoint that is being read, for its errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speccompile.errors import DamagedCheckpoint, UnsupportedCheckpoint
+
+DEQUANTISE = (
+    "Load it with transformers, dequantised, and wrap that model; weights='int8' or 'int4' of wrap round it then"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is read: a file or a folder, and a tensor of it.
+
+    Args:
+        path: of the file or folder.
+        tensor: its name; empty for all of it.
+    """
+
+    path: str
+    tensor: str = ""
+
+    def of(self, tensor: str) -> Source:
+        return Source(self.path, tensor)
+
+    def unsupported(self, reason: str, advice: str = DEQUANTISE) -> UnsupportedCheckpoint:
+        return UnsupportedCheckpoint(source=self.path, reason=self._placed(reason), advice=advice)
+
+    def damaged(self, reason: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(source=self.path, reason=self._placed(reason))
+
+    def _placed(self, reason: str) -> str:
+        return f"{self.tensor}: {reason}" if self.tensor else reason

@@ -1,0 +1,104 @@
+"""Models of quantised checkpoints: dequantised, whose text is transformers', and without memory for the weights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+
+import speccompile
+from speccompile import pretrained
+from speccompile.errors import UnsupportedCheckpoint
+from speccompile.quantized.models import load_dequantized
+from support.errors import raises
+from support.quantized_folders import LAYOUTS, Tensors, write_folder
+from support.quantized_gguf import write_gguf
+from support.tiny import tiny_llama
+
+PROMPT = torch.tensor([[5, 9, 23, 9, 5, 9, 23]])
+
+
+def text(model: PreTrainedModel) -> list[int]:
+    output = model.generate(PROMPT, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    tokens: list[int] = output[0].tolist()
+    return tokens
+
+
+def written(name: str, folder: Path) -> tuple[Path, PreTrainedModel]:
+    """A checkpoint, and what transformers or the published formula makes of it."""
+    if name in LAYOUTS:
+        return folder, write_folder(tiny_llama(), folder, name)
+    path = folder / "model.gguf"
+    write_gguf(tiny_llama(hidden=256, vocab=128), path, lambda tensor: Kind.Q6_K if "ffn" in tensor else Kind.Q4_K)
+    return path, AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["gguf", *LAYOUTS])
+def test_the_text_is_that_of_transformers_over_dequantised_weights(name: str, tmp_path: Path) -> None:
+    path, reference = written(name, tmp_path)
+    model = load_dequantized(path)
+    expected = reference.state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in model.state_dict().items())
+    with speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager") as spec:
+        assert spec.generate(PROMPT, max_new_tokens=24)[0].tolist() == text(reference)
+
+
+@pytest.mark.parametrize("name", ["gguf", *LAYOUTS])
+def test_quantised_weights_of_the_model_take_no_memory(name: str, tmp_path: Path) -> None:
+    path, reference = written(name, tmp_path)
+    model, weights = pretrained.load_quantized(path)
+    expected = reference.state_dict()
+    for key, tensor in model.state_dict().items():
+        assert tensor.shape == expected[key].shape
+        assert tensor.is_meta == (key in weights)
+        assert tensor.is_meta or torch.equal(tensor, expected[key])
+    assert all(torch.equal(weight.dequantize(), expected[key]) for key, weight in weights.items())
+    # Buffers that no checkpoint holds: the rotary table.
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.buffers(), reference.buffers(), strict=True))
+
+
+def test_a_tied_weight_is_without_memory_in_both_places(tmp_path: Path) -> None:
+    write_gguf(tiny_llama(hidden=256, tie=True), tmp_path / "tied.gguf", lambda _: Kind.Q8_0)
+    model, weights = pretrained.load_quantized(tmp_path / "tied.gguf")
+    assert model.lm_head.weight is model.model.embed_tokens.weight and model.lm_head.weight.is_meta
+    assert "lm_head.weight" not in weights and "model.embed_tokens.weight" in weights
+
+
+def test_load_dequantises_a_folder_that_is_read(tmp_path: Path) -> None:
+    """transformers alone would want a library that needs a GPU to be installed."""
+    reference = write_folder(tiny_llama(), tmp_path, "awq")
+    model = pretrained.load_model(str(tmp_path))
+    assert torch.equal(model.model.layers[1].mlp.down_proj.weight, reference.model.layers[1].mlp.down_proj.weight)
+    assert pretrained.load_model(str(tmp_path), dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_the_config_is_that_of_a_plain_model(tmp_path: Path) -> None:
+    write_folder(tiny_llama(), tmp_path / "given", "compressed-tensors")
+    model = load_dequantized(tmp_path / "given")
+    assert not hasattr(model.config, "quantization_config") and not model.training
+    assert model.config.name_or_path == str(tmp_path / "given")
+    model.save_pretrained(tmp_path / "saved")
+    assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), LlamaForCausalLM)
+
+
+def test_tensors_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["model.layers.0.mlp.extra.weight"] = torch.zeros(2, 2)
+
+    write_folder(tiny_llama(), tmp_path, "gptq", change=add)
+    with raises(UnsupportedCheckpoint, reason=re.compile("extra")):
+        pretrained.load_quantized(tmp_path)
+
+
+def test_tensors_that_the_checkpoint_lacks_are_refused(tmp_path: Path) -> None:
+    def remove(tensors: Tensors) -> None:
+        del tensors["model.norm.weight"]
+
+    write_folder(tiny_llama(), tmp_path, "gptq", change=remove)
+    with raises(UnsupportedCheckpoint, reason=re.compile("has not 1 .*model.norm.weight")):
+        pretrained.load_quantized(tmp_path)
