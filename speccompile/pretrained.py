@@ -169,7 +169,7 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: i
             model = load_dequantized(name_or_path)
         if dtype == "auto":
             return model
-        return cast(PreTrainedModel, model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype))
+        return cast(PreTrainedModel, cast(Any, model).to(getattr(torch, dtype) if isinstance(dtype, str) else dtype))
     on_hub = is_hub_id(name_or_path)
     if on_hub:
         check_reachable(name_or_path)

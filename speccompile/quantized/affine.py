@@ -72,41 +72,44 @@ def _kernel_group(source: Source, group: int, inputs: int) -> tuple[int, int]:
 def _without_zeros(
     source: Source, values: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor, bits: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-    """Values as int8, minimums or none, and bits as kernels have them."""
+    """Values as int8, minimums or none, and bits as kernels have them: of the forms that are exact the smallest."""
     values = values.to(torch.int16)
     if zeros is None:
-        return _int8(source, values), None, _kernel_bits(values, bits)
+        return _int8(source, values, bits)
     zeros = zeros.to(torch.int16)
     first = int(zeros[0, 0])
-    group = values.shape[1] // zeros.shape[1]
     if bool((zeros == first).all()):
-        values = values - first
-    elif _exact(scales):
+        # Symmetric formats: nothing is left to subtract.
+        shifted = _kernel_bits(values - first, bits)
+        if shifted is not None and shifted <= (_kernel_bits(values, bits) or shifted):
+            return _int8(source, values - first, bits)
+    if _exact(scales):
         # A product of a scale and an integer is exact, so subtracting two of them is, too.
-        offset = 128 if int(values.max()) > 127 else 0
-        return _int8(source, values - offset), scales * (zeros - offset), _kernel_bits(values - offset, bits)
-    else:
-        # Each weight is rounded once, as the format says: subtract the integers before.
-        values = (values.unflatten(1, (-1, group)) - zeros[..., None]).flatten(1)
-    return _int8(source, values), None, _kernel_bits(values, bits)
+        # Kernels of 4 bits that subtract minimums have values without a sign.
+        offset = 128 if int(values.max()) > 127 else -8 if bits <= 4 and int(values.min()) < 0 else 0
+        stored, _, bits = _int8(source, values - offset, bits)
+        return stored, scales * (zeros - offset), bits
+    # Each weight is rounded once, as the format says: subtract the integers before.
+    group = values.shape[1] // zeros.shape[1]
+    return _int8(source, (values.unflatten(1, (-1, group)) - zeros[..., None]).flatten(1), bits)
 
 
-def _int8(source: Source, values: torch.Tensor) -> torch.Tensor:
-    low, high = (int(end) for end in torch.aminmax(values))
-    if low < -128 or high > 127:
+def _int8(source: Source, values: torch.Tensor, bits: int) -> tuple[torch.Tensor, None, int]:
+    fitting = _kernel_bits(values, bits)
+    if fitting is None:
         reason = "its zero points take its values out of 8 bits, and its scales of float32 are too precise to multiply"
         raise source.unsupported(f"{reason} them apart exactly")
-    return values.to(torch.int8).contiguous()
+    return values.to(torch.int8).contiguous(), None, fitting
 
 
-def _kernel_bits(values: torch.Tensor, bits: int) -> int:
-    """The fewest bits of a :class:`GroupedWeight` for values that have ``bits`` before zero points are subtracted."""
+def _kernel_bits(values: torch.Tensor, bits: int) -> int | None:
+    """The fewest bits, from ``bits`` on, of a :class:`GroupedWeight` for these values; None if none is enough."""
     low, high = (int(end) for end in torch.aminmax(values))
     for kernel_bits, (least, most) in RANGES.items():
         fits = least <= low and high <= most and (kernel_bits != 4 or low >= 0 or high < 8)
         if bits <= kernel_bits and fits:
             return kernel_bits
-    return max(RANGES)
+    return None
 
 
 def _exact(scales: torch.Tensor) -> bool:

@@ -40,7 +40,7 @@ def readers(
         raise source.unsupported(f"its integers are packed into {word}, and int32 is read")
     modules = [name.removesuffix(".qweight") for name in files if name.endswith(".qweight")]
     used = {f"{module}.{tensor}" for module in modules for tensor in TENSORS}
-    weights = {
+    weights: dict[str, Callable[[], GroupedWeight]] = {
         f"{module}.weight": partial(_read, files, module, config, layout, source.of(module)) for module in modules
     }
     return weights, used, f"GPTQ {config.get('bits', '')}".strip()

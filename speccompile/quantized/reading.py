@@ -81,10 +81,12 @@ def is_read(folder: Path) -> bool:
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:
     """``quantization_config`` of a folder's ``config.json``, None where there is none."""
     try:
-        config = dict(json.loads((folder / "config.json").read_text()))
-        found = next((config[name] for name in _CONFIGS if name in config), None)
-    except (OSError, ValueError, TypeError) as error:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
         raise Source(str(folder)).damaged(f"config.json: {error_line(error)}") from error
+    if not isinstance(config, dict):
+        raise Source(str(folder)).damaged("config.json must be a mapping")
+    found = next((config[name] for name in _CONFIGS if name in config), None)
     if found is not None and not isinstance(found, Mapping):
         raise Source(str(folder)).damaged("quantization_config of config.json must be a mapping")
     return found

@@ -144,6 +144,7 @@ def test_a_file_that_is_cut_off_is_damaged(mixed: Path, share: float) -> None:
         quantized.read(path)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_scale_that_is_not_finite_is_damage(tmp_path: Path) -> None:
     model = small_model()
     with torch.no_grad():

@@ -19,6 +19,7 @@ QUANTISED = {
     GGMLQuantizationType.Q5_0,
     GGMLQuantizationType.Q5_1,
     GGMLQuantizationType.MXFP4,
+    GGMLQuantizationType.TQ2_0,
 }
 #: Where blocks of the others have numbers of half precision, which must be finite.
 HALVES = {
