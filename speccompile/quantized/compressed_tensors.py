@@ -132,9 +132,9 @@ def _group_of_input(files: TensorFiles, module: str) -> torch.Tensor | None:
 def _bits(columns: int, inputs: int, config: Mapping[str, Any], source: Source) -> int:
     """Bits of a value: of those in the config, the one that fills the words."""
     groups = (config.get("config_groups") or {}).values()
-    named = {int((group.get("weights") or {}).get("num_bits", 8)) for group in groups}
-    fitting = sorted(bits for bits in named if 2 <= bits <= 8 and words_for(inputs, bits) == columns)
+    named = {(group.get("weights") or {}).get("num_bits", 8) for group in groups}
+    fitting = [bits for bits in range(2, 9) if bits in named and words_for(inputs, bits) == columns]
     if len(fitting) != 1:
-        reason = f"{columns} words for {inputs} inputs are none of the config's bits ({sorted(named)})"
+        reason = f"{columns} words for {inputs} inputs are of none of the config's bits ({', '.join(map(str, named))})"
         raise source.damaged(reason)
     return fitting[0]

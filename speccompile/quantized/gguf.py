@@ -22,7 +22,6 @@ from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     TensorProcessor,
     get_gguf_hf_weights_map,
-    load_gguf_checkpoint,
 )
 
 from speccompile.errors import error_line
@@ -55,9 +54,8 @@ def open_gguf(path: Path) -> Checkpoint:
     if architecture in REORDERED:
         raise source.unsupported(f"transformers {REORDERED[architecture]} of {architecture} files")
     with _unread(source):
-        parsed = load_gguf_checkpoint(str(path), return_tensors=False)["config"]
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=parsed)
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     with _unread(source), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         names = get_gguf_hf_weights_map(model, processor)

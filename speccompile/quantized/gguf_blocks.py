@@ -50,10 +50,16 @@ def unpack_blocks(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.ndar
     for rows in range(0, outputs, _ROWS):
         units = np.array(data[rows : rows + _ROWS]).reshape(-1, nbytes)
         block_type.make_units(units)
-        values[rows : rows + _ROWS] = dequantize(units, kind).reshape(-1, inputs)
+        values[rows : rows + _ROWS] = _dequantize(units, kind).reshape(-1, inputs)
     scales, minimums = block_type.scales(np.ascontiguousarray(data).reshape(-1, nbytes))
     groups = (outputs, inputs // block_type.group)
     return values, (scales.reshape(groups), None if minimums is None else minimums.reshape(groups))
+
+
+def _dequantize(blocks: Blocks, kind: GGMLQuantizationType) -> np.ndarray:
+    """float32 ``[blocks, values]``. As one row, since the library goes through rows by sixteen."""
+    values: np.ndarray = dequantize(blocks.reshape(1, -1), kind).reshape(len(blocks), -1)
+    return values
 
 
 def _half(blocks: Blocks, start: int) -> np.ndarray:
@@ -105,7 +111,7 @@ def _make_units_q3_k(blocks: Blocks) -> None:
 def _scales_q3_k(blocks: Blocks) -> Scales:
     ones = blocks.copy()
     ones[:, 0:32], ones[:, 32:96] = 0xFF, 0x55
-    return dequantize(ones, GGMLQuantizationType.Q3_K)[:, ::16], None
+    return _dequantize(ones, GGMLQuantizationType.Q3_K)[:, ::16], None
 
 
 def _make_units_q6_k(blocks: Blocks) -> None:
@@ -126,7 +132,7 @@ def _scales_iq4_xs(blocks: Blocks) -> Scales:
     ones = blocks.copy()
     # Entry 8 of the table of values is 1.
     ones[:, 8:136] = 0x88
-    return dequantize(ones, GGMLQuantizationType.IQ4_XS)[:, ::32], None
+    return _dequantize(ones, GGMLQuantizationType.IQ4_XS)[:, ::32], None
 
 
 def _make_units_mxfp4(blocks: Blocks) -> None:

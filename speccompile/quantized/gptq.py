@@ -70,9 +70,10 @@ def _read(files: TensorFiles, module: str, config: Mapping[str, Any], layout: st
 
 def _bits(rows: int, inputs: int | None, config: Mapping[str, Any], source: Source) -> int:
     """Bits of a value: modules may differ from the config (``dynamic`` of GPTQModel), but ``g_idx`` has the inputs."""
-    bits = int(config.get("bits", 0)) if inputs is None else rows * 32 // inputs
+    bits = config.get("bits") if inputs is None else rows * 32 // inputs
     if bits not in BITS:
         raise source.unsupported(f"its values have {bits} bits, and {', '.join(map(str, BITS))} are read")
+    assert isinstance(bits, int)
     if rows * 32 % bits or (inputs is not None and words_for(inputs, bits) != rows):
         raise source.damaged(f"qweight has {rows} rows, which do not hold {inputs} inputs of {bits} bits")
     return bits
