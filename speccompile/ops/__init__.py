@@ -5,6 +5,7 @@ from speccompile.ops import causal_conv as causal_conv
 from speccompile.ops import choose as choose
 from speccompile.ops import collective as collective
 from speccompile.ops import commit as commit
+from speccompile.ops import expert_linear as expert_linear
 from speccompile.ops import gated_delta_rule as gated_delta_rule
 from speccompile.ops import likeliest as likeliest
 from speccompile.ops import lora as lora
@@ -21,6 +22,7 @@ __all__ = [
     "choose",
     "collective",
     "commit",
+    "expert_linear",
     "gated_delta_rule",
     "likeliest",
     "lora",

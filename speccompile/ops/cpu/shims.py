@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+import speccompile.ops.expert_linear
 import speccompile.ops.lora  # noqa: F401  defines an op
 from speccompile.ops.native import ROUNDED
 from speccompile.utils.torch_private import OpOverload
@@ -14,6 +15,7 @@ from speccompile.utils.torch_private import OpOverload
 _TYPES = {
     "tensor": "AtenTensorHandle",
     "tensors": "const AtenTensorHandle*",
+    "flag": "int32_t",
     "whole": "int64_t",
     "wholes": "const int64_t*",
 }
@@ -33,6 +35,9 @@ _ARGUMENTS = {
     "native_attention": (
         "{tensor} q, {tensor} k_cache, {tensor} v_cache, {tensor} slots, {tensor} positions, double scale, "
         "{wholes} window, {wholes} chunk, const double* softcap, {tensors} sinks, {tensors} parents, {tensor}* out"
+    ),
+    "native_expert_linear": (
+        "{tensor} x, {tensor} experts, {tensor} weight, {tensors} bias, {flag} transposed, {tensor}* out"
     ),
     "native_lora": (
         "{tensor} x, {tensors} outputs, {whole} linears, {tensors} a, {whole} all_a, {tensors} b, {whole} all_b, "

@@ -11,10 +11,12 @@ import speccompile
 from speccompile import Tree
 from speccompile.ops import attention as attention_op
 from speccompile.ops import commit as commit_op
+from speccompile.ops import expert_linear as expert_op
 from speccompile.ops import ngram as ngram_op
 from speccompile.ops import tree as tree_op
 from speccompile.ops import within_top as within_op
 from support.drafters import random_drafter
+from support.experts import case
 from support.families import model_of
 from support.recurrences import PROBLEMS, Slots
 from support.tiny import greedy, random_prompt, tiny_llama
@@ -59,6 +61,18 @@ def test_in_fixed_order_a_row_has_the_same_bits_in_any_company() -> None:
             at = (slice(row, row + 1), slice(place, place + 1))
             alone = ops.attention_fixed_order(q[at], keys, values, slots[at[0]], positions[at], 0.125)
             assert torch.equal(alone[0, 0], together[row, place])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_linears_of_experts(dtype: torch.dtype, transposed: bool) -> None:
+    """A pair's bits are the same in any company."""
+    given = case(40, own=True, transposed=transposed, biased=True, depth=200, features=130, dtype=dtype)
+    x, experts, weight, bias = (None if item is None else item.cuda() for item in given[:-1])
+    got = ops.expert_linear(x, experts, weight, bias, transposed)
+    torch.testing.assert_close(got.cpu(), expert_op.reference(*given), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert x is not None and experts is not None
+    assert torch.equal(ops.expert_linear(x[3:4], experts[3:4], weight, bias, transposed), got[3:4])
 
 
 @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS.keys())

@@ -16,6 +16,7 @@ from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
 from speccompile.ops.triton.causal_conv import causal_conv_launches
 from speccompile.ops.triton.choose import choose_launches, splits_of
 from speccompile.ops.triton.compile_only import Compiled, compile_launch
+from speccompile.ops.triton.expert_linear import expert_linear_launches
 from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
 from speccompile.ops.triton.launch import Launch
 from speccompile.ops.triton.selective_scan import scan_launches
@@ -252,6 +253,39 @@ def test_one_machine_code_of_a_recurrence_serves_every_width(op: str) -> None:
     """A state's bits do not depend on the widths of its steps."""
     sizes = (16, 16, 128, 1) if op == "delta_rule" else (48, 1, 64, 128, 1)
     codes = [[compile_launch(launch).ptx for launch in recurrence_launches(op, sizes, width)] for width in (1, 5, 16)]
+    assert all(code == codes[0] for code in codes)
+
+
+def linears_of_experts(tokens: int, dtype: torch.dtype, *, transposed: bool) -> tuple[Launch, Launch]:
+    """Of Qwen3-30B-A3B: 128 experts, of which each token has 8."""
+    experts, depth, features = 128, 2048, 1536
+    return expert_linear_launches(
+        meta(tokens, depth, dtype=dtype),
+        meta(tokens, 8),
+        meta(experts, *((depth, features) if transposed else (features, depth)), dtype=dtype),
+        meta(experts, features, dtype=dtype) if transposed else None,
+        transposed,
+        meta(tokens, 8, features, dtype=dtype),
+        meta(experts + 2, dtype=torch.int32),
+        meta(tokens * 8, dtype=torch.int32),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_linears_of_experts(dtype: torch.dtype, transposed: bool, record_property: Note) -> None:
+    shape = f"{str(dtype)[6:]} {'columns' if transposed else 'rows'}"
+    _, multiply = (
+        fits(launch, record_property, shape) for launch in linears_of_experts(8, dtype, transposed=transposed)
+    )
+    assert ("mma" in multiply.ptx) == (dtype.itemsize == 2)
+
+
+def test_one_machine_code_of_experts_serves_every_width() -> None:
+    codes = [
+        [compile_launch(launch).ptx for launch in linears_of_experts(tokens, torch.bfloat16, transposed=False)]
+        for tokens in (1, 5, 16)
+    ]
     assert all(code == codes[0] for code in codes)
 
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -228,38 +227,6 @@ Tensor packed_embedding(const Tensor& packed, const Tensor& ids) {
   }
   return out;
 }
-
-// Runs all items. OpenMP's threads get runs of about the same cost; the pool's take items as they get to them.
-template <typename Run>
-void share_out(const std::vector<int64_t>& costs, Run run) {
-  if (pool_threads) {
-    parallel_for(0, static_cast<int64_t>(costs.size()), 1, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        run(i);
-      }
-    });
-    return;
-  }
-  const int64_t threads = thread_count();
-  const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
-  std::vector<size_t> ends(threads, costs.size());
-  int64_t spent = 0;
-  for (size_t i = 0, thread = 0; i < costs.size(); ++i) {
-    while (thread + 1 < ends.size() && spent * threads >= all * static_cast<int64_t>(thread + 1)) {
-      ends[thread++] = i;
-    }
-    spent += costs[i];
-  }
-  parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
-    for (size_t i = first ? ends[first - 1] : 0; i < ends[last - 1]; ++i) {
-      run(i);
-    }
-  });
-}
-
-}  // namespace
-
-namespace {
 
 // A node comes after its parent, and one place further on: what is walked from a node on ends at a root.
 void check_parents(const Tensor& parents, const Tensor& positions, int64_t rows, int64_t width) {

@@ -34,6 +34,8 @@ Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
     double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,
     const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents);
+Tensor native_expert_linear(
+    const Tensor& x, const Tensor& experts, const Tensor& weight, const std::optional<Tensor>& bias, bool transposed);
 std::vector<Tensor> native_lora(
     const Tensor& x, const std::vector<Tensor>& outputs, const std::vector<Tensor>& a, const std::vector<Tensor>& b,
     const Tensor& ranks, const Tensor& scales, int64_t first, const Tensor& places);

@@ -3,7 +3,10 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "../kernels/pool.h"
 
@@ -27,6 +30,34 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const Run& run) {
   }
   const auto call = [](const void* of, int64_t first, int64_t last) { (*static_cast<const Run*>(of))(first, last); };
   run_in_pool(pool_threads, begin, end, grain, call, &run);
+}
+
+// Runs all items. OpenMP's threads get runs of about the same cost; the pool's take items as they get to them.
+template <typename Run>
+void share_out(const std::vector<int64_t>& costs, Run run) {
+  if (pool_threads) {
+    parallel_for(0, static_cast<int64_t>(costs.size()), 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        run(i);
+      }
+    });
+    return;
+  }
+  const int64_t threads = thread_count();
+  const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
+  std::vector<size_t> ends(threads, costs.size());
+  int64_t spent = 0;
+  for (size_t i = 0, thread = 0; i < costs.size(); ++i) {
+    while (thread + 1 < ends.size() && spent * threads >= all * static_cast<int64_t>(thread + 1)) {
+      ends[thread++] = i;
+    }
+    spent += costs[i];
+  }
+  parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+    for (size_t i = first ? ends[first - 1] : 0; i < ends[last - 1]; ++i) {
+      run(i);
+    }
+  });
 }
 
 }  // namespace speccompile

@@ -144,6 +144,13 @@ SHIM aoti_torch_cpu_native_attention(
   return AOTI_TORCH_SUCCESS;
 }
 
+SHIM aoti_torch_cpu_native_expert_linear(
+    Handle x, Handle experts, Handle weight, const Handle* bias, int32_t transposed, Handle* out) {
+  const Recorded recorded("speccompile::native_expert_linear");
+  *out = handed_over(native_expert_linear(shared(x), shared(experts), shared(weight), shared_if(bias), transposed));
+  return AOTI_TORCH_SUCCESS;
+}
+
 SHIM aoti_torch_cpu_native_lora(
     Handle x, const Handle* outputs, int64_t linears, const Handle* a, int64_t all_a, const Handle* b, int64_t all_b,
     Handle ranks, Handle scales, int64_t first, Handle places, ...) {
