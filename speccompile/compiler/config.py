@@ -35,7 +35,8 @@ class BuildConfig:
     ``network`` is the mode's own, ``saved`` what is kept of each position to be saved, and ``choice`` is by which
     ``mode="auto"`` came to the mode. ``max_len_reason`` is empty where the caller gave ``max_len``. ``passes`` are the
     user's own. ``state_checkpoints`` are tokens between two checkpoints of recurrent state. ``recurrent`` and
-    ``attends``, whether the target has layers of either kind, are known with the route.
+    ``attends``, whether the target has layers of either kind, are known with the route, and ``experts``, whether it has
+    any, with the captured graph.
     """
 
     mode: Mode
@@ -58,6 +59,7 @@ class BuildConfig:
     state_checkpoints: int | None = None
     recurrent: bool = False
     attends: bool = True
+    experts: bool = False
     adapters: AdapterBuffers | None = None
     ranks: Ranks | None = None
     quantized: QuantizedPacks | None = None

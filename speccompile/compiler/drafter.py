@@ -19,6 +19,7 @@ from speccompile.lowering.backends import Eager, lower
 from speccompile.modes.network.draft_network import DraftNetwork, prefixed
 from speccompile.modes.network.draft_windows import add_wider_bodies, has_windows
 from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.passes.target.choose_experts import has_experts
 from speccompile.utils.progress import task
 from speccompile.utils.storage import Storage
 from speccompile.utils.weight_forms import WeightForms
@@ -85,7 +86,15 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     prefix_names(named, PREFIX, prefixed(layout))
     packs = WeightPacks(WeightForms(network.weights), quantized=config.quantized)
     # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
-    own = replace(config, route=network.route, deterministic=None, network=None, passes=(), adapters=None)
+    own = replace(
+        config,
+        route=network.route,
+        experts=has_experts(named),
+        deterministic=None,
+        network=None,
+        passes=(),
+        adapters=None,
+    )
     first = Stage("capture", "the captured drafter", named.copy(), 0.0)
     outlined, stages = model_pipeline(own, packs).run(named, first)
     prefix_bodies(outlined, PREFIX)

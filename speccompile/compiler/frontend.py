@@ -29,6 +29,7 @@ from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.passes.target.choose_experts import has_experts
 from speccompile.utils.progress import task
 from speccompile.utils.storage import CacheFolder, Storage
 from speccompile.utils.tracer_isolation import module_twin
@@ -95,7 +96,13 @@ def build_stages(
     if config.network is not None:
         drafter = make_drafter(config.network, config, arena.layout, storage if stored else None)
         attach(drafter, captured)
-    config = replace(config, route=observed.route, recurrent=bool(observed.recurrent), attends=bool(observed.kv))
+    config = replace(
+        config,
+        route=observed.route,
+        recurrent=bool(observed.recurrent),
+        attends=bool(observed.kv),
+        experts=has_experts(captured),
+    )
     check_trees(config)
     check_mode(config)
     check_checkpoints(config)

@@ -50,6 +50,7 @@ from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.passes.target.add_adapters import AddAdapters
 from speccompile.passes.target.bound_positions import BoundPositions
 from speccompile.passes.target.choose_attention import ChooseAttention, KeepAttention, NoAttention
+from speccompile.passes.target.choose_experts import ChooseExperts
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
@@ -73,6 +74,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         BoundPositions(),
         attention,
         *[ChooseRecurrence(native)] * config.recurrent,
+        *[ChooseExperts(native)] * config.experts,
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),
         *([PackLinears(packs), JoinLinears()] if native else [KeepLinears()]),
         *[UseStepOps()] * config.kernels.step_ops,

@@ -24,6 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.cache import SlotCache, StepCache
+from speccompile.graph_capture.experts import EXPERTS
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 
 ROUTES: tuple[Route, ...] = ("attention", "eager")
@@ -31,8 +32,6 @@ ROUTES: tuple[Route, ...] = ("attention", "eager")
 IMPLEMENTATION = {"attention": "speccompile", "eager": "eager"}
 # Settings that take the mask as a tensor: the user's own stays, since a family may compute something else by each.
 OWN = ("eager", "sdpa")
-# transformers' experts over all tokens at once: no shape depends on data, no row on another.
-EXPERTS = "batched_mm"
 
 
 @dataclass
@@ -153,7 +152,7 @@ AttentionMaskInterface.register(IMPLEMENTATION["attention"], _recorded_mask)
 
 @contextlib.contextmanager
 def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
-    """``model`` computes attention by ``route`` inside; its own settings are back afterwards."""
+    """``model`` computes attention by ``route`` inside, and experts by our op; its own settings are back afterwards."""
     owned = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in owned if isinstance(config, PreTrainedConfig)}
     before = {

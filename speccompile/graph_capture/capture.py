@@ -23,7 +23,7 @@ from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_o
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import Recurrent, SlotCache
 from speccompile.graph_capture.counted_positions import own_positions
-from speccompile.graph_capture.experts import expert_loops_batched
+from speccompile.graph_capture.experts import experts_captured
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.key_index import share_choices, symbolic_counts
@@ -172,7 +172,7 @@ def _export(
         captured_by(model, observed.route),
         recurrences_captured(model),
         lightning_captured(model),
-        expert_loops_batched(model),
+        experts_captured(model),
         symbolic_counts(model) if observed.index else contextlib.nullcontext(),
         fixed_rotary(model),
         place.followed(),

@@ -1,8 +1,8 @@
-"""Expert loops whose sizes come from data, captured as products over all chosen experts at once.
+"""Mixtures of experts, captured as linears whose weights are those of the chosen experts.
 
-Most families use transformers' common experts, which have such a form (:data:`~.attention.EXPERTS`). A few files have
-loops of their own. While a model is captured, their modules compute here what they compute there: each token by the
-weights of the experts that it chose, which are gathered.
+Most families have transformers' common experts, for which there is an interface, as there is for attention: we register
+an implementation (:data:`EXPERTS`). A few files have loops of their own, whose sizes come from data, or compute all
+experts of every token. While a model is captured, their modules compute the same by the same op.
 """
 
 from __future__ import annotations
@@ -14,18 +14,46 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
+
+#: The name of our implementation in transformers' interface.
+EXPERTS = "speccompile"
+
+expert_linear = torch.ops.speccompile.expert_linear
+
+
+def experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """What a module of experts computes of tokens ``[P, M]``, by the experts ``[P, k]`` that were chosen for each, and
+    their weights. It has the attributes that transformers' ``use_experts_implementation`` declares."""
+    names = ("gate_up_proj" if self.has_gate else "up_proj", "down_proj")
+    (up, up_bias), (down, down_bias) = (
+        (getattr(self, name), getattr(self, f"{name}_bias") if self.has_bias else None) for name in names
+    )
+    inner = expert_linear(hidden_states, top_k_index, up, up_bias, self.is_transposed)
+    inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
+    outputs = expert_linear(inner, top_k_index, down, down_bias, self.is_transposed)
+    if self.has_post_expert_norm:
+        outputs = self.post_expert_norm(outputs)
+    return (outputs * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)
 
 
 @contextlib.contextmanager
-def expert_loops_batched(model: nn.Module) -> Iterator[None]:
-    """The expert loops of ``model``, a twin that nothing else runs, have no sizes from data inside."""
-    loops = [module for module in model.modules() if _forward_of(module) is not None]
-    for module in loops:
+def experts_captured(model: nn.Module) -> Iterator[None]:
+    """Modules of ``model``, a twin that nothing else runs, with loops of their own compute by our op inside."""
+    modules = [module for module in model.modules() if _forward_of(module) is not None]
+    for module in modules:
         module.forward = MethodType(_forward_of(module), module)
     try:
         yield
     finally:
-        for module in loops:
+        for module in modules:
             del module.forward
 
 
@@ -34,21 +62,16 @@ def _forward_of(module: nn.Module) -> Any:
     return FORWARDS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-def _products(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Of weights ``[..., O, I]`` and inputs ``[..., I]``."""
-    return (weights @ inputs[..., None])[..., 0]
-
-
 def _dbrx(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Three weights ``[E * F, M]``, of which the third one is applied the other way around."""
     shape = -1, self.ffn_hidden_size, self.hidden_size
-    gate, up, down = (weight.view(shape)[top_k_index] for weight in (self.mlp.w1, self.mlp.v1, self.mlp.w2))
-    tokens = hidden_states.reshape(-1, 1, self.hidden_size)
-    inner = self.mlp.activation_fn(_products(gate, tokens)) * _products(up, tokens)
-    outputs = _products(down.transpose(-1, -2), inner) * top_k_weights[..., None]
-    return outputs.sum(1).view(hidden_states.shape[0], -1, self.hidden_size)
+    gate, up, down = (weight.view(shape) for weight in (self.mlp.w1, self.mlp.v1, self.mlp.w2))
+    tokens = hidden_states.reshape(-1, self.hidden_size)
+    gated, inner = (expert_linear(tokens, top_k_index, weight, None, False) for weight in (gate, up))
+    outputs = expert_linear(self.mlp.activation_fn(gated) * inner, top_k_index, down, None, True)
+    return (outputs * top_k_weights[..., None]).sum(1).view(hidden_states.shape[0], -1, self.hidden_size)
 
 
 def _longcat(
@@ -58,31 +81,44 @@ def _longcat(
     tokens = hidden_states[:, None]
     outputs = tokens
     if self.gate_up_proj is not None:
-        chosen = top_k_index.clamp(max=self.num_routed_experts - 1)
-        gate, up = _products(self.gate_up_proj[chosen], tokens).chunk(2, dim=-1)
-        routed = _products(self.down_proj[chosen], self.act_fn(gate) * up)
+        weight = self.gate_up_proj[: self.num_routed_experts]
+        gate, up = expert_linear(hidden_states, top_k_index, weight, None, False).chunk(2, dim=-1)
+        routed = expert_linear(self.act_fn(gate) * up, top_k_index, self.down_proj, None, False)
         outputs = torch.where((top_k_index < self.num_routed_experts)[..., None], routed, tokens)
     return (outputs * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
+
+
+def _llama4(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs are scaled by the experts' scores, which are 0 for all but the chosen ones."""
+    tokens = hidden_states.reshape(-1, self.hidden_dim)
+    scores, logits = self.router(tokens)
+    values, chosen = scores.topk(self.top_k, dim=1)
+    of = self.experts
+    gate, up = expert_linear(tokens[:, None] * values[..., None], chosen, of.gate_up_proj, None, True).chunk(2, dim=-1)
+    outputs = expert_linear(up * of.act_fn(gate), chosen, of.down_proj, None, True)
+    return self.shared_expert(tokens) + outputs.sum(1), logits
 
 
 def _jetmoe_gating(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Choices stay in the order of tokens, where transformers sorts them by expert. Instead of the number of tokens of
     each expert, :func:`_jetmoe_experts` receives the expert of each choice."""
     logits = self.layer(hidden_states).float()
-    values, experts = logits.topk(self.top_k, dim=1)
+    values, chosen = logits.topk(self.top_k, dim=1)
     gates = torch.softmax(values, dim=1).type_as(hidden_states)
-    order = torch.arange(experts.shape[0] * self.top_k, device=experts.device)
-    return order, order // self.top_k, gates.flatten(), experts.flatten(), logits
+    order = torch.arange(chosen.shape[0] * self.top_k, device=chosen.device)
+    return order, order // self.top_k, gates.flatten(), chosen.flatten(), logits
 
 
-def _jetmoe_experts(self: Any, inputs: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    return _products(self.weight[experts], inputs)
+def _jetmoe_experts(self: Any, inputs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    outputs: torch.Tensor = expert_linear(inputs, chosen[:, None], self.weight, None, False)[:, 0]
+    return outputs
 
 
 #: By the name of transformers' class.
 FORWARDS: dict[str, Callable[..., Any]] = {
     "DbrxExperts": _dbrx,
     "LongcatFlashExperts": _longcat,
+    "Llama4TextMoe": _llama4,
     "JetMoeTopKGating": _jetmoe_gating,
     "JetMoeParallelExperts": _jetmoe_experts,
 }

@@ -23,6 +23,7 @@ PRODUCTS = frozenset(
         aten.scaled_dot_product_attention.default,
         ops.attention.default,
         ops.attention_fixed_order.default,
+        ops.expert_linear.default,
     }
 )
 

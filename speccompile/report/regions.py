@@ -49,8 +49,10 @@ OF_FACTS: dict[Region, frozenset[str]] = {
     "other": frozenset({"hidden_saved", "saved_marked", "tapped", "taps_marked"}),
 }
 
-#: Linears that are packed for the C++ ops.
-_PACKED = frozenset(op._schema.name.partition("::")[2] for form in FORMS.values() for op in (form.linear, form.linears))
+#: Linears that are C++ ops.
+_LINEARS = frozenset(
+    op._schema.name.partition("::")[2] for form in FORMS.values() for op in (form.linear, form.linears)
+) | {"native_expert_linear"}
 #: What adapters add to linears.
 _ADAPTERS = frozenset({"lora", "native_lora"})
 #: What of an op's name says that it mixes the tokens of a sequence.
@@ -88,7 +90,7 @@ def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region]) -> dict[f
 
 def is_linear(node: fx.Node) -> bool:
     """Whether it multiplies by a weight."""
-    return is_ours(node, _PACKED) or (node.target in PRODUCTS and not is_mixer(node))
+    return is_ours(node, _LINEARS) or (node.target in PRODUCTS and not is_mixer(node))
 
 
 def is_mixer(node: fx.Node) -> bool:

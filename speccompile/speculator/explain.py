@@ -9,6 +9,7 @@ from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
 from speccompile.hidden_states.options import FINAL
 from speccompile.lowering.collective_list import collectives_called
+from speccompile.passes.target.choose_experts import ChooseExperts
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
@@ -58,6 +59,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         **_ranks(config, build),
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_weights(build),
+        **_experts(build),
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
         **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
@@ -95,6 +97,10 @@ def _weights(build: Build) -> dict[str, str]:
         lines.append(f"{others} packed, a second copy of {left:.1f} MiB beside the model's own {own:.1f} MiB")
     saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not packs.rounds else ""
     return {"weights": "; ".join(lines) + saves}
+
+
+def _experts(build: Build) -> dict[str, str]:
+    return {"experts": build.model[ChooseExperts.name].note} if ChooseExperts.name in build.model else {}
 
 
 def _adapters(build: Build, engine: Engine) -> dict[str, str]:

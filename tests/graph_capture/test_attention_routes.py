@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speccompile.graph_capture.attention import ROUTES, Route, Running, captured_by, running
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
+from speccompile.graph_capture.experts import EXPERTS
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.tools.families.tiny import causal_lm_families, tiny_model
 from support.tiny import tiny_llama
@@ -76,7 +77,7 @@ def test_all_configs_are_set_inside_and_as_before_afterwards(
         if fails:
             raise KeyError("the forward fell over")
     assert inside.keys() == before.keys()
-    assert {(attention, experts) for _, attention, experts in inside.values()} == {(name, "batched_mm") for name in own}
+    assert {(attention, experts) for _, attention, experts in inside.values()} == {(name, EXPERTS) for name in own}
     assert settings(vision) == before
     assert ALL_MASK_ATTENTION_FUNCTIONS["eager"] is masking_utils.eager_mask
 
@@ -97,12 +98,12 @@ def test_only_the_eager_route_replaces_masks_and_only_inside() -> None:
     torch.testing.assert_close(eager, usual)
 
 
-def test_experts_run_as_batched_products_inside_alone() -> None:
+def test_experts_run_by_our_implementation_inside_alone() -> None:
     model = family("mixtral")
     before = model.config._experts_implementation
     with captured_by(model, "attention"):
-        assert model.config._experts_implementation == "batched_mm"
-    assert model.config._experts_implementation == before != "batched_mm"
+        assert model.config._experts_implementation == EXPERTS
+    assert model.config._experts_implementation == before != EXPERTS
 
 
 def test_the_innermost_run_is_the_one_that_counts() -> None:

@@ -21,8 +21,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from speccompile.errors import InvalidHead, error_line
 from speccompile.graph.state import KVShape
 from speccompile.graph.step_graph import Route
-from speccompile.graph_capture.attention import EXPERTS, IMPLEMENTATION, Running, running
+from speccompile.graph_capture.attention import IMPLEMENTATION, Running, running
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
+from speccompile.graph_capture.experts import EXPERTS
 from speccompile.graph_capture.masks import Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.modes.mtp.variants import DEEPSEEK, VARIANTS, MtpVariant
