@@ -14,10 +14,14 @@ from speccompile.cli.models import tiny_model
 from speccompile.heads import save_eagle3
 
 
-def test_a_small_run_serves_each_request_by_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_run_serves_each_request_by_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tiny model's tokens are bytes: a head that learns from whole logs takes its time.
+    monkeypatch.setattr(online, "LOG_LINES", 1)
     save_eagle3(random_head(tiny_model(), None), tmp_path / "head")
     files = {"json_file": tmp_path / "out.json", "plot_file": tmp_path / "plot.svg"}
-    sizes = {"requests": 4, "new_tokens": 12, "draft_len": 2, "window": 1, "max_len": 2048, "backend": "eager"}
+    sizes = {"requests": 4, "new_tokens": 12, "draft_len": 2, "window": 1, "max_len": 512, "backend": "eager"}
     learn = ["share=0.5", "judge_every=1", "judge_tokens=8"]
     online.main(head=tmp_path / "head", model="tiny", idle=0.2, learn=learn, **sizes, **files)
     shown = capsys.readouterr().out

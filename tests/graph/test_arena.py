@@ -199,14 +199,18 @@ def test_fingerprint_shows_a_tensor_that_moved(spec: Speculator, seen: dict[str,
 
 
 def test_a_thousand_swaps_move_nothing(spec: Speculator, seen: dict[str, tuple[torch.Tensor, ...]]) -> None:
-    """Tiers and row counts change, requests come and go, KV is copied from slot to slot."""
+    """Tiers and row counts change, requests come and go, KV is copied from slot to slot.
+
+    A step of the eager backend takes three times as long and holds the same tensors: it has fewer of them.
+    """
+    swaps = 250 if spec.backend.name == "eager" else 1000
     run_everything(spec)
     engine, arena = spec.engine, spec.arena
     spec.stats.reset()
     tensors = dict(arena)
     fingerprint = arena.fingerprint()
     rng = random.Random(0)
-    for swap in range(1000):
+    for swap in range(swaps):
         if engine.running and rng.random() < 0.1:
             rng.choice(engine.running).cancel()
         while len(engine.running) < rng.randint(1, 2):
@@ -218,8 +222,8 @@ def test_a_thousand_swaps_move_nothing(spec: Speculator, seen: dict[str, tuple[t
         assert engine.tier.draft_len != before.draft_len
         if swap % 100 == 0:
             assert arena.fingerprint() == fingerprint
-    assert min(spec.stats.rows_steps[rows] for rows in (1, 2)) > 100
-    assert spec.stats.reused_tokens > 1000
+    assert min(spec.stats.rows_steps[rows] for rows in (1, 2)) > swaps / 10
+    assert spec.stats.reused_tokens > swaps
     assert arena.fingerprint() == fingerprint
     assert list(arena) == list(tensors)
     assert all(arena[name] is tensor for name, tensor in tensors.items())

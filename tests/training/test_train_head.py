@@ -9,6 +9,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,20 +238,22 @@ def test_minutes_end_a_training_that_the_same_call_continues(
     assert found.finished and same(one_epoch.folder / last, tmp_path / last)
 
 
-def test_slices_write_the_same_head_as_a_training_in_one_go(
-    model: LlamaForCausalLM, texts: Path, one_epoch: TrainedHead, tmp_path: Path
-) -> None:
+def test_slices_write_the_same_head_as_a_training_in_one_go(model: LlamaForCausalLM, tmp_path: Path) -> None:
     """They end between the evaluations, and judge nothing there."""
-    options = {"epochs": 1, "eval_every": 5}
+    texts = write_texts(tmp_path / "texts", model, greedy_texts(model, 88))
+    options = quick(epochs=1, eval_every=2)
+    whole = train_head(model, texts, tmp_path / "whole", options, progress=False)
+    # Slices end between two evaluations, at one, and at the end.
+    assert whole.steps > 3 and 2 in whole.curve and not {1, 3} & set(whole.curve)
     steps: list[int] = []
-    while not steps or steps[-1] < one_epoch.steps:
-        found = train_head(model, texts, tmp_path, quick(**options, minutes=0), progress=False)
+    while not steps or steps[-1] < whole.steps:
+        found = train_head(model, texts, tmp_path / "parts", replace(options, minutes=0), progress=False)
         steps.append(found.step)
-        assert found.curve.items() <= one_epoch.curve.items()
-    assert steps == list(range(1, one_epoch.steps + 1))
-    assert found.curve == one_epoch.curve and found.acceptance == one_epoch.acceptance
-    assert same(tmp_path, one_epoch.folder)
-    assert (tmp_path / "training.json").read_text() == (one_epoch.folder / "training.json").read_text()
+        assert found.curve.items() <= whole.curve.items()
+    assert steps == list(range(1, whole.steps + 1))
+    assert found.curve == whole.curve and found.acceptance == whole.acceptance
+    assert same(whole.folder, found.folder)
+    assert (whole.folder / "training.json").read_text() == (found.folder / "training.json").read_text()
 
 
 def train_two_epochs(texts: Path, folder: Path) -> None:
