@@ -15,7 +15,8 @@ from speccompile import pretrained
 from speccompile.errors import UnsupportedCheckpoint
 from speccompile.quantized.models import load_dequantized
 from support.errors import raises
-from support.quantized_folders import LAYOUTS, Tensors, write_folder
+from support.quantized_checkpoints import FORMATS, written
+from support.quantized_folders import Tensors, write_folder
 from support.quantized_gguf import write_gguf
 from support.tiny import tiny_llama
 
@@ -28,16 +29,7 @@ def text(model: PreTrainedModel) -> list[int]:
     return tokens
 
 
-def written(name: str, folder: Path) -> tuple[Path, PreTrainedModel]:
-    """A checkpoint, and what transformers or the published formula makes of it."""
-    if name in LAYOUTS:
-        return folder, write_folder(tiny_llama(), folder, name)
-    path = folder / "model.gguf"
-    write_gguf(tiny_llama(hidden=256, vocab=128), path, lambda tensor: Kind.Q6_K if "ffn" in tensor else Kind.Q4_K)
-    return path, AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("name", ["gguf", *LAYOUTS])
+@pytest.mark.parametrize("name", FORMATS)
 def test_the_text_is_that_of_transformers_over_dequantised_weights(name: str, tmp_path: Path) -> None:
     path, reference = written(name, tmp_path)
     model = load_dequantized(path)
@@ -48,7 +40,7 @@ def test_the_text_is_that_of_transformers_over_dequantised_weights(name: str, tm
         assert spec.generate(PROMPT, max_new_tokens=24)[0].tolist() == text(reference)
 
 
-@pytest.mark.parametrize("name", ["gguf", *LAYOUTS])
+@pytest.mark.parametrize("name", FORMATS)
 def test_quantised_weights_of_the_model_take_no_memory(name: str, tmp_path: Path) -> None:
     path, reference = written(name, tmp_path)
     model, weights = pretrained.load_quantized(path)
