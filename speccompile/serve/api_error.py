@@ -49,9 +49,11 @@ class ApiError(Exception):
         return named.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        """The answer, with the headers of its status."""
         own = {429: {"Retry-After": str(RETRY_SECONDS)}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status, {})
         return JSONResponse(self.body(), self.status, {**own, **(headers or {})})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
@@ -116,14 +117,21 @@ def _of_validation(error: ValidationError, kind: type[BaseModel], body: Mapping[
     if "param" in context:
         param = _joined(param, context["param"])
     if unknown:
-        known = f"; these are known: {', '.join(sorted(kind.model_fields))}" if len(place) == 1 else ""
-        return ApiError(f"{param}: unknown field{known}", param=param, code="unknown_field")
+        return ApiError(f"{param}: unknown field{_known(place, kind)}", param=param, code="unknown_field")
     if first["type"] == "missing":
         param = _joined(param, str(place[-1]))
         return ApiError(f"{param}: the field is missing", param=param, code="missing_field")
     reason = first["msg"].removeprefix("Value error, ")
     got = "" if "param" in context else f"; got {shown(first['input'])}"
     return ApiError(f"{param}: {reason}{got}", param=param, code="invalid_value")
+
+
+def _known(place: tuple[int | str, ...], kind: type[BaseModel]) -> str:
+    """The field that may have been meant by an unknown one of the body, else all fields."""
+    if len(place) > 1:
+        return ""
+    close = difflib.get_close_matches(str(place[0]), kind.model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; these are known: {', '.join(sorted(kind.model_fields))}"
 
 
 def _path(place: tuple[int | str, ...], value: Any) -> str:

@@ -48,6 +48,8 @@ def _prompt(value: Any) -> Any:
 
 
 class StreamOptions(Fields):
+    """``stream_options`` of completions and chats."""
+
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
     # vLLM's name: each chunk has the usage up to it.
@@ -55,6 +57,8 @@ class StreamOptions(Fields):
 
 
 class JsonSchema(Fields):
+    """``json_schema`` of a response format."""
+
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
@@ -193,6 +197,8 @@ def _arguments(value: str) -> str:
 
 
 class CalledFunction(Fields):
+    """The function of a tool call in a message."""
+
     name: str
     arguments: Annotated[str, AfterValidator(_arguments)]
 
@@ -206,6 +212,8 @@ class ToolCall(Fields):
 
 
 class Message(Fields):
+    """A message of a chat."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None

@@ -21,6 +21,8 @@ class TokenLogprob:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], vocabulary: Vocabulary) -> list[ChatCompletionTokenLogprob]:
+    """Log-probabilities as chats have them."""
+
     def shown(token: int, logprob: float) -> TopLogprob:
         return TopLogprob(
             token=vocabulary.text_of(token), bytes=list(vocabulary.bytes_of(token)), logprob=max(logprob, -9999.0)
@@ -47,6 +49,7 @@ class CompletionLogprobs:
     _offset: int = field(default=0, init=False)
 
     def add(self, entries: Sequence[TokenLogprob]) -> Logprobs:
+        """The next tokens' log-probabilities as completions have them; offsets continue those before."""
         texts = [self.vocabulary.text_of(entry.token) for entry in entries]
         offsets = []
         for text in texts:

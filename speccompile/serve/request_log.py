@@ -35,6 +35,7 @@ class Note:
     started: float = field(default_factory=time.perf_counter)
 
     def line(self, method: str, path: str, status: int) -> str:
+        """The log's line of a request."""
         # Quoted: a path may have line breaks.
         parts = [f"{method} {quote(path, safe='/:')} {status}", f"{time.perf_counter() - self.started:.3f} s"]
         if self.error is not None:

@@ -54,11 +54,15 @@ class TextFormat(Fields):
 
 
 class TextOptions(Fields):
+    """``text`` of a response."""
+
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ResponsesStreamOptions(Fields):
+    """``stream_options`` of a response."""
+
     include_obfuscation: Literal[False] = False
 
 

@@ -19,6 +19,7 @@ log = logging.getLogger("speccompile.serve")
 
 
 def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -85,6 +85,7 @@ class Service:
 
     @property
     def engine(self) -> Engine:
+        """The engine that runs all requests."""
         return self.spec.engine
 
     @property
@@ -94,10 +95,12 @@ class Service:
 
     @property
     def max_len(self) -> int:
+        """Most tokens of a sequence."""
         return self.engine.arena.layout.max_len
 
     @property
     def is_alive(self) -> bool:
+        """Whether the engine is open and its last steps did not all fail."""
         return not self.engine.closed and self.engine.failures < _MOST_FAILURES
 
     def close(self) -> None:

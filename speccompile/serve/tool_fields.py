@@ -10,6 +10,8 @@ from speccompile.serve.base_fields import Fields
 
 
 class Function(Fields):
+    """The function of a tool."""
+
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -17,6 +19,8 @@ class Function(Fields):
 
 
 class Tool(Fields):
+    """A tool that the model may call."""
+
     type: Literal["function"]
     function: Function
 
@@ -26,6 +30,8 @@ class _Named(Fields):
 
 
 class NamedToolChoice(Fields):
+    """The tool that has to be called."""
+
     type: Literal["function"]
     function: _Named
 

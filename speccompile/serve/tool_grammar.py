@@ -54,10 +54,12 @@ class ToolGrammar:
     parallel: bool
 
     def as_text(self) -> str:
+        """JSON, for the process that compiles guides."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def of_text(text: str) -> ToolGrammar:
+        """The grammar of :meth:`as_text`."""
         given = json.loads(text)
         tools = tuple((name, schema) for name, schema in given["tools"])
         return ToolGrammar(tools, CallSyntax(**given["syntax"]), given["required"], given["parallel"])

@@ -63,6 +63,7 @@ def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]
 
 
 def syntax(tokenizer: PreTrainedTokenizerBase) -> CallSyntax:
+    """How the model's chat template writes calls."""
     template: Any = tokenizer.chat_template
     # Some tokenizers have several templates by name.
     return syntax_of(template if isinstance(template, str) else "".join(template.values()))
@@ -77,6 +78,7 @@ class Call:
     complete: bool = False
 
     def whole(self) -> ChatCompletionMessageFunctionToolCall:
+        """The call as an answer that is not streamed has it."""
         function = CalledFunction(name=self.name, arguments=self.arguments)
         return ChatCompletionMessageFunctionToolCall(id=_new_id(), type="function", function=function)
 

@@ -42,9 +42,14 @@ def usage_of(
 
 
 def speculation_of(requests: Sequence[Request]) -> dict[str, Any]:
-    """``metrics`` of a response. The names are vLLM's (``--per-request-spec-decode-metrics``), but for
-    ``proposed_at`` and ``accepted_at``: draft tokens by position, those that the target judged and those that it
-    accepted."""
+    """``metrics`` of a response.
+
+    Names and meanings are vLLM's (``--per-request-spec-decode-metrics``, docs/features/speculative_decoding/
+    acceptance_metrics.md), whose verification steps are those with a draft: ``mean_acceptance_length`` is 1 + accepted
+    drafts / such steps, 1.0 without any. The other names are this package's: ``acceptance_length`` is the mean number
+    of emitted tokens over all steps, those without a draft included; ``proposed_at`` and ``accepted_at`` are draft
+    tokens by position, those that the target judged and those that it accepted.
+    """
     stats = [request.stats for request in requests]
     steps, emitted = sum(item.row_steps for item in stats), sum(item.emitted_tokens for item in stats)
     drafts, accepted = sum(item.draft_tokens for item in stats), sum(item.accepted_tokens for item in stats)
@@ -55,13 +60,14 @@ def speculation_of(requests: Sequence[Request]) -> dict[str, Any]:
     histogram = [more - less for more, less in pairwise(at_least)]
     return {
         "speculative_decoding": {
-            "mean_acceptance_length": emitted / steps if steps else 0.0,
+            "mean_acceptance_length": 1 + accepted / drafted if drafted else 1.0,
             "draft_acceptance_rate": accepted / drafts if drafts else 0.0,
             "acceptance_histogram": histogram,
             "num_spec_steps": drafted,
             "num_accepted_draft_tokens": accepted,
             "num_draft_tokens": drafts,
             "num_spec_tokens": len(proposed_at),
+            "acceptance_length": emitted / steps if steps else 0.0,
             "proposed_at": proposed_at,
             "accepted_at": accepted_at,
         }

@@ -254,4 +254,7 @@ def test_metrics_of_a_response_agree_with_one_another(client: Client) -> None:
     histogram = found["acceptance_histogram"]
     assert sum(histogram) == found["num_spec_steps"]
     assert sum(index * count for index, count in enumerate(histogram)) == found["num_accepted_draft_tokens"]
-    assert found["mean_acceptance_length"] > 1
+    assert found["mean_acceptance_length"] == 1 + found["num_accepted_draft_tokens"] / found["num_spec_steps"]
+    assert 1 < found["acceptance_length"] <= found["mean_acceptance_length"]
+    none = client.complete(PROMPT, max_tokens=8, num_draft_tokens=0)["metrics"]["speculative_decoding"]
+    assert (none["num_spec_steps"], none["mean_acceptance_length"], none["acceptance_length"]) == (0, 1.0, 1.0)

@@ -39,7 +39,7 @@ def test_the_text_is_the_same_and_more_drafts_are_accepted(client: Client, path:
     wrong = ask("the end", **LETTERS, **predicted("ab" * 90))
     parts = ask("the end", **LETTERS, **predicted([{"type": "text", "text": text}]))
     assert text_of(right) == text_of(wrong) == text_of(parts) == text
-    lengths = [answer["metrics"]["speculative_decoding"]["mean_acceptance_length"] for answer in (right, plain)]
+    lengths = [answer["metrics"]["speculative_decoding"]["acceptance_length"] for answer in (right, plain)]
     assert lengths[0] > lengths[1]
     counts = [answer["usage"]["completion_tokens_details"] for answer in (right, parts, wrong)]
     assert counts[0]["accepted_prediction_tokens"] > 30 and counts[0] == counts[1]

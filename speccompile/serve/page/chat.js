@@ -72,7 +72,7 @@ function addStep(steps, sources) {
 
 function facts(usage, metrics, seconds) {
   const speculation = metrics.speculative_decoding;
-  const length = speculation.mean_acceptance_length;
+  const length = speculation.acceptance_length;
   const parts = [
     `${usage.completion_tokens} tokens`,
     `${(usage.completion_tokens / seconds).toFixed(1)} tokens/s`,
