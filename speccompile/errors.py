@@ -350,6 +350,12 @@ class NothingMatched(PassError):
     )
 
 
+class UnknownValue(PassError):
+    """A pass reads a value of the graph that no pass before it has named."""
+
+    template = "the graph has no value {name!r} here. Values here: {available}."
+
+
 class PassFailed(PassError):
     """A pass of the user's own raised; ``reason`` is its own error."""
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import fx
 
-from speccompile.errors import PassError
+from speccompile.errors import PassError, UnknownValue
 from speccompile.graph.body import Body
 from speccompile.graph.fakes import fake
 from speccompile.graph.port import Port
@@ -29,11 +29,23 @@ SIZE_OPERATORS = frozenset(
 Route = Literal["attention", "eager"]
 
 
+class Values(dict[str, fx.Node]):
+    """Nodes by the names that passes gave them.
+
+    Raises:
+        UnknownValue: by ``values[name]``, no pass so far has named it.
+    """
+
+    def __missing__(self, name: str) -> fx.Node:
+        raise UnknownValue(name=name, available=", ".join(sorted(self)) or "none")
+
+
 class TracedProcessor(Protocol):
     """A logits processor of the user as a traced function: :class:`speccompile.sampling.user.UserProcessor`."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Of the processor's class, or function."""
 
     @property
     def function(self) -> Callable[..., torch.Tensor]:
@@ -56,6 +68,7 @@ class Anchors:
     lm_head: fx.Node
 
     def mapped(self, translate: Callable[[fx.Node], fx.Node]) -> Anchors:
+        """The same places after each node was replaced by ``translate(node)``."""
         return Anchors(
             translate(self.tokens),
             translate(self.positions),
@@ -87,7 +100,7 @@ class StepGraph:
     device: torch.device
     sizes: Mapping[str, int]
     facts: set[str] = field(default_factory=set)
-    values: dict[str, fx.Node] = field(default_factory=dict)
+    values: Values = field(default_factory=Values)
     bodies: dict[str, Body] = field(default_factory=dict)
     tracer: Tracer = field(default_factory=Tracer, repr=False)
     route: Route = "attention"
@@ -113,7 +126,7 @@ class StepGraph:
             sizes=dict(self.sizes),
             route=self.route,
             facts=set(self.facts),
-            values={name: node_map[node] for name, node in self.values.items()},
+            values=Values((name, node_map[node]) for name, node in self.values.items()),
             bodies=dict(self.bodies),
             tracer=self.tracer,
             logits_processors=self.logits_processors,
@@ -124,6 +137,7 @@ class StepGraph:
 
     @property
     def placeholders(self) -> list[fx.Node]:
+        """The nodes of the ports, in the order in which ``step`` receives them."""
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     @property
@@ -140,6 +154,7 @@ class StepGraph:
 
     @property
     def output(self) -> fx.Node:
+        """The node that returns the outputs."""
         return self.graph.output_node()
 
     def op_counts(self) -> dict[str, int]:
@@ -262,6 +277,7 @@ class StepGraph:
         node._rename(name)
 
     def set_outputs(self, *nodes: fx.Node) -> None:
+        """Return ``nodes``, and nothing else."""
         self.output.args = (tuple(nodes),)
 
     def remove_dead_code(self, keep: Collection[fx.Node] = ()) -> None:
@@ -276,7 +292,7 @@ class StepGraph:
                 del self.ports[node.name]
         live = set(self.graph.nodes)
         self.anchors.start = next(node for node in from_start if node in live)
-        self.values = {name: node for name, node in self.values.items() if node in live}
+        self.values = Values((name, node) for name, node in self.values.items() if node in live)
 
     # --- shapes ----------------------------------------------------------------------------------
 

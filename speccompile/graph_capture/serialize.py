@@ -15,7 +15,7 @@ from speccompile.errors import CaptureError
 from speccompile.graph.port import Port
 from speccompile.graph.stage import CAPTURE
 from speccompile.graph.state import Layout
-from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, StepGraph
+from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, StepGraph, Values
 from speccompile.graph_capture.capture import constant_port, input_ports, weight_port
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.model_info import named_tensors
@@ -84,7 +84,7 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
         sizes=data["sizes"],
         route=data["route"],
         facts=set(data["facts"]),
-        values={name: nodes[node] for name, node in data["values"].items()},
+        values=Values((name, nodes[node]) for name, node in data["values"].items()),
     )
     step.propagate()
     return step

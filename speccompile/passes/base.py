@@ -55,10 +55,12 @@ class Pass(ABC):
 
     @property
     def anchors_after(self) -> tuple[str, ...]:
+        """The names in ``after``, as a tuple."""
         return (self.after,) if isinstance(self.after, str) else self.after
 
     @property
     def anchors_before(self) -> tuple[str, ...]:
+        """The names in ``before``, as a tuple."""
         return (self.before,) if isinstance(self.before, str) else self.before
 
     @property

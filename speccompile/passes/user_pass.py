@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import keyword
+import os
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import sympy
 import torch
 from torch import fx
 
-from speccompile.errors import PassFailed, SpecCompileError, VerifierError, error_line
+from speccompile.errors import PassFailed, SpecCompileError, UnknownValue, VerifierError, error_line
 from speccompile.graph.state import SIZES, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import state_writes
 from speccompile.passes.base import Changes, Pass
+from speccompile.passes.values import NAMED_BY
+from speccompile.utils.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
 T = TypeVar("T")
+
+#: Of torch and of this package.
+_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def run_user_pass(item: Pass, graph: StepGraph) -> Changes:
@@ -69,10 +78,40 @@ def _problem_of(spec: StateSpec) -> str:
 def _call(item: Pass, function: Callable[[], T]) -> T:
     try:
         return function()
+    except UnknownValue as error:
+        raise PassFailed(name=item.name, reason=f"{error} {_where_named(str(error.fields['name']))}") from error
     except SpecCompileError as error:
-        raise PassFailed(name=item.name, reason=str(error)) from error
+        raise PassFailed(name=item.name, reason=str(error).rstrip(".")) from error
+    except DataDependentOutputException as error:
+        reason = (
+            f"{_line_of_user(error)} reads the value of a tensor in Python (an `if`, a loop, int(), .item()), and the "
+            "pass runs before there are values: choose by torch.where, and compare tensors"
+        )
+        raise PassFailed(name=item.name, reason=reason) from error
+    except DynamicOutputShapeException as error:
+        reason = (
+            f"{_line_of_user(error)} computes a tensor whose size depends on values ({error.func}), and shapes of a "
+            "step are fixed: choose by torch.where"
+        )
+        raise PassFailed(name=item.name, reason=reason) from error
     except Exception as error:
         raise PassFailed(name=item.name, reason=error_line(error)) from error
+
+
+def _where_named(value: str) -> str:
+    """What to do about a value that the graph does not have, for the end of a sentence."""
+    if value not in NAMED_BY:
+        close = difflib.get_close_matches(value, NAMED_BY, n=1)
+        return f"Did you mean {close[0]!r}?" if close else "docs/architecture/passes.md lists all values"
+    *others, last = (repr(name) for name in NAMED_BY[value])
+    passes = f"{', '.join(others)} or {last}" if others else last
+    return f"Pass {passes} names it, if the pipeline has that pass: set after to it"
+
+
+def _line_of_user(error: Exception) -> str:
+    """``file:line (source)`` of the last line in ``error``'s traceback that is neither torch's nor of this package."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_FOLDERS)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "it"
 
 
 def _check_writes(item: Pass, before: dict[fx.Node, set[str]], after: dict[fx.Node, set[str]]) -> None:

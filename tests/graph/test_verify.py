@@ -13,7 +13,7 @@ from speccompile.errors import VerifierError
 from speccompile.graph.body import Body
 from speccompile.graph.port import Port
 from speccompile.graph.state import N, StateSpec, resolve_layout
-from speccompile.graph.step_graph import Anchors, StepGraph
+from speccompile.graph.step_graph import Anchors, StepGraph, Values
 from speccompile.graph.verify import verify, written
 from support.errors import raises
 
@@ -37,7 +37,7 @@ def good_graph() -> StepGraph:
         "seen": Port("seen", "state", (5, 3), torch.float32, CPU),
     }
     anchors = Anchors(x, rows, logits, [logits], logits, logits)
-    step = StepGraph(graph, ports, anchors, layout, CPU, sizes={"B": 2}, values={"logits": logits})
+    step = StepGraph(graph, ports, anchors, layout, CPU, sizes={"B": 2}, values=Values(logits=logits))
     step.propagate()
     return step
 

@@ -20,6 +20,7 @@ from speccompile.graph.state import N, S
 from speccompile.graph.verify import state_writes
 from speccompile.heads import Eagle3Head
 from speccompile.passes import Changes, Pass, StateSpec, StepGraph, facts
+from speccompile.passes.values import NAMED_BY
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises as refuses
 from support.plans import planned
@@ -82,6 +83,16 @@ def test_its_stage_is_printed_and_runs(spec: Speculator) -> None:
     assert names.index("record_entropy") == names.index("verify_inputs") + 1
     assert "entropy" in stage.diff and "special_entr" in stage.python
     stage.call(*stage.make_inputs())
+
+
+def test_values_are_named_by_the_passes_that_messages_give(spec: Speculator) -> None:
+    graphs = [
+        tier.stages["commit"].graph for tier in [*spec.engine.tiers.values(), *spec.engine.prefill_tiers.values()]
+    ]
+    made = {(name, node.meta.get("pass")) for graph in graphs for name, node in graph.values.items()}
+    assert {"row_accepted", "last_index", "drafts"} <= {name for name, _ in made}
+    # The slots of a tier of all rows are the state itself, which no pass computes.
+    assert not [pair for pair in made if pair[1] not in (*NAMED_BY.get(pair[0], ("logits",)), "capture", None)]
 
 
 def test_it_is_stored_by_its_code_and_its_fields(
@@ -248,6 +259,26 @@ def takes_a_weights_name(self: Pass, graph: StepGraph) -> Changes:
     return Changes(1)
 
 
+def reads_too_early(self: Pass, graph: StepGraph) -> Changes:
+    graph.insert(torch.neg, graph.values["row_accepted"])
+    return Changes(1)
+
+
+def reads_a_misspelt_value(self: Pass, graph: StepGraph) -> Changes:
+    graph.insert(torch.neg, graph.values["accepted_row"])
+    return Changes(1)
+
+
+def decides_on_a_value(self: Pass, graph: StepGraph) -> Changes:
+    graph.insert(lambda seen: seen.add_(1) if seen.sum() > 0 else seen, graph.state("seen"))
+    return Changes(1)
+
+
+def computes_a_size(self: Pass, graph: StepGraph) -> Changes:
+    graph.insert(lambda seen: seen[seen > 0], graph.state("seen"))
+    return Changes(1)
+
+
 FAULTS: list[tuple[Any, type[Exception], str]] = [
     (writes_length, VerifierError, "it writes the state tensor 'length', which it does not declare"),
     (writes_length_by_a_keyword, VerifierError, "it writes the state tensor 'length', which it does not declare"),
@@ -257,6 +288,10 @@ FAULTS: list[tuple[Any, type[Exception], str]] = [
     (knows_no_state, PassFailed, "no state tensor 'unheard_of'"),
     (takes_a_weights_name, PassFailed, "the state 'model_norm_weight' has the name of a weight"),
     (lambda self, graph: None, PassFailed, "has to return Changes"),
+    (reads_too_early, PassFailed, "no value 'row_accepted' here. Values here: logits, slots. Pass 'greedy_accept'"),
+    (reads_a_misspelt_value, PassFailed, "Did you mean 'row_accepted'?"),
+    (decides_on_a_value, PassFailed, "(graph.insert(lambda seen: seen.add_(1) if seen.sum() > 0 else seen, "),
+    (computes_a_size, PassFailed, "size depends on values (aten.nonzero"),
 ]
 
 

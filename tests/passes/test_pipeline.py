@@ -16,7 +16,7 @@ import speccompile
 from speccompile.errors import InvalidatedFact, MissingFact, NothingMatched, PassOrderError, UnknownStage, VerifierError
 from speccompile.graph.port import Port
 from speccompile.graph.state import resolve_layout
-from speccompile.graph.step_graph import Anchors, StepGraph
+from speccompile.graph.step_graph import Anchors, StepGraph, Values
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.pipeline import Pipeline
 from speccompile.speculator.speculator import Speculator
@@ -33,7 +33,7 @@ def small_graph() -> StepGraph:
     graph.output((logits,))
     ports = {"x": Port("x", "input", (2, 3), torch.float32, torch.device("cpu"))}
     anchors = Anchors(x, x, logits, [logits], logits, logits)
-    step = StepGraph(graph, ports, anchors, layout, torch.device("cpu"), {}, {"start"}, {"logits": logits})
+    step = StepGraph(graph, ports, anchors, layout, torch.device("cpu"), {}, {"start"}, Values(logits=logits))
     step.propagate()
     return step
 

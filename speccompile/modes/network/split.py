@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.errors import PassError
-from speccompile.graph.step_graph import Anchors, StepGraph
+from speccompile.graph.step_graph import Anchors, StepGraph, Values
 from speccompile.modes.network.passes import forward_drafter
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
@@ -131,7 +131,7 @@ class DropTarget(Pass):
         for node in reversed(dropped):
             graph.graph.erase_node(node)
         live = set(graph.graph.nodes)
-        graph.values = {name: node for name, node in graph.values.items() if node in live}
+        graph.values = Values((name, node) for name, node in graph.values.items() if node in live)
         graph.remove_dead_code()
         return Changes(len(dropped), f"{len(dropped)} ops of the target are gone")
 

@@ -30,4 +30,5 @@ class UseStepOps(Pass):
 
 
 def uses_step_ops(graph: StepGraph) -> bool:
+    """Whether the step calls this package's C++ ops."""
     return STEP_OPS in graph.facts

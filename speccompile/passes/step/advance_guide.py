@@ -70,12 +70,15 @@ def advance(
     *tables: torch.Tensor,
     most: int,
 ) -> None:
+    """Move the automaton of each row over the tokens that the step emitted."""
     torch.ops.speccompile.advance_guide_(guide_state, slots, tokens, length, emitted, most, tables)
 
 
 def truncate(draft_lens: torch.Tensor, slots: torch.Tensor, *others: torch.Tensor) -> None:
+    """End each row's drafts before the first one that its automaton does not allow."""
     torch.ops.speccompile.truncate_drafts_(draft_lens, slots, *others[:2], others[2:])
 
 
 def truncate_tree(slots: torch.Tensor, *state: torch.Tensor) -> None:
+    """Remove the nodes of each row's tree that its automaton does not allow."""
     torch.ops.speccompile.truncate_trees_(*state[:3], slots, state[3], state[4:])

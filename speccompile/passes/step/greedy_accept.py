@@ -33,6 +33,7 @@ class GreedyAccept(Pass):
 
 
 def drafts_of(graph: StepGraph) -> int:
+    """K of a step, from its drafts."""
     return int(graph.values["drafts"].meta["val"].shape[1])
 
 

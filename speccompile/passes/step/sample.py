@@ -112,6 +112,7 @@ def process(
 
 
 def state_of(processor: Processor) -> list[str]:
+    """Names of the state tensors that a processor reads."""
     return [*(spec.name for spec in processor.state), *processor.reads]
 
 

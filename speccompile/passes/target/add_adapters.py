@@ -12,7 +12,7 @@ from torch import fx
 import speccompile.ops.lora  # noqa: F401  defines the ops
 from speccompile.adapters.buffers import OF_SLOT, AdaptedLinear, AdapterBuffers, ranks_of, scales_of
 from speccompile.errors import InvalidOption
-from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ class AddAdapters(Pass):
             linear.replace_all_uses_with(last, delete_user_cb=lambda user: user is not whole)
             adapted[linear] = last
         graph.anchors = graph.anchors.mapped(lambda node: adapted.get(node, node))
-        graph.values = {name: adapted.get(node, node) for name, node in graph.values.items()}
+        graph.values = Values((name, adapted.get(node, node)) for name, node in graph.values.items())
 
 
 def adapters_of(of_slot: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,11 @@ from speccompile.passes.base import Changes, Facts, Pass, facts
 
 @dataclass(frozen=True)
 class ChooseAttention(Pass):
-    """``attention`` is torch's own, row by row; ``attention_fixed_order`` the same for tiers of one shape;
-    ``native_attention`` ours. Of the last two, a query's result does not depend on where in a step it stands."""
+    """Choose the kernel of attention.
+
+    ``attention`` is torch's own, row by row; ``attention_fixed_order`` the same for tiers of one shape;
+    ``native_attention`` ours. Of the last two, a query's result does not depend on where in a step it stands.
+    """
 
     kernel: Literal["attention", "attention_fixed_order", "native_attention"] = "attention"
 

@@ -15,7 +15,7 @@ from torch import fx
 from speccompile.errors import AnchorError
 from speccompile.graph.body import Body
 from speccompile.graph.splicing import PREFIX
-from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import written
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Changes, Facts, Pass, facts
@@ -55,7 +55,7 @@ class OutlineLayers(Pass):
             name, region = owner[index]
             calls[region.live_out] = region.replace_by_call(graph, name, index, calls)
         graph.anchors = graph.anchors.mapped(lambda node: calls.get(node, node))
-        graph.values = {name: calls.get(node, node) for name, node in graph.values.items()}
+        graph.values = Values((name, calls.get(node, node)) for name, node in graph.values.items())
         graph.remove_dead_code()
         layers = sum(len(members) for members in groups.values())
         return Changes(layers, f"{layers} decoder layers call {len(groups)} {'body' if len(groups) == 1 else 'bodies'}")
