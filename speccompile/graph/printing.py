@@ -40,6 +40,9 @@ import speccompile.lowering.stage_ops  # noqa: F401  registers torch.ops.speccom
 
 _LOAD = "speccompile.lowering.stage_ops.load_compiled()\n"
 
+#: The first line of what runs a printed stage by itself: its inputs, and a call that prints the outputs.
+_RUNNER = "def make_inputs("
+
 _MAIN = '''
 
 def make_inputs(seed=0, device="cpu"):
@@ -94,6 +97,12 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
         )
     )
     return "\n".join(parts)
+
+
+def without_runner(source: str) -> str:
+    """The bodies and ``step`` of a printed stage: the part that differs between stages for a reader. The names of all
+    inputs, which follow in lines of thousands of characters, are left out."""
+    return source.partition(f"\n{_RUNNER}")[0]
 
 
 def _needs_library(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from speccompile.errors import UnknownStage
-from speccompile.graph.printing import callable_of, load_python, to_python
+from speccompile.graph.printing import callable_of, load_python, to_python, without_runner
 from speccompile.graph.step_graph import StepGraph
 
 #: The name of the first stage, which no pass has.
@@ -44,14 +44,15 @@ class Stage:
 
     @property
     def op_counts(self) -> dict[str, int]:
+        """How often each op or body is called, most frequent first."""
         return self.graph.op_counts()
 
     @property
     def diff(self) -> str:
-        """Unified text difference to the stage before; empty for the first."""
+        """Unified text difference of the bodies and of ``step`` to the stage before; empty for the first."""
         if self.previous is None:
             return ""
-        before, after = self.previous.python.splitlines(), self.python.splitlines()
+        before, after = (without_runner(stage.python).splitlines() for stage in (self.previous, self))
         return "\n".join(difflib.unified_diff(before, after, self.previous.name, self.name, lineterm="", n=1))
 
 
@@ -90,4 +91,5 @@ class Stages(Mapping[str, Stage]):
 
     @property
     def last(self) -> Stage:
+        """The stage after the last pass."""
         return next(reversed(self._stages.values()))
