@@ -94,6 +94,8 @@ class SpeculatorBase:
         answer: Answer = partial(answer_of, target)
         self._answer: Answer | None = answer if config.ranks is None else config.ranks.on_all("a check", answer)
         self._config, self._options, self._model_name = config, options, build.info.name
+        #: Of ``wrap``: :meth:`set_tier` returns to it.
+        self._wrap_policy = policy
         self._build: Build | None = build
         self._target: Target | None = target
         self._engine: Engine | None = engine

@@ -45,7 +45,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "mode": f"{config.mode.name}: {config.mode.explain()}",
         **({} if config.choice is None else {"auto": f"{config.choice.name}, since {config.choice.reason}"}),
         "drafts": drafts,
-        "tiers": f"K in {engine.draft_lens}, each for {_list(engine.table.row_counts)} rows; "
+        "tiers": f"K in {engine.draft_lens}, each for {_counted(engine.table.row_counts, 'row')}; "
         f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
         **({} if not config.trees else {"trees": _trees(config)}),
         "engine": _engine(config, engine),
@@ -66,11 +66,16 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
-        f"{layout.max_batch} slots of {layout.max_len} tokens"
+        f"{_counted((layout.max_batch,), 'slot')} of {layout.max_len} tokens"
         + (f" ({config.max_len_reason})" if config.max_len_reason else ""),
         "capture check": f"largest logit difference {build.capture_difference:.2g}",
         "built in": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.seconds.items()),
     }
+
+
+def _counted(numbers: tuple[int, ...], noun: str) -> str:
+    """``1 row``, ``1, 2 and 4 rows``."""
+    return f"{_list(numbers)} {noun}" + "s" * (numbers != (1,))
 
 
 def _weights(build: Build) -> dict[str, str]:
@@ -202,7 +207,7 @@ def _engine(config: BuildConfig, engine: Engine) -> str:
     budget = f"as many as keep a step within {LONGEST_WAIT:g} usual ones" if tokens is None else str(tokens)
     along = f", {MIXED_TOKENS} of them along with a step" if tokens is None and config.mixes else ""
     return (
-        f"{engine.arena.layout.max_batch} slots, at most {engine.options.max_waiting} waiting; "
+        f"{_counted((engine.arena.layout.max_batch,), 'slot')}, at most {engine.options.max_waiting} waiting; "
         f"prompt tokens between two steps: {budget}{along}; prefix reuse {'on' if engine.prefix_reuse else 'off'}; "
         f"results are read {'one step late' if engine.scheduler.late else 'when a step ends'}"
     )

@@ -338,13 +338,19 @@ class Speculator(ModelInterface):
             ),
         )
 
-    def set_tier(self, draft_len: int) -> None:
+    def set_tier(self, draft_len: int | None) -> None:
         """Use draft length ``draft_len`` from the next step on; allowed at any time, also while decoding.
+
+        It replaces the policy. None returns to the policy of ``wrap``, which starts without history; tiers that it has
+        timed are not timed again.
 
         Raises:
             UnknownTier: no tier of that draft length was built.
         """
         engine, _ = self._open()
+        if draft_len is None:
+            engine.policy = self._wrap_policy
+            return
         draft_len = python_numbers(draft_len)
         check_tier(draft_len, engine.draft_lens)
         engine.policy = Fixed(draft_len)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+import speccompile
 from speccompile import Speculator, errors
 from speccompile.compiler.layout import prefill_widths
 from speccompile.errors import (
@@ -25,6 +26,7 @@ from speccompile.errors import (
     UnknownTier,
 )
 from speccompile.graph.keys import TierKey
+from speccompile.policies import Fixed
 from support.refused_wraps import VOCAB, label, refused, wrap
 from support.tiny import tiny_llama
 
@@ -176,12 +178,22 @@ def test_check_knows_two_references(spec: Speculator) -> None:
         spec.check([[1]], max_new_tokens=0)
 
 
-@pytest.mark.parametrize("tier", [1, 7, -1, "3", None, True])
+@pytest.mark.parametrize("tier", [1, 7, -1, "3", True])
 def test_set_tier_takes_what_was_built(spec: Speculator, tier: Any) -> None:
     before = spec.policy
     with refused(UnknownTier, f"draft length {tier!r}", "built: 0, 3", "tiers=... of wrap"):
         spec.set_tier(tier)
     assert spec.policy is before
+
+
+def test_set_tier_none_returns_to_the_policy_of_wrap(model: LlamaForCausalLM) -> None:
+    with speccompile.wrap(model, policy="gate", tiers=(0, 3), max_len=32, backend="eager") as own:
+        before = own.policy
+        own.set_tier(3)
+        assert own.policy == Fixed(3) != before
+        own.set_tier(None)
+        assert own.policy is before
+        own.generate(ids([1, 2, 3]), max_new_tokens=4)
 
 
 def test_a_stage_that_is_not_there(spec: Speculator) -> None:
