@@ -38,6 +38,11 @@ _MODES = {
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
 _ENTRY_POINTS = "speccompile.modes"
 
+#: What the files of ``--prompts`` hold.
+PROMPT_LINES = (
+    'a text file with a prompt in each line, or *.jsonl with lines like {"turns": ["..."]} (Spec-Bench) or '
+    '{"prompt": "..."} (HumanEval)'
+)
 #: As ``--tiers`` has them.
 TIERS = ",".join(map(str, DEFAULT_TIERS))
 
@@ -99,24 +104,33 @@ def check_model(name: str) -> None:
         check_reachable(name)
 
 
-def option_of(options: type[Options], name: str, *flags: str, more: str = "", envvar: str | None = None) -> Any:
+def option_of(
+    options: type[Options],
+    name: str,
+    *flags: str,
+    more: str = "",
+    envvar: str | None = None,
+    panel: str | None = None,
+) -> Any:
     """An option of a call on the command line.
 
     Args:
         flags: its spelling, if that does not follow from its name.
         more: text after the option's own sentence.
         envvar: the environment variable that has its value where it is left out.
+        panel: the heading in the help under which it stands; None is that of all options.
     """
     help = f"{options.sentence(name)} {more}".rstrip()
-    return typer.Option(*flags, help=help, min=options.least(name), envvar=envvar)
+    return typer.Option(*flags, help=help, min=options.least(name), envvar=envvar, rich_help_panel=panel)
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
 Mode = Annotated[str, option_of(WrapOptions, "mode", more=f"One of {', '.join(modes())}.")]
-Tiers = Annotated[str, option_of(WrapOptions, "tiers")]
+_TIERS_HELP = "Draft lengths to build, 0 among them, and trees as tree:NODES:DEPTH:BRANCHES, such as 0,3,7,tree:8:6:3."
+Tiers = Annotated[str, typer.Option(help=_TIERS_HELP)]
 SomeTiers = Annotated[
-    str | None, option_of(WrapOptions, "tiers", more=f"{TIERS}, or as far as the drafter goes, if left out.")
+    str | None, typer.Option(help=f"{_TIERS_HELP} {TIERS}, or as many as the drafter has, if left out.")
 ]
 Backend = Annotated[str, option_of(WrapOptions, "backend", more=f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
 MaxLen = Annotated[int | None, option_of(WrapOptions, "max_len")]

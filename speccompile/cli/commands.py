@@ -11,6 +11,7 @@ import typer
 import speccompile
 from speccompile.adapters.options import Adapters
 from speccompile.cli.arguments import (
+    PROMPT_LINES,
     TIERS,
     Backend,
     MaxBatch,
@@ -65,7 +66,7 @@ def demo(
     new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 64,
     prompts: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Prompts of your own: Spec-Bench's or HumanEval's JSON lines."),
+        typer.Option(exists=True, dir_okay=False, help=f"Prompts of your own: {PROMPT_LINES}."),
     ] = None,
     model: ModelOption = "smollm2",
     mode: Mode = DEFAULT_MODE,
@@ -238,7 +239,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     prompts: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Decode these prompts at each tier, JSON lines as demo reads."),
+        typer.Option(exists=True, dir_okay=False, help=f"Decode these prompts at each tier: {PROMPT_LINES}."),
     ] = None,
     new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 64,
     trace: Annotated[
@@ -298,6 +299,8 @@ def families(
     wrong, broken: faults of speccompile; the exit code is then 1
     route: attention (layers call the attention op) or eager (they keep their own)
     acceptance length: after a periodic prompt; 1.00 if no draft was accepted
+
+    All families, about 190, need 20 minutes on two cores; name some to try these alone.
     """
     with one_line_errors():
         check_backend(backend)

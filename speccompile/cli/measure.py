@@ -34,9 +34,11 @@ class Clock:
 
     @property
     def seconds(self) -> float:
+        """Seconds since the start."""
         return time.perf_counter() - self._started
 
     def put(self, value: torch.Tensor) -> None:
+        """Count what ``generate`` streams: the prompt, then the tokens of each target pass."""
         # First comes the prompt, then what each target pass emitted, the one over the prompt at the head.
         self._calls += 1
         if self._calls == 2:
@@ -76,6 +78,7 @@ class Summary:
 
     @property
     def tokens_per_second(self) -> float:
+        """New tokens of all runs over their whole time, prompts included."""
         return sum(len(run.tokens) for run in self.runs) / sum(run.seconds for run in self.runs)
 
     @property
@@ -136,6 +139,7 @@ def tier_variant(spec: Speculator, draft_len: int, name: str | None = None) -> V
 
 
 def tier_name(draft_len: int) -> str:
+    """What tables call a tier of speccompile."""
     return f"speccompile {draft_len}" if isinstance(draft_len, Tree) else f"speccompile K={draft_len}"
 
 

@@ -1,4 +1,4 @@
-"""Prompts to measure with: a few built in, and those of Spec-Bench's and HumanEval's files."""
+"""Prompts to measure with: a few built in, lines of text files, and those of Spec-Bench's and HumanEval's files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ class Prompt:
     chat: bool | None = None
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """JSON lines, gzipped if the name ends in ``.gz``: Spec-Bench's (``turns``) or HumanEval's (``prompt``).
+#: A line of a file of JSON lines.
+_FORM = '{"turns": ["Write a poem about a river."]}'
 
-    Of several turns the first counts. A ``prompt`` is continued without a chat template.
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file, gzipped if the name ends in ``.gz``.
+
+    A file whose name ends in ``.jsonl`` or ``.json`` has a JSON object in each line: Spec-Bench's (``turns``, of which
+    the first counts) or HumanEval's (``prompt``, which is continued without a chat template). Each line of another file
+    is a prompt.
 
     Raises:
         InvalidInput: names the file, and the line.
     """
+    packed = path.suffix.lower() == ".gz"
+    as_json = (path.with_suffix("") if packed else path).suffix.lower() in (".jsonl", ".json")
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            prompts = list(_prompts(file, path))
+        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+            prompts = list(_prompts(file, path, as_json))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidInput(name=f"the prompt file {path}", reason=f"it cannot be read ({error})") from error
     if not prompts:
@@ -41,18 +49,24 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _prompts(lines: Iterator[str], path: Path) -> Iterator[Prompt]:
+def _prompts(lines: Iterator[str], path: Path, as_json: bool) -> Iterator[Prompt]:
     for number, line in enumerate(lines, start=1):
-        if line.strip():
+        place = f"{path.name}:{number}"
+        if line.strip() and not as_json:
+            yield Prompt(place, "prompts", line.strip())
+        elif line.strip():
             try:
-                yield _prompt(json.loads(line), f"{path.name}:{number}")
+                yield _prompt(json.loads(line), place)
+            except json.JSONDecodeError as error:
+                reason = f"it is not JSON ({error}); it has to be like {_FORM}. Plain lines are for files named *.txt"
+                raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=reason) from error
             except ValueError as error:
                 raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=str(error)) from error
 
 
 def _prompt(fields: Any, place: str) -> Prompt:
     if not isinstance(fields, dict) or not ("turns" in fields or "prompt" in fields):
-        raise ValueError("it is not a JSON object with 'turns' (Spec-Bench) or 'prompt' (HumanEval)")
+        raise ValueError(f"it is not a JSON object with 'turns' (Spec-Bench) or 'prompt' (HumanEval), like {_FORM}")
     chat = "turns" in fields
     if chat and not (isinstance(fields["turns"], list) and fields["turns"]):
         raise ValueError("'turns' must be a list with at least one text")

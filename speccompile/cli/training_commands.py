@@ -18,6 +18,9 @@ from speccompile.utils.model_names import check_tokenizer
 
 training = typer.Typer()
 
+#: Headings in the help of ``train-head``.
+_EAGLE3, _BLOCK = "Only --kind eagle3", "Only --kind block"
+
 
 @training.command("save-hidden-states")
 def save_hidden_states(
@@ -52,7 +55,7 @@ def save_hidden_states(
     ] = None,
     backend: Backend = WrapOptions.backend,
 ) -> None:
-    """Save the hidden states of texts. Killed, it goes on where it stopped when it is started again."""
+    """Save the hidden states of texts. Killed, it continues when it is started again."""
     with one_line_errors():
         if max_new_tokens >= max_len:
             reason = f"of {max_len} tokens (--max-len) it leaves none to a text"
@@ -143,10 +146,12 @@ def train_head(
     max_len: Annotated[int, option_of(TrainOptions, "max_len")] = TrainOptions.max_len,
     unroll: Annotated[int, option_of(TrainOptions, "unroll")] = TrainOptions.unroll,
     decay: Annotated[float, option_of(TrainOptions, "decay")] = TrainOptions.decay,
-    block_size: Annotated[int, option_of(TrainOptions, "block_size")] = TrainOptions.block_size,
-    blocks: Annotated[int, option_of(TrainOptions, "blocks")] = TrainOptions.blocks,
-    head_layers: Annotated[int, option_of(TrainOptions, "head_layers")] = TrainOptions.head_layers,
-    draft_vocab: Annotated[int | None, option_of(TrainOptions, "draft_vocab")] = TrainOptions.draft_vocab,
+    block_size: Annotated[int, option_of(TrainOptions, "block_size", panel=_BLOCK)] = TrainOptions.block_size,
+    blocks: Annotated[int, option_of(TrainOptions, "blocks", panel=_BLOCK)] = TrainOptions.blocks,
+    head_layers: Annotated[int, option_of(TrainOptions, "head_layers", panel=_BLOCK)] = TrainOptions.head_layers,
+    draft_vocab: Annotated[
+        int | None, option_of(TrainOptions, "draft_vocab", panel=_EAGLE3)
+    ] = TrainOptions.draft_vocab,
     layers: Annotated[str | None, option_of(TrainOptions, "layers", more="Such as 1,14,26.")] = None,
     start: Annotated[str, option_of(TrainOptions, "start")] = TrainOptions.start,
     learn_from: Annotated[str, option_of(TrainOptions, "learn_from", more="answers or all.")] = TrainOptions.learn_from,
@@ -158,7 +163,9 @@ def train_head(
     seed: Annotated[int, option_of(TrainOptions, "seed")] = TrainOptions.seed,
     states: Annotated[bool, option_of(TrainOptions, "states", "--states/--no-states")] = TrainOptions.states,
     minutes: Annotated[float | None, option_of(TrainOptions, "minutes")] = TrainOptions.minutes,
-    layout: Annotated[str, option_of(TrainOptions, "layout", more="speculators or specforge.")] = TrainOptions.layout,
+    layout: Annotated[
+        str, option_of(TrainOptions, "layout", more="speculators or specforge.", panel=_EAGLE3)
+    ] = TrainOptions.layout,
 ) -> None:
     """Train a draft head for a model from texts that it wrote. Killed, it continues when it is started again."""
     with one_line_errors():

@@ -65,7 +65,9 @@ class SubmitOptions(Options):
     priority: int = field(
         default=0,
         metadata=option(
-            "Of two waiting requests, the one with the larger number goes first.", WholeNumber(-(2**63), 2**63 - 1)
+            "Of two waiting requests, the one with the larger number goes first; in the server, as in vLLM, the "
+            "smaller.",
+            WholeNumber(-(2**63), 2**63 - 1),
         ),
     )
     num_draft_tokens: int | None = field(default=None, metadata=NUM_DRAFT_TOKENS)

@@ -26,12 +26,13 @@ class OnlineTraining(Options):
     share: float = field(
         default=0.1,
         metadata=option(
-            "Part of the time that one thread of low priority trains while requests run; without any it trains all the "
-            "time, until 20 judgements in a row took nothing. With 0 only `spec.learn(steps)` trains.",
+            "Share of the time in which one thread of low priority trains while requests run. While no request runs, "
+            "it trains all the time, until 20 judgements in a row kept the head. With 0 only `spec.learn(steps)` "
+            "trains.",
             Number(0, 1),
         ),
     )
-    learning_rate: float = field(default=3e-4, metadata=option("AdamW's.", Number(0)))
+    learning_rate: float = field(default=3e-4, metadata=option("Learning rate of AdamW.", Number(0)))
     batch_tokens: int = field(default=512, metadata=option("Most tokens of a training step.", WholeNumber(8)))
     unroll: int = field(default=3, metadata=option("Draft steps that are trained in a row.", WholeNumber(1)))
     decay: float = field(
@@ -43,7 +44,7 @@ class OnlineTraining(Options):
     judge_tokens: int = field(
         default=1024,
         metadata=option(
-            "Tokens of the very newest texts, which are judged on before they are trained on.", WholeNumber(8)
+            "Tokens of the newest texts on which heads are judged before they are trained on these.", WholeNumber(8)
         ),
     )
     judge_every: int = field(

@@ -69,13 +69,16 @@ class TrainOptions(Options):
     kind: str = field(default="eagle3", metadata=option("What is trained.", OneOf(KINDS)))
     epochs: int = field(default=3, metadata=option("How often each text is trained on.", WholeNumber(1)))
     learning_rate: float = field(
-        default=1e-3, metadata=option("AdamW's greatest; it rises during `warmup`, then falls as a cosine.", Number(0))
+        default=1e-3,
+        metadata=option("AdamW's at its peak: it rises during `warmup`, then falls as a cosine.", Number(0)),
     )
-    warmup: float = field(default=0.03, metadata=option("Part of the steps in which it rises.", Number(0, 1)))
+    warmup: float = field(
+        default=0.03, metadata=option("Share of the steps in which `learning_rate` rises.", Number(0, 1))
+    )
     batch_tokens: int = field(
         default=2048, metadata=option("Tokens of a step, padding included, on each device.", WholeNumber(8))
     )
-    max_len: int = field(default=2048, metadata=option("Of longer texts the beginning is used.", WholeNumber(8)))
+    max_len: int = field(default=2048, metadata=option("Most tokens of a text; the rest is left out.", WholeNumber(8)))
     unroll: int = field(
         default=5,
         metadata=option("Draft steps that are trained in a row, each on the head's own outputs.", WholeNumber(1)),
@@ -108,7 +111,11 @@ class TrainOptions(Options):
         default="answers", metadata=option("Tokens to learn from: the answers, or all.", OneOf(("answers", "all")))
     )
     held_out: float = field(
-        default=0.02, metadata=option("Part of the texts that is judged by and not trained on.", Number(0, 0.5))
+        default=0.02,
+        metadata=option(
+            "Share of the texts that are kept apart: the head is judged on them and not trained on them.",
+            Number(0, 0.5),
+        ),
     )
     eval_every: int = field(
         default=100,

@@ -47,10 +47,20 @@ def test_human_eval_lines(tmp_path: Path, zipped: bool) -> None:
     assert read_prompts(path) == [Prompt("HumanEval/0", "HumanEval", "def one():\n", False)]
 
 
+def test_lines_of_a_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("Write a haiku.\n\n  {braces}\n")
+    assert read_prompts(path) == [
+        Prompt("prompts.txt:1", "prompts", "Write a haiku."),
+        Prompt("prompts.txt:3", "prompts", "{braces}"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{broken", "Expecting property name"),
+        ("{broken", "it is not JSON (Expecting property name"),
+        ("Write a haiku.", 'it has to be like {"turns": '),
         ("[1, 2]", "not a JSON object with 'turns'"),
         ('{"question": "?"}', "not a JSON object with 'turns'"),
         ('{"turns": []}', "'turns' must be a list with at least one text"),
