@@ -271,6 +271,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all items."""
         return sum(item.nbytes for item in self.items)
 
 

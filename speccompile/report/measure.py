@@ -50,6 +50,7 @@ class StepTimes:
 
     @property
     def median(self) -> float:
+        """Median of the runs, in seconds."""
         return statistics.median(self.runs)
 
 
