@@ -75,6 +75,7 @@ def keep_passes(criterion: Criterion, kind: Kind, state: tuple[str, ...] = ()) -
 
 
 def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens and the lengths of the rows' sequences, int64 ``[B, S]`` and ``[B]``."""
     return tokens[slots], length[slots]
 
 
@@ -93,6 +94,7 @@ def accept_tolerated(
 
 
 def number_problem(value: object, most: float) -> str | None:
+    """What is wrong with an option that is a number in 0 .. ``most``; None if nothing is."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
         return None
     return "it has to be a number of at least 0" + ("" if most == float("inf") else f" and at most {most:g}")

@@ -18,6 +18,7 @@ STATE = ("forced_trace", "forced_steps")
 
 
 def trace_problem(trace: object) -> str | None:
+    """What is wrong with the counts of a :class:`Replay`; None if nothing is."""
     if not isinstance(trace, list | tuple) or not trace:
         return "it has to be a list of accepted draft tokens, one entry a step"
     for count in trace:

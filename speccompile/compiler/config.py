@@ -102,6 +102,7 @@ class BuildConfig:
 
     @property
     def trees(self) -> tuple[Tree, ...]:
+        """The tiers that are trees."""
         return tuple(shape for shape in self.tiers if isinstance(shape, Tree))
 
     @property
@@ -166,6 +167,7 @@ class BuildConfig:
 
     @property
     def max_width(self) -> int:
+        """T of the largest tier."""
         return self.max_draft_len + 1
 
 

@@ -178,10 +178,12 @@ class WrapOptions(Options):
 
     @property
     def draft_lens(self) -> tuple[int, ...]:
+        """The draft lengths and trees to build, ascending: ``tiers``, or the default ones."""
         return DEFAULT_TIERS if self.tiers is None else tuple(self.tiers)
 
     @property
     def engine(self) -> EngineOptions:
+        """The options that the engine has."""
         return EngineOptions(self.max_waiting, self.prefill_budget, self.prefix_reuse, self.state_checkpoints)
 
     def arguments(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ class Seconds:
 
     @contextlib.contextmanager
     def of(self, name: str) -> Iterator[None]:
+        """Add the time of the ``with`` block to the part ``name``."""
         started = time.perf_counter()
         try:
             yield

@@ -45,6 +45,8 @@ class StepMaker:
         self._keys: list[tuple[Pass, Any]] = []
 
     def finish(self, pipeline: Pipeline) -> FinishedStep:
+        """The last stage of ``pipeline`` as source and graph: the stored one if there is one, else it is run and
+        stored."""
         name = self._name(pipeline)
         stored = None if name is None else self._storage.read(name)
         if name is not None and stored is not None:

@@ -52,6 +52,7 @@ class Arena(Mapping[str, torch.Tensor]):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def write(self, name: str, index: int | slice, value: float | Sequence[float] | torch.Tensor) -> None:

@@ -42,6 +42,7 @@ class Port:
 
     @staticmethod
     def of_state(tensor: StateTensor, device: torch.device) -> Port:
+        """The port of a state tensor."""
         return Port(tensor.name, "state", tensor.shape, tensor.dtype, device, tensor.low, tensor.high, tensor.distinct)
 
     def release(self) -> None:
@@ -50,6 +51,8 @@ class Port:
 
     @staticmethod
     def of_constant(name: str, value: torch.Tensor) -> Port:
+        """The port of a tensor that is neither state nor a weight of the model. Its value range is that of
+        ``value``."""
         low, high = 0, None
         if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool) and value.numel():
             low, high = int(value.min()), int(value.max()) + 1

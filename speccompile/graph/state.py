@@ -60,9 +60,11 @@ class StateSpec:
 
     @property
     def per_slot(self) -> bool:
+        """Whether the first dimension is N, a place for each slot."""
         return len(self.shape) > 0 and self.shape[0] == N
 
     def resolve(self, sizes: Mapping[sympy.Symbol, int]) -> StateTensor:
+        """The tensor with numbers in the place of the size symbols."""
         # Not `subs`, which simplifies and takes a quarter of a small model's wrap.
         values = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
         high = None if self.high is None else int(sympy.sympify(self.high).xreplace(values))
@@ -109,6 +111,7 @@ class StateTensor:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensor."""
         return self.dtype.itemsize * int(torch.Size(self.shape).numel())
 
 

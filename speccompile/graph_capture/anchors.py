@@ -23,6 +23,7 @@ class ModulePaths:
 
     @staticmethod
     def of(model: PreTrainedModel, prefix: str) -> ModulePaths:
+        """The paths in ``model``, each after ``prefix``."""
         head = model.get_output_embeddings()
         return ModulePaths(f"{prefix}{decoder_layers(model)[0]}", f"{prefix}{module_path(model, head)}")
 

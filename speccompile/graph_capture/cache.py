@@ -140,6 +140,11 @@ class SlotCache(StepCache):
 
     @property
     def recurrent(self) -> Recurrent:
+        """The recurrent state of the layers.
+
+        Raises:
+            UnsupportedByRoute: this capture has none.
+        """
         if self._recurrent is None:
             raise UnsupportedByRoute(RECURRENT)
         return self._recurrent

@@ -183,6 +183,7 @@ class Probe:
                 starts[row] += width
 
     def inputs(self, graph: StepGraph, piece: Piece) -> list[torch.Tensor]:
+        """The values of the graph's ports for one piece of the text, in their order."""
         device = self.text.device
         positions = torch.stack([torch.arange(start, start + piece.width) for start in piece.starts]).to(device)
         # The second row uses the dummy slot, which no request owns.

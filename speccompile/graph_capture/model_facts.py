@@ -221,5 +221,6 @@ def replaces_method(kind: type, name: str, value: Any) -> bool:
 
 
 def name_of(function: Callable[..., Any]) -> str:
+    """The qualified name of a function, or of the class of a callable object."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return name

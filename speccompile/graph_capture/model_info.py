@@ -98,6 +98,7 @@ def _check_dense(model: nn.Module, name: str) -> None:
 
 
 def is_quantised(model: PreTrainedModel) -> bool:
+    """Whether transformers loaded the model with a quantiser."""
     return getattr(model, "hf_quantizer", None) is not None
 
 

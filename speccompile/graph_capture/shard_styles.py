@@ -38,6 +38,7 @@ class Sharded(nn.Module):
         return -(-self.shard_whole // self.shard_ranks)
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of ``x`` over the ranks that share the layer."""
         return collective_op("all_reduce")(x, self.shard_group, self.shard_ranks)
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,7 @@ class CaptureStore:
         )
 
     def save(self, graph: StepGraph, observed: Observation) -> None:
+        """Store a captured graph, with what was observed, if the model has a key."""
         if self._keyed:
             self._storage.write(self.name, capture_file(graph, observed))
 
@@ -93,6 +94,7 @@ class HeadStore:
         return from_json(data, self._head, layout, self._info.device)
 
     def save(self, graph: StepGraph, storage: Storage) -> None:
+        """Store the captured graph of a head."""
         storage.write(self.name, json.dumps(to_json(graph)).encode())
 
 

@@ -37,6 +37,7 @@ class Guide:
 
     @property
     def states(self) -> int:
+        """Number of states of the automaton."""
         return self.moves.shape[0]
 
     @property

@@ -93,6 +93,7 @@ class SavedRows:
         return (*(Tap(layer) for layer in self.layers if layer != FINAL), Tap(-1, post_norm=True))
 
     def state(self) -> list[StateSpec]:
+        """The state tensor that holds the saved rows of each slot, ``[N, S, taps x hidden]``."""
         width = len(self.taps) * self.hidden_size
         return [StateSpec(self.STATE, (N, S, width), self.dtype, reset=False)]
 
@@ -103,6 +104,7 @@ class SavedRows:
 
 
 def saved_rows(model: PreTrainedModel, options: SaveHiddenStates) -> SavedRows:
+    """Which rows of ``model`` are saved under ``options``."""
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
     return SavedRows(options.layers(model), hidden_size, model.dtype)
 

@@ -43,10 +43,12 @@ class Backend(Protocol):
     devices: ClassVar[tuple[str, ...]]
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that ``wrap(backend=...)`` and ``explain()`` have."""
 
     @property
-    def reason(self) -> str: ...
+    def reason(self) -> str:
+        """Why this backend runs, for ``explain()``."""
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
         """What a step runs on."""
@@ -57,7 +59,9 @@ class Backend(Protocol):
     def prepare(self, device: torch.device) -> None:
         """Begin, beside other work, what :meth:`lower` will have to wait for."""
 
-    def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]: ...
+    def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
+        """Turn the last stage of a step into a function of the values of the graph's ports, in order. ``title`` names
+        the step."""
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
         """The same of a printed step, which calls bodies of ``graph``."""
@@ -85,27 +89,34 @@ class Eager:
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
+        """The kernels for a model: torch's own."""
         return STOCK
 
     def with_storage(self, storage: Storage) -> Self:
+        """The same backend over another place for compiled code; this one has none."""
         return self
 
     def prepare(self, device: torch.device) -> None:
         """Nothing takes long here."""
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
+        """Print the graph and load the text."""
         return self.load(to_python(graph, title), graph, title)
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        """The function ``step`` of the printed file."""
         return callable_of(source, f"<{title}>")
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        """Files of what was compiled for ``graph``, by name: none."""
         return {}
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        """The CUDA graphs of a wrap: none."""
         return None
 
     def compiled_code(self, graph: StepGraph) -> dict[str, str]:
+        """The code that was compiled for each body: none."""
         return {}
 
 
@@ -123,31 +134,39 @@ class Inductor:
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
+        """The kernels for a model on its device."""
         return choose_kernels(info)
 
     def with_storage(self, storage: Storage) -> Self:
+        """The same backend, whose compiled bodies are in ``storage``."""
         return replace(self, bodies=CompiledBodies(storage))
 
     def prepare(self, device: torch.device) -> None:
+        """Determine the instruction sets of this machine, before bodies are compiled in parallel."""
         if traits_of(device).cpp_ops:
             instruction_sets()
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
+        """Print the graph and load the text, with compiled bodies."""
         return self.load(to_python(graph, title), graph, title)
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
+        """The function ``step`` of the printed file, which calls compiled bodies."""
         namespace = load_python(source, f"<{title}>")
         namespace.update(self.bodies.functions(graph))
         step: Callable[..., Any] = namespace["step"]
         return step
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
+        """Files of the compiled bodies of ``graph``, by name."""
         return self.bodies.files(graph)
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        """The CUDA graphs of a wrap: none."""
         return None
 
     def compiled_code(self, graph: StepGraph) -> dict[str, str]:
+        """The code that Inductor generated for each body of ``graph``."""
         return self.bodies.code(graph)
 
 
@@ -160,6 +179,7 @@ class CudaGraph(Inductor):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
+        """The CUDA graphs of a wrap on the arena's device."""
         return Captures(arena, CudaDevice(arena.device), weights)
 
 

@@ -43,10 +43,12 @@ class Tier:
 
     @property
     def stages(self) -> Stages:
+        """The stages of the step, by name of the pass."""
         return self.step.stages
 
     @property
     def graph(self) -> StepGraph:
+        """The graph of the last stage."""
         return self.stages.last.graph
 
     @property

@@ -88,6 +88,7 @@ def reference(
 
 
 def refuse_sizes(window: int | None, chunk: int | None) -> None:
+    """Raise RuntimeError for a window or a chunk below 1."""
     for name, size in (("window", window), ("chunk", chunk)):
         if size is not None and size < 1:
             raise RuntimeError(f"speccompile::attention needs a {name} of at least 1, not {size}")

@@ -77,6 +77,7 @@ class Trie:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens in the trie."""
         return int(self._used[0])
 
     @property
@@ -85,6 +86,7 @@ class Trie:
         return int(self._used[1])
 
     def clear(self) -> None:
+        """Remove all tokens; the tables keep their addresses."""
         for table in self._tables:
             table.zero_()
 

@@ -43,6 +43,7 @@ class Rate:
             self.hits, self.trials = self._fast_hits, self._fast_trials
 
     def mean(self, guess: float, weight: float) -> float:
+        """Share of hits, where ``guess`` counts as ``weight`` trials."""
         return (self.hits + weight * guess) / (self.trials + weight)
 
 
@@ -53,6 +54,7 @@ class Positions:
         self.rates = [Rate() for _ in range(count)]
 
     def note(self, hits: Sequence[float]) -> None:
+        """Count a hit, or a miss, at each position."""
         for rate, hit in zip(self.rates, hits, strict=False):
             rate.note(hit)
 
@@ -85,6 +87,7 @@ class Acceptance:
         self._lookups, self._drafter = ([Rate() for _ in range(BINS)] for _ in range(2))
 
     def note(self, done: Done) -> None:
+        """Learn from the results of a step."""
         means = self._all.means()
         for row, (request, accepted, proposed) in enumerate(
             zip(done.requests, done.accepted, done.proposed, strict=True)

@@ -46,6 +46,7 @@ class Ladder:
 
     @property
     def largest(self) -> int:
+        """The largest draft length."""
         return self.draft_lens[-1]
 
     @property
@@ -171,6 +172,7 @@ class ByRows:
     policy: Policy
 
     def choose(self, upcoming: Upcoming) -> int:
+        """The draft length that the policy has for the number of live rows."""
         return self.policy.choose(len(upcoming.rows))
 
     def note(self, done: Done) -> None:

@@ -46,12 +46,19 @@ class Cost:
 
     @property
     def uses_costs(self) -> bool:
+        """True: the tiers are timed before the first step."""
         return True
 
     def check(self, draft_lens: Collection[int]) -> None:
+        """Check that the candidates were built.
+
+        Raises:
+            UnknownTier: one was not.
+        """
         check_built(self.candidates or (), draft_lens)
 
     def start(self, ladder: Ladder) -> CostChooser:
+        """A chooser over the candidates, or over all tiers, without history."""
         assert ladder.costs is not None
         trees = {} if self.candidates else ladder.trees
         return CostChooser(self, self.candidates or ladder.draft_lens, ladder.costs, trees)
@@ -84,6 +91,7 @@ class CostChooser:
     # --- choosing ----------------------------------------------------------------------------------
 
     def choose(self, upcoming: Upcoming) -> int:
+        """The tier with the most expected tokens for its time; now and then a larger one, to learn from."""
         rows = upcoming.rows
         if not rows:
             return self._now
@@ -97,6 +105,7 @@ class CostChooser:
         return self._probe
 
     def stops(self, upcoming: Upcoming, drafted: int) -> bool:
+        """Whether the drafts so far are worth more, for their time, than more of them."""
         # What a probe shows is not to be selected.
         if self._probe is not None or drafted not in self._candidates:
             return False
@@ -168,6 +177,7 @@ class CostChooser:
     # --- learning ----------------------------------------------------------------------------------
 
     def note(self, done: Done) -> None:
+        """Learn acceptance and time from the results of a step."""
         rows = len(done.requests)
         if not rows:
             return

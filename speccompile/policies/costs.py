@@ -22,6 +22,7 @@ class TierCost:
     per_token: float = 0.0
 
     def at(self, context: float) -> float:
+        """Milliseconds of a step at a mean context of ``context`` tokens."""
         return self.fixed + self.per_token * context
 
 
@@ -35,10 +36,12 @@ class CostTable:
 
     @property
     def draft_lens(self) -> tuple[int, ...]:
+        """The draft lengths that were timed, ascending."""
         return tuple(sorted({draft_len for _, draft_len in self.entries}))
 
     @property
     def row_counts(self) -> tuple[int, ...]:
+        """The row counts that were timed, ascending."""
         return tuple(sorted({rows for rows, _ in self.entries}))
 
     def rows(self, live_rows: int) -> int:
@@ -86,6 +89,7 @@ class RunningCosts:
         self._own: dict[tuple[int, int, bool], float] = {}
 
     def ms(self, live_rows: int, draft_len: int, context: float, *, drafted: bool = True) -> float:
+        """Milliseconds of a step: the table's, corrected by the steps that were seen."""
         rows = self._table.rows(live_rows)
         factor = self._shared.get(rows, 1.0) * self._own.get((rows, draft_len, drafted), 1.0)
         return factor * self._table.ms(live_rows, draft_len, context, drafted=drafted)
@@ -93,6 +97,7 @@ class RunningCosts:
     def note(
         self, live_rows: int, draft_len: int, context: float, milliseconds: float, *, drafted: bool = True
     ) -> None:
+        """Correct by the time of a step."""
         rows = self._table.rows(live_rows)
         key = rows, draft_len, drafted
         ratio = min(milliseconds / self.ms(live_rows, draft_len, context, drafted=drafted), LONGEST)

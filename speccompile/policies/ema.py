@@ -73,14 +73,21 @@ class Ema:
 
     @property
     def uses_costs(self) -> bool:
+        """False: tiers are not timed."""
         return False
 
     def check(self, draft_lens: Collection[int]) -> None:
+        """Check that the candidates and the initial draft length were built.
+
+        Raises:
+            UnknownTier: one was not.
+        """
         for candidates in by_rows(self.candidates).values():
             check_built(candidates or (), draft_lens)
         check_built([] if self.initial is None else [self.initial], draft_lens)
 
     def start(self, ladder: Ladder) -> EmaChooser:
+        """A chooser over the candidates, or over all tiers, without history."""
         ranges = by_rows(self.candidates)
         return EmaChooser({rows: EmaRange(self, rows, ranges[rows] or ladder.rungs, ladder) for rows in ranges})
 
@@ -163,7 +170,9 @@ class EmaChooser:
         self._ranges = ranges
 
     def choose(self, upcoming: Upcoming) -> int:
+        """The current draft length for the number of live rows."""
         return reached(self._ranges, len(upcoming.rows)).draft_len
 
     def note(self, done: Done) -> None:
+        """Learn from the accepted drafts of a step."""
         reached(self._ranges, len(done.requests)).note(done.accepted)

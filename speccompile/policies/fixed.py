@@ -17,6 +17,7 @@ class Fixed:
         check_whole("fixed", "draft_len", self.draft_len, 0)
 
     def choose(self, live_rows: int) -> int:
+        """``draft_len``, whatever the rows."""
         return self.draft_len
 
     def __str__(self) -> str:

@@ -41,12 +41,19 @@ class Gate:
 
     @property
     def uses_costs(self) -> bool:
+        """False: tiers are not timed."""
         return False
 
     def check(self, draft_lens: Collection[int]) -> None:
+        """Check that ``draft_len`` was built.
+
+        Raises:
+            UnknownTier: it was not.
+        """
         check_built([] if self.draft_len is None else [self.draft_len], draft_lens)
 
     def start(self, ladder: Ladder) -> GateChooser:
+        """A chooser of ``draft_len``, or of the largest tier, without history."""
         tier = ladder.rungs[-1] if self.draft_len is None else self.draft_len
         return GateChooser(self, tier, ladder.trees.get(tier))
 
@@ -67,9 +74,11 @@ class GateChooser:
         self._pause = 0
 
     def choose(self, upcoming: Upcoming) -> int:
+        """0 during a pause, else the tier."""
         return 0 if self._pause else self._tier
 
     def note(self, done: Done) -> None:
+        """Learn from the share of accepted drafts of a step, and begin a pause if it is too small."""
         if self._pause:
             self._pause -= 1
             return

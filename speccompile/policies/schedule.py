@@ -34,6 +34,7 @@ class Schedule:
             raise InvalidPolicy(policy=str(self), reason="it does not say what one row uses; begin with 1=K")
 
     def choose(self, live_rows: int) -> int:
+        """The draft length of the last bound that ``live_rows`` has reached."""
         reached = [draft_len for rows, draft_len in self.steps if rows <= live_rows]
         return reached[-1]
 
@@ -72,6 +73,7 @@ class ScheduleUpTo:
             raise InvalidPolicy(policy=str(self), reason="begin with <=ROWS=K for a number of rows of at least 1")
 
     def choose(self, live_rows: int) -> int:
+        """The draft length of the first bound that ``live_rows`` does not exceed, 0 after the last."""
         return next((draft_len for rows, draft_len in self.steps if live_rows <= rows), 0)
 
     @property

@@ -66,6 +66,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
+        """Whether this is rank 0, which decides what runs."""
         return self.rank == 0
 
     # --- the beginning -------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class Refusal:
     changes_text: bool = True
 
     def passes(self, value: Any) -> bool:
+        """Whether ``value`` has no effect, so that it is accepted."""
         value = python_numbers(value)
         return value is None or (isinstance(value, bool | int | float | str) and value in self.neutral)
 

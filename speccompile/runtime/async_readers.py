@@ -22,9 +22,11 @@ class AsyncReaders:
         self._waiting[woken] = (asyncio.get_running_loop(), request, seen)
 
     def remove(self, woken: asyncio.Event) -> None:
+        """Wake ``woken`` no longer."""
         self._waiting.pop(woken, None)
 
     def clear(self) -> None:
+        """Forget all readers."""
         self._waiting.clear()
 
     def wake(self) -> list[Request]:

@@ -191,6 +191,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
+        """Whether the engine was closed."""
         return self.turns.closed
 
     @property
@@ -251,7 +252,8 @@ class Engine:
             seed: Seed of what is drawn. 0 to 2**63 - 1; None takes one from torch's default generator. The same seed
                 and options give the same text, with any drafts and beside any other requests. A greedy request draws
                 nothing: it may have a seed, as other requests of the same caller do, and its text is the same with any.
-            priority: Of two waiting requests, the one with the larger number goes first.
+            priority: Of two waiting requests, the one with the larger number goes first; in the server, as in vLLM, the
+                smaller.
             num_draft_tokens: Most draft tokens of a step, 0 for none. None is as many as the tier has. The text is the
                 same.
             prediction: Token ids that the new text is expected to have; mode `prediction` drafts them. At most
@@ -400,12 +402,17 @@ class Engine:
     # --- the driver of requests (speccompile.runtime.request.Driver) ---------------------------------
 
     def ended(self, request: Request) -> None:
+        """Called when ``request`` has ended."""
         self.turns.ended(request)
 
     def abandoned(self, request: Request) -> None:
+        """Called when nothing waits for ``request`` any longer."""
         self.turns.abandoned(request)
 
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
+        """Run steps until ``request`` has more than ``seen`` new tokens or has ended, or ``timeout`` seconds have
+        passed."""
+
         def done() -> bool:
             return request.finished or len(request.new_tokens) > seen
 
@@ -413,6 +420,7 @@ class Engine:
             self.turns.turn(done, timeout)
 
     async def wait_async(self, request: Request, seen: int) -> None:
+        """Wait until ``request`` has more than ``seen`` new tokens or has ended; the event loop is not blocked."""
         await self._driver.wait(request, seen)
 
     # --- adapters ------------------------------------------------------------------------------------

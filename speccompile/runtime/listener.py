@@ -16,9 +16,11 @@ from speccompile.errors import InvalidInput, shown
 class Streamer(Protocol):
     """What transformers calls a streamer."""
 
-    def put(self, value: torch.Tensor) -> None: ...
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt, then the new tokens of each step, int64."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Called after the last token."""
 
 
 class Listener:
@@ -50,6 +52,7 @@ class Listener:
         return self._streamer is None and not self._criteria
 
     def start(self) -> None:
+        """Pass the prompt to the streamer."""
         self._put(self._prompt.cpu())
 
     def notify(self, token: int) -> bool:

@@ -42,9 +42,11 @@ class HostBuffer:
     """For an arena in host memory, where a run has ended when it returns."""
 
     def fill(self, packed: torch.Tensor) -> None:
+        """Read the results of a step."""
         self._values: list[list[int]] = packed.tolist()
 
     def read(self) -> list[list[int]]:
+        """The results of the last :meth:`fill`."""
         return self._values
 
 
@@ -61,10 +63,12 @@ class PinnedBuffer:
         self._wait = wait
 
     def fill(self, packed: torch.Tensor) -> None:
+        """Begin to copy the results of a step to the host."""
         self._host.copy_(packed, non_blocking=True)
         self._arrived.record()
 
     def read(self) -> list[list[int]]:
+        """The results of the last :meth:`fill`; it waits for them."""
         if self._wait is None:
             self._arrived.synchronize()
         else:

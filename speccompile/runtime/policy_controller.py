@@ -53,6 +53,7 @@ class Policies:
 
     @property
     def policy(self) -> AnyPolicy:
+        """The current policy. An assignment takes effect at the next step, without history."""
         return self._policy
 
     @policy.setter
@@ -122,6 +123,7 @@ class Policies:
         self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)
 
     def end_record(self) -> None:
+        """End the trace that is being written, if there is one."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()

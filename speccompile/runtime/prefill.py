@@ -53,6 +53,7 @@ class RecentMinimum:
         return min(self._measured, default=None)
 
     def note(self, seconds: float) -> None:
+        """Add a measurement, in seconds."""
         self._measured.append(seconds)
         self._unused = 0
 

@@ -183,6 +183,7 @@ class Request:
         return Timings(since(self._admitted), since(self._first_token), end - self._submitted)
 
     def raise_error(self) -> None:
+        """Raise RequestFailed if the request failed."""
         if self.error is not None:
             raise RequestFailed(reason=error_line(self.error)) from self.error
 

@@ -69,6 +69,7 @@ class Records:
         return record
 
     def add(self, record: Record, emitted: int) -> None:
+        """Append the scores of a step's first ``emitted`` places."""
         for name, part in record.items():
             # A view would keep the memory of places that were not emitted.
             self._parts[name].append(part if len(part) == emitted else part[:emitted].clone())

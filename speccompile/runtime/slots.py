@@ -65,10 +65,12 @@ class Slots:
 
     @property
     def free(self) -> int:
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def owned(self) -> list[Request]:
+        """Requests that have a slot."""
         return list(self._owners.values())
 
     def take(self, request: Request) -> None:

@@ -20,6 +20,7 @@ class Latencies:
     sum: float = 0.0
 
     def count(self, seconds: float, times: int = 1) -> None:
+        """Add ``times`` events of ``seconds`` each."""
         self.counts[bisect.bisect_left(SECONDS, seconds)] += times
         self.sum += times * seconds
 
@@ -140,6 +141,7 @@ class Stats(Counters):
         self.__init__(self.max_draft_len)  # type: ignore[misc]
 
     def count_step(self, draft_len: int, rows: int, *, proposed: bool) -> None:
+        """One run of a tier; ``proposed`` if any row had a draft."""
         self.steps += 1
         self.no_proposal_steps += not proposed
         self.target_passes += 1
@@ -147,6 +149,7 @@ class Stats(Counters):
         self.rows_steps[rows] = self.rows_steps.get(rows, 0) + 1
 
     def count_seconds(self, draft_len: int, seconds: float) -> None:
+        """The time of one run of a tier."""
         self.tier_seconds[draft_len] = self.tier_seconds.get(draft_len, 0.0) + seconds
 
     def count_tokens(self, tokens: int, seconds: float, *, first: bool) -> None:
@@ -166,5 +169,6 @@ class Stats(Counters):
                 self.request_share_sums[position] += share
 
     def count_prefill(self, tokens: int) -> None:
+        """One run over ``tokens`` prompt tokens."""
         self.prefill_passes += 1
         self.prefill_tokens += tokens

@@ -17,6 +17,8 @@ Note = Callable[[float], object]
 
 
 class Clock(Protocol):
+    """Measures how long a run takes on its device."""
+
     def time(self, note: Note) -> contextlib.AbstractContextManager[None]:
         """Call ``note`` with the duration of what runs in this context: at its end, or when a later run begins."""
 
@@ -63,6 +65,7 @@ class EventClock:
 
 
 def clock_of(device: torch.device) -> Clock:
+    """The clock of a device: the host's where runs end before the call returns, else events."""
     if not traits_of(device).asynchronous:
         return HostClock()
     return EventClock(lambda: torch.cuda.Event(enable_timing=True))

@@ -42,6 +42,7 @@ class Option:
     draws: bool = False
 
     def is_neutral(self, value: Any) -> bool:
+        """Whether ``value`` has no effect."""
         return value is None or bool(value == self.neutral)
 
 
@@ -121,6 +122,7 @@ class Processor(ABC):
 
     @property
     def op(self) -> OpOverload:
+        """The op that applies the processor, ``speccompile::NAME_``."""
         overload: OpOverload = getattr(torch.ops.speccompile, f"{self.name}_").default
         return overload
 
@@ -185,10 +187,12 @@ def token_ids(capacity: int, *, alone: bool = False) -> Callable[[Any, int], str
 
 
 def token_problem(value: Any, vocab: int) -> str | None:
+    """What is wrong with a token id; None if nothing is."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab:
         return None
     return f"{value!r} is not a token id (0 .. {vocab - 1})"
 
 
 def as_ids(value: Any) -> Any:
+    """One id as a list; a list as it is."""
     return [value] if isinstance(value, int) else value

@@ -57,6 +57,7 @@ class ThresholdProcessor(Processor):
 
     @property
     def native_op(self) -> OpOverload:
+        """The op of the processor's C++ form."""
         overload: OpOverload = getattr(torch.ops.speccompile, f"native_{self.name}_").default
         return overload
 

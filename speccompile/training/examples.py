@@ -59,6 +59,7 @@ class Examples(Sequence[Example]):
 
     @property
     def tokens(self) -> int:
+        """Tokens of all examples."""
         return sum(map(len, self.items))
 
     def digest(self) -> str:

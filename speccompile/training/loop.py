@@ -36,6 +36,7 @@ _TORCH_SAVE = ("PytorchStreamWriter", "unexpected pos", "inline_container")
 
 
 def computes_in_bfloat16(options: TrainOptions, device: torch.device) -> bool:
+    """Whether forwards run in bfloat16: if requested, or with ``auto`` on a GPU that supports it."""
     return options.precision == "bfloat16" or (
         options.precision == "auto" and not traits_of(device).host_memory and torch.cuda.is_bf16_supported()
     )

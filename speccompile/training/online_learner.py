@@ -97,6 +97,7 @@ class OnlineLearner:
             self._thread = start_low_priority(work.run, "speccompile-learn")
 
     def collect(self, text: ServedText) -> None:
+        """Receive a text that was served."""
         self._arrived.append(text)
         self._wake.set()
 
@@ -145,6 +146,7 @@ class OnlineLearner:
             save_eagle3(self._live, folder, target=type(target).__name__, target_id=target_id(target))
 
     def close(self, *, wait: bool) -> None:
+        """Stop the training; ``wait`` for the end of its thread."""
         self._stop.set()
         self._wake.set()
         if wait and self._thread is not None:

@@ -138,10 +138,12 @@ class TextFile:
 
     @property
     def source(self) -> Source:
+        """What the file was written with: target, vocabulary size and options."""
         return Source(self._about["target"], self._about["vocab_size"], self._about["options"])
 
     @property
     def progress(self) -> Progress:
+        """How many texts were begun, and dropped."""
         return Progress(self._about["next"], self._about["dropped"])
 
     @cached_property
@@ -154,6 +156,7 @@ class TextFile:
 
     @property
     def tokens(self) -> int:
+        """Tokens of all texts in the file."""
         return self._starts[-1]
 
     def __iter__(self) -> Iterator[TrainingText]:

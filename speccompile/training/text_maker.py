@@ -101,6 +101,7 @@ class TextMaker:
         return turn_key(self._chat.user_turn(ids, answer_start))
 
     def run(self, bar: tqdm[Any]) -> None:
+        """Write texts until there are enough tokens, or no prompts are left."""
         saved = time.monotonic()
         while self._writer.tokens < self._options.tokens:
             self._begin()

@@ -26,6 +26,7 @@ class TextRing:
         self._texts: deque[ServedText] = deque()
 
     def add(self, text: ServedText) -> None:
+        """Add a text; the oldest ones leave when there are too many tokens."""
         self._texts.append(last_tokens(text, self._most))
         while sum(map(len, self._texts)) > self._most:
             self._texts.popleft()

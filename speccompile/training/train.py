@@ -54,6 +54,7 @@ class TrainedHead:
 
     @property
     def finished(self) -> bool:
+        """Whether all steps were trained."""
         return self.step >= self.steps
 
 

@@ -23,15 +23,19 @@ from speccompile.training.unrolled_attention import UnrolledAttention
 class ChainHead(Protocol):
     """What unrolling needs of a head: the parts that its ``forward`` is composed of."""
 
-    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor: ...
+    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The target's hidden states as what the first draft step reads."""
 
     def read(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden: torch.Tensor, cache: RowAttention
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """One draft step over all rows; returns its hidden states."""
 
-    def carry(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def carry(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the next draft step reads of the last one's hidden states."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of the tokens that the head can draft."""
 
 
 class UnrolledTraining(nn.Module):

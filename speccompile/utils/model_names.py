@@ -25,6 +25,7 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b(?<!\.git)"
 
 
 def is_gguf(name: str) -> bool:
+    """Whether the name is that of a GGUF file."""
     return name.lower().endswith(".gguf")
 
 
@@ -76,6 +77,7 @@ def has_tokenizer(files: Iterable[str]) -> bool:
 
 
 def no_tokenizer(name: str, advice: str) -> PretrainedError:
+    """The error for a model without a tokenizer."""
     message = f"{name!r} has no tokenizer, and text needs one. {advice}"
     return PretrainedError(message, source=name, reason="it has no tokenizer")
 

@@ -32,7 +32,8 @@ class Storage(Protocol):
     def read(self, name: str) -> bytes | None:
         """The stored data. None if there is none or it is damaged."""
 
-    def write(self, name: str, data: bytes) -> None: ...
+    def write(self, name: str, data: bytes) -> None:
+        """Store ``data`` under ``name``."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,11 @@ class CacheFolder:
     """Files in :func:`~speccompile.utils.paths.cache_dir`, each with its checksum. It may be deleted at any time."""
 
     def path(self, name: str) -> Path:
+        """Where ``name`` is stored."""
         return cache_dir() / name
 
     def read(self, name: str) -> bytes | None:
+        """The stored data, None if there is none."""
         spare = known_spare()
         data = _read(self.path(name))
         return _read(spare / name) if data is None and spare is not None else data
@@ -140,9 +143,11 @@ class PackageStorage:
     fallback: CacheFolder = field(default_factory=CacheFolder)
 
     def read(self, name: str) -> bytes | None:
+        """The package's data, else that of the fallback."""
         return self.files[name] if name in self.files else self.fallback.read(name)
 
     def write(self, name: str, data: bytes) -> None:
+        """Store in the fallback: packages are not changed."""
         self.fallback.write(name, data)
 
 
@@ -153,11 +158,14 @@ class Collected:
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def read(self, name: str) -> bytes | None:
+        """The collected data, None if there is none."""
         return self.files.get(name)
 
     def write(self, name: str, data: bytes) -> None:
+        """Keep ``data`` in memory."""
         self.files[name] = data
 
 
 def digest(data: str | bytes) -> str:
+    """SHA-256 as hexadecimal digits."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()

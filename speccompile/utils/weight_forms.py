@@ -62,6 +62,7 @@ class WeightForms:
 
     @property
     def rounds(self) -> bool:
+        """Whether any linear is rounded."""
         forms = (self.others, *dict(self.modules).values())
         return bool(self.format) or any(form != "same" for form in forms)
 

@@ -16,6 +16,7 @@ TensorAddress = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 def address_of(tensor: torch.Tensor) -> TensorAddress:
+    """Address, shape and strides, which a CUDA graph has recorded."""
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
 
 

@@ -108,6 +108,7 @@ class Captures:
         return replay
 
     def explain(self) -> str:
+        """A line for ``explain()``: number of graphs and memory."""
         first, *others = self.footprints.values()
         extra = max((footprint.device for footprint in others), default=0)
         checked = f"; addresses are checked at every replay ({CHECK}=1)" if self._check else ""

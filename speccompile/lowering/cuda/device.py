@@ -22,6 +22,8 @@ class Memory:
 
 
 class Graph(Protocol):
+    """A captured CUDA graph."""
+
     def replay(self) -> None:
         """Launch it on the current stream."""
 
@@ -38,7 +40,8 @@ class GraphDevice(Protocol):
     def capture(self, run: Callable[[], Any]) -> Graph:
         """What ``run`` launches, unlaunched. What is wrong with it is raised as it comes."""
 
-    def memory(self) -> Memory: ...
+    def memory(self) -> Memory:
+        """Memory of the graphs' pool, and free memory of the device, in bytes."""
 
     def pool_ranges(self) -> list[range]:
         """Addresses of the pool."""

@@ -32,6 +32,8 @@ SOURCE = "of DFlash"
 
 
 class Attention(nn.Module):
+    """Attention of a block to the kept context and to itself."""
+
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim, bias = layer, config.head_dim, config.attention_bias

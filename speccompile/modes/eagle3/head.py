@@ -23,6 +23,8 @@ from speccompile.sampling.draft_vocab import target_ids
 
 
 class Attention(nn.Module):
+    """Attention of a head's layer, whose input may be twice as wide as its output."""
+
     def __init__(self, config: Eagle3Config, inputs: int, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim, bias = layer, config.head_dim, config.attention_bias

@@ -167,6 +167,7 @@ def target_ids_of(graph: StepGraph, *, draws: bool) -> fx.Node | None:
 
 
 def previous_position(position: torch.Tensor) -> torch.Tensor:
+    """The position before, and 0 at the beginning."""
     return (position - 1).clamp(min=0)
 
 

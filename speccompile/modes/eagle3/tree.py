@@ -35,6 +35,8 @@ class DraftTreeByHead(DraftTree):
 
 
 class HeadForward:
+    """Forwards of an EAGLE-3 head over the levels of a tree."""
+
     def __init__(self, graph: StepGraph, tree: Tree, *, draws: bool) -> None:
         self._graph, self._before = graph, graph.anchors.start
         self._reader = NodeReader(graph, tree, ahead=1)

@@ -24,6 +24,7 @@ class ConfigKeys:
     name: str
 
     def get(self, key: str, default: Any = None) -> Any:
+        """The value of ``key``, ``default`` if it is missing or null."""
         value = self.keys.get(key)
         return default if value is None else value
 
@@ -109,6 +110,7 @@ class ConfigKeys:
         return rope
 
     def invalid(self, key: str, value: Any, what: str) -> InvalidHead:
+        """The error for a value that is not valid; ``what`` states what it must be."""
         return InvalidHead(source=self.name, reason=f"its config says {key}={value!r}, which has to be {what}")
 
 

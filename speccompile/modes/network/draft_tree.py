@@ -104,6 +104,8 @@ class DraftTreeByNetwork(DraftTree):
 
 
 class ModelForward:
+    """Forwards of a draft model over the levels of a tree."""
+
     def __init__(self, graph: StepGraph, tree: Tree) -> None:
         self._graph, self._reader = graph, NodeReader(graph, tree, ahead=0)
 

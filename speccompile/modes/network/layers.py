@@ -21,19 +21,32 @@ class LayerSizes(Protocol):
     """What a head's config says of its layers."""
 
     @property
-    def hidden_size(self) -> int: ...
+    def hidden_size(self) -> int:
+        """M."""
+
     @property
-    def intermediate_size(self) -> int: ...
+    def intermediate_size(self) -> int:
+        """Width of the MLP."""
+
     @property
-    def num_attention_heads(self) -> int: ...
+    def num_attention_heads(self) -> int:
+        """H."""
+
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int:
+        """D."""
+
     @property
-    def hidden_act(self) -> str: ...
+    def hidden_act(self) -> str:
+        """Name of the MLP's activation, as transformers has it."""
+
     @property
-    def max_position_embeddings(self) -> int: ...
+    def max_position_embeddings(self) -> int:
+        """Number of positions that the head was trained for."""
+
     @property
-    def rope(self) -> Mapping[str, Any]: ...
+    def rope(self) -> Mapping[str, Any]:
+        """Parameters of the rotary table, as transformers' ``rope_parameters``."""
 
 
 class RMSNorm(nn.Module):
@@ -49,6 +62,7 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root mean square norm over the last dimension, computed in float32. Source: transformers' ``LlamaRMSNorm``."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
@@ -105,6 +119,8 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class MLP(nn.Module):
+    """Gated MLP of a Llama layer."""
+
     def __init__(self, config: LayerSizes, *, bias: bool = False) -> None:
         super().__init__()
         inner = config.intermediate_size

@@ -20,6 +20,7 @@ STORED = ("stored_tree_tokens", "stored_tree_parents", "stored_tree_depths", "st
 
 
 def stored_tree_state() -> list[StateSpec]:
+    """State tensors with the tree of each slot between a drafter's executables and the step."""
     i64, *wide, lens = torch.int64, *STORED
     return [*(StateSpec(name, (N, K), i64, low=0, high=1) for name in wide), StateSpec(lens, (N,), i64, high=K + 1)]
 

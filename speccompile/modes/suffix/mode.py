@@ -43,6 +43,7 @@ class Search:
 
     @property
     def state(self) -> tuple[str, ...]:
+        """Names of the state tensors that the search reads."""
         return _OWN + _GIVEN * self.given + _EARLIER * bool(self.room)
 
     def propose(

@@ -46,6 +46,7 @@ class Unpack(nn.Module):
 
 
 def is_consumed(model: nn.Module) -> bool:
+    """Whether ``wrap(consume=True)`` has packed the weights of ``model``."""
     return any(isinstance(module, Unpack) for module in model.modules())
 
 

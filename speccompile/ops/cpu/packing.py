@@ -41,6 +41,7 @@ class Pack:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the packed tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
@@ -152,9 +153,11 @@ class WeightPacks:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all packs."""
         return sum(pack.nbytes for pack in self)
 
     def items(self) -> Iterator[tuple[str, Pack]]:
+        """Names of the weights and their packs."""
         yield from self._packs.items()
 
     def __iter__(self) -> Iterator[Pack]:

@@ -145,6 +145,7 @@ def choose_combine(  # type: ignore[no-untyped-def]
 
 
 def splits_of(vocab: int) -> int:
+    """Number of parts of a vocabulary that programs reduce separately."""
     return -(-vocab // SPAN)
 
 

@@ -28,6 +28,7 @@ class Outcome:
 
     @property
     def steps(self) -> int:
+        """Number of steps."""
         return len(self.timeline)
 
     @property
@@ -51,6 +52,7 @@ class Oracle:
         return "oracle"
 
     def choose(self, upcoming: Upcoming) -> int:
+        """The draft length of the greatest true expected speed."""
         rows, context = upcoming.rows, _mean_context(upcoming.rows)
 
         def speed(draft_len: int) -> float:

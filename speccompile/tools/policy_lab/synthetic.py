@@ -32,15 +32,19 @@ class SyntheticText:
 
     @property
     def length(self) -> int:
+        """Number of tokens."""
         return len(self.levels)
 
     def offered(self, position: int, most: int) -> int:
+        """Number of drafts that the drafter has at ``position``, at most ``most``."""
         return most if not self.has or self.has[position] else 0
 
     def scores(self, position: int, count: int) -> tuple[float, ...]:
+        """The drafter's probabilities that all drafts up to each one are right; empty if it has none."""
         return tuple(itertools.accumulate(self.chances(position, count), float.__mul__)) if self.scored else ()
 
     def accepted(self, position: int, count: int) -> int:
+        """Number of the first ``count`` drafts at ``position`` that are accepted."""
         right = 0
         for chance, draw in zip(self.chances(position, count), self.draws[position : position + count], strict=False):
             if draw >= chance:
@@ -49,6 +53,7 @@ class SyntheticText:
         return right
 
     def chances(self, position: int, count: int) -> list[float]:
+        """Probability that each of the next ``count`` drafts is right."""
         ahead = self.levels[position : position + count]
         return [level * self.decay**place for place, level in enumerate(ahead)]
 
@@ -58,6 +63,7 @@ def _text(levels: Sequence[float], rng: random.Random, decay: float = 0.95) -> S
 
 
 def constant(rng: random.Random, level: float, requests: int = 1, tokens: int = 3000) -> list[Text]:
+    """Texts whose drafts are right with the same probability everywhere."""
     return [_text([level] * tokens, rng) for _ in range(requests)]
 
 

@@ -52,15 +52,19 @@ class RecordedText:
 
     @property
     def length(self) -> int:
+        """Number of recorded tokens."""
         return len(self.runs)
 
     def offered(self, position: int, most: int) -> int:
+        """Number of recorded drafts at ``position``, at most ``most``."""
         return min(most, self.available[position])
 
     def scores(self, position: int, count: int) -> tuple[float, ...]:
+        """The recorded scores of the first ``count`` drafts at ``position``."""
         return self.draft_scores.get(position, ())[:count]
 
     def accepted(self, position: int, count: int) -> int:
+        """Number of the first ``count`` drafts at ``position`` that were accepted."""
         return min(count, self.runs[position])
 
     def chances(self, position: int, count: int) -> list[float]:

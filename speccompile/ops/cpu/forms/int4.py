@@ -48,6 +48,8 @@ def unpack_int4(packed: torch.Tensor, scales: torch.Tensor, features: int, depth
 
 
 class Int4(Form):
+    """Weights as int4 with a scale for each group of 32 columns."""
+
     name = "int4"
     tensors = ("int4", "scales")
     linear, linears = ops.int4_linear.default, ops.int4_linears.default

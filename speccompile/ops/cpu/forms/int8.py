@@ -40,6 +40,8 @@ def unpack_int8(packed: torch.Tensor, scales: torch.Tensor, features: int, depth
 
 
 class Int8(Form):
+    """Weights as int8 with a scale for each group of 64 columns."""
+
     name = "int8"
     tensors = ("int8", "scales")
     linear, linears = ops.int8_linear.default, ops.int8_linears.default

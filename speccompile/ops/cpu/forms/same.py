@@ -22,6 +22,8 @@ def unpack(packed: torch.Tensor, features: int) -> torch.Tensor:
 
 
 class Same(Form):
+    """Weights in their own dtype, packed for the C++ ops."""
+
     name = "same"
     tensors = ("packed",)
     linear, linears = ops.packed_linear.default, ops.packed_linears.default
