@@ -1,6 +1,7 @@
 """Links of pages to files of the repository that are part of a page of the site: they lead to that page.
 
-On GitHub, and in a checkout, the same links lead to the files. A file that is on no page stays a download.
+On GitHub, and in a checkout, the same links lead to the files. A file that is on no page, or on the page of the link
+itself, stays a download.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PAGES = {
 def lead_to_pages(app: Sphinx, docname: str, source: list[str]) -> None:
     folder = PurePosixPath("docs") / PurePosixPath(docname).parent
     for file, page in PAGES.items():
+        if page == f"{docname}.md":
+            continue
         there = os.path.relpath(file, folder)
         here = os.path.relpath(page, PurePosixPath(docname).parent)
         for end in (")", "#"):

@@ -121,14 +121,24 @@ def test_every_block_of_a_page_runs(names: tuple[str, ...], readme: dict[str, An
         run(page, namespace)
 
 
-def test_links_of_the_readme_lead_to_files_and_headings() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+def slugs(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    without_code = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "benchmarks/README.md", "heads/smollm2-135m-instruct/README.md", *pages()]
+)
+def test_links_lead_to_files_and_headings_as_on_github(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = target.partition("#")
-        file = ROOT / path if path else ROOT / "README.md"
-        assert file.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
-            assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
+        if "://" not in target:
+            file = (ROOT / page).parent / path if path else ROOT / page
+            assert file.exists(), target
+            assert not anchor or anchor in slugs(file.read_text()), target
 
 
 def test_files_that_pages_include_exist() -> None:
