@@ -224,7 +224,7 @@ def test_gpt2_is_wrapped_without_arguments_and_explain_names_its_positions() -> 
     )
     with speccompile.wrap(GPT2LMHeadModel(config).eval(), tiers=(0, 3), backend="eager") as spec:
         assert spec.arena.layout.max_len == 48
-        assert "1 slots of 48 tokens (max_len is the 48 positions of the model)" in spec.explain()
+        assert "1 slot of 48 tokens (max_len is the 48 positions of the model)" in spec.explain()
 
 
 def test_a_draft_without_a_mode_chooses_auto(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
