@@ -36,13 +36,25 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 def peak_rss_bytes() -> int:
     """The most memory this process has had, mapped files included."""
-    status = Path("/proc/self/status")
-    if status.is_file():
+    if (peak_kib := _status("VmHWM")) is not None:
         # getrusage would hand down the parent's peak here: on Linux it outlives exec.
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
+        return peak_kib * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def rss_bytes() -> int | None:
+    """The memory that this process has now, mapped files included. None where only the peak is known."""
+    now_kib = _status("VmRSS")
+    return None if now_kib is None else now_kib * 1024
+
+
+def _status(field: str) -> int | None:
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return None
+    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1])
 
 
 def run_cold_and_warm(what: str, model: str, arguments: list[str]) -> dict[str, dict[str, Any]]:
@@ -85,6 +97,7 @@ def main(
     backend: Annotated[str, typer.Option()] = "auto",
     option: Annotated[list[str] | None, typer.Option()] = None,
     consume: Annotated[bool, typer.Option()] = False,
+    weights: Annotated[str, typer.Option()] = "same",
 ) -> None:
     if what not in (SPECULATOR, COMPILED_FORWARD, TRANSFORMERS):
         raise typer.BadParameter(f"choose from {SPECULATOR}, {COMPILED_FORWARD}, {TRANSFORMERS}")
@@ -96,7 +109,8 @@ def main(
         if what == SPECULATOR:
             options = parse_options(option or [])
             draft_lens = parse_tiers(tiers)
-            spec = wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, consume=consume, **options)
+            options |= {"consume": consume, "weights": weights}
+            spec = wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, **options)
             seconds = time.perf_counter() - started
             parts = spec.build_seconds
             spec.generate(ids, torch.ones_like(ids), max_new_tokens=_NEW_TOKENS)
@@ -107,7 +121,8 @@ def main(
             target.generate(  # type: ignore[operator]
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=_NEW_TOKENS, do_sample=False
             )
-        print(json.dumps({"seconds": seconds, "parts": parts, "peak_rss_bytes": peak_rss_bytes()}))
+        memory = {"peak_rss_bytes": peak_rss_bytes(), "rss_bytes": rss_bytes()}
+        print(json.dumps({"seconds": seconds, "parts": parts, **memory}))
 
 
 def _compile_forward(model: PreTrainedModel, ids: torch.Tensor, max_len: int) -> float:

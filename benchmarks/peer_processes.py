@@ -98,8 +98,8 @@ def eos_of(model: PreTrainedModel) -> list[int]:
 
 
 def write_rounded(source: Path, target: Path, kind: GGMLQuantizationType) -> None:
-    """The same model with its layers' matrices in ``kind`` (32 weights share a scale), embedding and lm_head in Q8_0,
-    its vectors in float32."""
+    """The same model with its layers' matrices in ``kind`` (32 weights share a scale), embedding and lm_head in Q8_0
+    (in float32 if ``kind`` is that), its vectors in float32."""
     reader = GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = GGUFWriter(target, architecture)
@@ -108,7 +108,9 @@ def write_rounded(source: Path, target: Path, kind: GGMLQuantizationType) -> Non
         if name == "general.architecture" or name.startswith("GGUF."):
             continue
         if name == "general.file_type":
-            writer.add_file_type(LlamaFileType[f"MOSTLY_{kind.name}"])
+            writer.add_file_type(
+                LlamaFileType[f"{'ALL' if kind == GGMLQuantizationType.F32 else 'MOSTLY'}_{kind.name}"]
+            )
             continue
         field = item.types[0]
         inner = item.types[-1] if field == GGUFValueType.ARRAY else None
@@ -116,7 +118,8 @@ def write_rounded(source: Path, target: Path, kind: GGMLQuantizationType) -> Non
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type)
         in_layer = tensor.name.startswith("blk.")
-        own = GGMLQuantizationType.F32 if values.ndim == 1 else kind if in_layer else GGMLQuantizationType.Q8_0
+        keeps = values.ndim == 1 or kind == GGMLQuantizationType.F32
+        own = GGMLQuantizationType.F32 if keeps else kind if in_layer else GGMLQuantizationType.Q8_0
         writer.add_tensor(tensor.name, quantize(values, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

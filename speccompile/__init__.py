@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         training,
     )
     from speccompile.adapters.options import Adapters
+    from speccompile.calibration.calibration import Calibration
+    from speccompile.calibration.gather import calibrate
     from speccompile.graph.tree import Tree
     from speccompile.lowering.backends import register_backend
     from speccompile.modes import register as register_mode
@@ -33,11 +35,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adapters",
+    "Calibration",
     "Speculator",
     "Tree",
     "__version__",
     "acceptance",
     "backends",
+    "calibrate",
     "errors",
     "guides",
     "heads",
@@ -76,8 +80,10 @@ _SUBMODULES = frozenset(
 )
 _MEMBERS = {
     "Adapters": ("speccompile.adapters.options", "Adapters"),
+    "Calibration": ("speccompile.calibration.calibration", "Calibration"),
     "Speculator": ("speccompile.speculator.speculator", "Speculator"),
     "Tree": ("speccompile.graph.tree", "Tree"),
+    "calibrate": ("speccompile.calibration.gather", "calibrate"),
     "load": ("speccompile.wrapping", "load"),
     "register_backend": ("speccompile.lowering.backends", "register_backend"),
     "register_mode": ("speccompile.modes", "register"),

@@ -191,6 +191,15 @@ class ConsumeUnavailable(UserError):
     template = "consume=True cannot be kept: {reason}. Use consume=False{advice}."
 
 
+class InvalidCalibration(UserError):
+    """A calibration is damaged, or is not one of this model."""
+
+    template = (
+        "the calibration {source!r} cannot be used: {reason}. Make one of this model with speccompile.calibrate, or "
+        "`speccompile calibrate`."
+    )
+
+
 class DeterministicUnavailable(SpecCompileError):
     """``deterministic=True`` does not hold; ``op`` is the first op whose bits differ."""
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from speccompile.acceptance import Rule
 from speccompile.adapters.options import Adapters
+from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.build import build
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.compiler.package import check_fits, read_package, read_wrap_options
@@ -54,6 +55,7 @@ def wrap(
     acceptance: str | Rule | None = None,
     deterministic: bool | None = None,
     weights: Weights = "same",
+    calibration: Calibration | str | Path | None = None,
     max_waiting: int = 1024,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
@@ -114,6 +116,9 @@ def wrap(
             :class:`~speccompile.quantized.QuantizedWeights` are integers of a checkpoint that is quantised already: the
             linears that they name multiply with these, without a second rounding. The model's own values of them are
             released, and may be on the meta device; its own forward is refused then (call ``spec(input_ids)``).
+        calibration: What `speccompile.calibrate` gathered, or its file: `int4` rounds by it. Of each group it chooses
+            the scale that loses least at the inputs that are large. It must be of this model, and have the inputs of
+            all weights in ``int4``.
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. None reads them
             along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
@@ -175,6 +180,7 @@ def wrap(
         acceptance=acceptance,
         deterministic=deterministic,
         weights=weights,
+        calibration=calibration,
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,
@@ -289,8 +295,8 @@ def _built(
     if plan.config.quantized is not None:
         plan.config.quantized.install(model)
     # Before the build, so that a fault of the folder is reported at once.
-    weights = str(plan.config.weights)
-    writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, weights))
+    form = plan.config.target_form
+    writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, form))
     try:
         CacheFolder().drop_unread()
         with consuming(model, plan.options.consume) as consumed:

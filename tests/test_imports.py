@@ -23,6 +23,7 @@ ALLOWED = {
     "adapters": "graph ops graph_capture",
     "passes": "graph ops sampling graph_capture adapters",
     "hidden_states": "graph ops graph_capture passes",
+    "calibration": "graph_capture hidden_states",
     "acceptance": "graph ops graph_capture passes",
     "policies": "",
     "pretrained": "quantized",
@@ -33,24 +34,25 @@ ALLOWED = {
     "ranks": "graph ops lowering",
     "runtime": "ranks graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
     "compiler": (
-        "graph ops sampling graph_capture adapters passes hidden_states acceptance policies modes lowering ranks "
-        "runtime"
+        "graph ops sampling graph_capture adapters passes hidden_states calibration acceptance policies modes lowering "
+        "ranks runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
     "speculator": "graph ops sampling adapters passes hidden_states policies modes lowering runtime compiler report",
     "wrapping": (
-        "quantized ops sampling passes graph_capture adapters hidden_states acceptance modes lowering ranks runtime "
-        "compiler speculator"
+        "quantized ops sampling passes graph_capture adapters hidden_states calibration acceptance modes lowering "
+        "ranks runtime compiler speculator"
     ),
     "__init__": (
-        "backends graph passes sampling lowering guides adapters acceptance hidden_states policies pretrained "
-        "quantized modes heads speculator wrapping training"
+        "backends graph passes sampling lowering guides adapters calibration acceptance hidden_states policies "
+        "pretrained quantized modes heads speculator wrapping training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
     "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
-        "__init__ ops graph adapters hidden_states policies pretrained quantized modes lowering runtime compiler "
+        "__init__ ops graph adapters hidden_states calibration policies pretrained quantized modes lowering runtime "
+        "compiler "
         "report speculator serve tools training"
     ),
     "__main__": "cli",

@@ -30,6 +30,7 @@ from speccompile.cli.arguments import (
 )
 from speccompile.cli.session import one_line_errors, parse_adapters, parse_options, parse_tiers
 from speccompile.cli.training_commands import training
+from speccompile.cli.weight_commands import weights
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.errors import EmptyPrompt, InvalidOption, UnknownTier
 from speccompile.runtime.request_options import GenerateOptions
@@ -334,22 +335,6 @@ def policy_lab(
     policy_lab.run(trace, policy, costs, tiers, rows, seed, late, plot_to)
 
 
-@app.command("measure-weights")
-def measure_weights(
-    model: Model,
-    text: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="A text file, in UTF-8.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of it.")] = 4096,
-    window: Annotated[int, typer.Option(min=2, help="Tokens that are predicted from what precedes them here.")] = 512,
-    backend: Backend = WrapOptions.backend,
-) -> None:
-    """Compare the perplexity of a model's weights as float32, int8, int4 and bfloat16 over a text."""
-    with one_line_errors():
-        check_wrap(model, WrapOptions(mode="none", backend=backend))
-        check_tokenizer(model)
-    from speccompile.cli import measure_weights
-
-    measure_weights.run(model, text, tokens, window, backend)
-
-
-# Without a name: its commands stand beside the others.
+# Without names: their commands stand beside the others.
+app.add_typer(weights)
 app.add_typer(training)

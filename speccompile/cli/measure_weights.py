@@ -23,7 +23,11 @@ from speccompile.utils.weight_forms import WEIGHT_FORMS
 Forward = Callable[..., Any]
 
 
-def run(name: str, text: Path, tokens: int, window: int, backend: str) -> None:
+#: The line of calibrated weights.
+CALIBRATED = "int4, calibrated"
+
+
+def run(name: str, text: Path, tokens: int, window: int, calibration: Path | None, backend: str) -> None:
     """See ``speccompile measure-weights --help``."""
     with session():
         model, tokenizer = load(name)
@@ -31,7 +35,7 @@ def run(name: str, text: Path, tokens: int, window: int, backend: str) -> None:
         if len(ids) <= window:
             reason = f"it has {len(ids)} tokens, and a window of {window} needs {window + 1}"
             raise InvalidOption(where="the command line", name="--text", value=str(text), reason=reason)
-        found = dict(perplexities(model, ids, window, backend))
+        found = dict(perplexities(model, ids, window, calibration, backend))
     table = Table(title=f"{(len(ids) - 1) // window * window} tokens in windows of {window}", title_justify="left")
     for heading in ("weights", "perplexity", "to float32"):
         table.add_column(heading, justify="left" if heading == "weights" else "right")
@@ -40,15 +44,18 @@ def run(name: str, text: Path, tokens: int, window: int, backend: str) -> None:
     Console().print(table)
 
 
-def perplexities(model: PreTrainedModel, ids: torch.Tensor, window: int, backend: str) -> Iterator[tuple[str, float]]:
+def perplexities(
+    model: PreTrainedModel, ids: torch.Tensor, window: int, calibration: Path | None, backend: str
+) -> Iterator[tuple[str, float]]:
     """Of each form of the weights, the perplexity over ``ids`` ``[P]``. Converts ``model`` to bfloat16 in the end."""
     model.float()
     with task("measure float32"):
         yield "float32", perplexity(model, ids, window)
-    for form in WEIGHT_FORMS:
-        if form == "same":
-            continue
-        spec = wrap(model, "none", tiers=(0,), max_len=window, weights=form, backend=backend)
+    forms: dict[str, dict[str, Any]] = {form: {"weights": form} for form in WEIGHT_FORMS if form != "same"}
+    if calibration is not None:
+        forms[CALIBRATED] = {"weights": "int4", "calibration": calibration}
+    for form, options in forms.items():
+        spec = wrap(model, "none", tiers=(0,), max_len=window, backend=backend, **options)
         with spec, task(f"measure {form}"):
             yield form, perplexity(spec, ids, window)
     cast(Any, model).to(torch.bfloat16)

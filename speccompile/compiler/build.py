@@ -21,6 +21,7 @@ from speccompile.graph.stage import CAPTURE, Stages
 from speccompile.graph_capture.model_info import ModelInfo, named_tensors
 from speccompile.graph_capture.observe import Observation
 from speccompile.graph_capture.store import CaptureStore, capture_file
+from speccompile.hidden_states.target_id import target_id
 from speccompile.lowering.backends import Backend, Eager, Inductor, ask
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.tier import Executables, Tier
@@ -48,6 +49,7 @@ class Build:
         captures: the CUDA graphs, None if there are none.
         drafter: the mode's own network, None if there is none.
         pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a graph if there are graphs.
+        target_id: of the weights before they were rounded; None where the model still has them.
     """
 
     config: BuildConfig
@@ -66,6 +68,7 @@ class Build:
     pack: Callable[[], torch.Tensor]
     drafter: Drafter | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    target_id: str | None = None
 
     @property
     def largest(self) -> Tier:
@@ -115,6 +118,10 @@ def build(
     if traits_of(info.device).host_memory:
         # Another thread may run the steps.
         release_workers()
+    identity = None
+    if consumed is not None and config.weights.rounds:
+        identity = target_id(model, config.target_form)
+        stages.packs.consume_rounded()
     return Build(
         config,
         info,
@@ -132,6 +139,7 @@ def build(
         pack_arena,
         stages.drafter,
         seconds.by_name,
+        identity,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from speccompile.acceptance import Exact, Rule
 from speccompile.adapters.buffers import AdapterBuffers
+from speccompile.calibration.calibration import Calibration
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import Route
 from speccompile.graph.tree import Tree, chains
@@ -47,6 +48,7 @@ class BuildConfig:
     deterministic: bool | None
     kernels: Kernels = STOCK
     weights: WeightForms = field(default_factory=WeightForms)
+    calibration: Calibration | None = None
     route: Route | None = None
     rule: Rule = field(default_factory=Exact)
     logits_processors: tuple[UserProcessor, ...] = ()
@@ -63,6 +65,12 @@ class BuildConfig:
     adapters: AdapterBuffers | None = None
     ranks: Ranks | None = None
     quantized: QuantizedPacks | None = None
+
+    @property
+    def target_form(self) -> str:
+        """What the weights are rounded to, as a :func:`~speccompile.hidden_states.target_id.target_id` notes it."""
+        calibrated = "" if self.calibration is None else f" calibrated {self.calibration.digest}"
+        return f"{self.weights}{calibrated}"
 
     @property
     def kind(self) -> Kind:

@@ -40,7 +40,7 @@ class BuiltStages:
     """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk, of
     the drafter if there is one.
 
-    ``probe`` is what the capture check needs of a model whose weights were consumed.
+    ``probe`` is what the capture check needs of a model whose weights are consumed while they are packed.
     """
 
     config: BuildConfig
@@ -107,11 +107,12 @@ def build_stages(
     check_mode(config)
     check_checkpoints(config)
     probe = None
-    if consumed is not None:
+    if consumed is not None and not config.weights.rounds:
         # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
         probe = Probe.of(model, info, arena, reach_of(observed, arena))
         consumed.release_unread()
-    packs = WeightPacks(config.weights, consumed, all_names(model), config.quantized)
+    importance = None if config.calibration is None else config.calibration.importance
+    packs = WeightPacks(config.weights, consumed, all_names(model), config.quantized, importance)
     if drafter is not None:
         packs.followers.append(drafter.packs)
     note = "exported" if known is None else "read from the store"
@@ -119,6 +120,7 @@ def build_stages(
     with task("run the passes"):
         _, model_stages = model_pipeline(config, packs).run(captured, first)
         check_weights_named(packs)
+        check_calibrated(config, packs)
         maker = StepMaker(model_stages, storage)
         tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
     from_store = known is not None or (drafter is not None and drafter.from_store)
@@ -140,6 +142,16 @@ def check_weights_named(packs: WeightPacks) -> None:
         if unread := [name for name, pack in packs.quantized.packs.items() if id(pack) not in read]:
             reason = f"no linear or embedding of a decode step reads {unread[0]}; leave it out"
             raise InvalidOption(where="wrap", name="weights", value=packs.quantized, reason=reason)
+
+
+def check_calibrated(config: BuildConfig, packs: WeightPacks) -> None:
+    """Refuse a calibration that does not have the inputs of all weights that it concerns.
+
+    Raises:
+        InvalidCalibration: it lacks those of a weight.
+    """
+    if config.calibration is not None:
+        config.calibration.check_covers(packs.names_of(path) for path, pack in packs.items() if pack.form.calibrated)
 
 
 def check_trees(config: BuildConfig) -> None:

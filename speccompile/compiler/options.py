@@ -22,6 +22,7 @@ from speccompile.utils.weight_forms import Weights, read_weights
 
 if TYPE_CHECKING:
     from speccompile.acceptance import Rule
+    from speccompile.calibration.calibration import Calibration
     from speccompile.hidden_states.options import SaveHiddenStates
     from speccompile.passes.base import Pass
     from speccompile.policies import AnyPolicy
@@ -65,6 +66,17 @@ def _learning(where: str, name: str, value: Any) -> Learning | None:
 
     if not isinstance(value, Learning) or isinstance(value, type):
         raise InvalidOption(where=where, name=name, value=value, reason="give an OnlineTraining(...), or None")
+    return value
+
+
+def _calibration(where: str, name: str, value: Any) -> Calibration | str | Path | None:
+    if value is None or isinstance(value, str | Path):
+        return value
+    from speccompile.calibration.calibration import Calibration
+
+    if not isinstance(value, Calibration):
+        reason = "give what speccompile.calibrate returned, a file that it was saved to, or None"
+        raise InvalidOption(where=where, name=name, value=value, reason=reason)
     return value
 
 
@@ -115,6 +127,10 @@ class WrapOptions(Options):
         ),
     )
     weights: Weights = field(default="same", metadata=option("The form of the weights of linears.", read_weights))
+    calibration: Calibration | str | Path | None = field(
+        default=None,
+        metadata=option("What `speccompile.calibrate` gathered, or its file: `int4` rounds by it.", _calibration),
+    )
     max_waiting: int = field(
         default=EngineOptions.max_waiting,
         metadata=option("Most requests of `spec.engine` that wait for a slot.", WholeNumber(0)),

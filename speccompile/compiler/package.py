@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from speccompile.acceptance import RULES, Rule
 from speccompile.adapters.options import Adapters
+from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotSave, CorruptPackage, ForeignPackage
 from speccompile.graph.tree import Tree
@@ -143,6 +144,8 @@ def _json_value(name: str, value: Any) -> Any:
         return {"adapters": {key: _json_value(f"{name}.{key}", item) for key, item in value.fields.items()}}
     if isinstance(value, Mapping):
         return {"mapping": {key: _json_value(f"{name}[{key!r}]", item) for key, item in value.items()}}
+    if isinstance(value, Calibration):
+        raise CannotSave(name=name, reason="it holds no weights and nothing about them; give the file of a calibration")
     if isinstance(value, SaveHiddenStates):
         raise CannotSave(name=name, reason="its folder is one of this machine")
     if isinstance(value, Tree):

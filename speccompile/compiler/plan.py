@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
 from speccompile.adapters.buffers import AdapterBuffers
+from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tree_refusal
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
@@ -27,6 +28,7 @@ from speccompile.lowering.kernels import Kernels
 from speccompile.modes.auto import Auto, Choice, Failed, replacing
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.passes.placement import check_passes
 from speccompile.policies.default import default_policy
@@ -106,6 +108,7 @@ def make_plan(
         kernels=kernels,
         weights=WeightForms.of(options.weights),
         quantized=options.weights if isinstance(options.weights, QuantizedPacks) else None,
+        calibration=_read_calibration(options, model),
         choice=choice,
         passes=own_passes,
         state_checkpoints=options.state_checkpoints,
@@ -256,12 +259,23 @@ def _check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: M
             "model's weights where they lie"
         )
         raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
-    if options.consume and WeightForms.of(options.weights).rounds:
-        reason = (
-            f"with weights={options.weights!r} the model's own forward is what checks compare with, and rounded ones "
-            "are not it"
-        )
-        raise ConsumeUnavailable(reason=reason, advice=", or weights='same'")
+    if options.consume and isinstance(options.weights, QuantizedPacks):
+        reason = f"the model's own values of the {options.weights.format} weights are released without it"
+        raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
+
+
+def _read_calibration(options: WrapOptions, model: PreTrainedModel) -> Calibration | None:
+    given = options.calibration
+    if given is None:
+        return None
+    forms = WeightForms.of(options.weights)
+    if not any(FORMS[form].calibrated for form in (forms.others, *dict(forms.modules).values())):
+        names = " or ".join(repr(name) for name, form in FORMS.items() if form.calibrated)
+        reason = f"no weight has a form that a calibration concerns; give weights={names} with it"
+        raise InvalidOption(where="wrap", name="calibration", value=given, reason=reason)
+    calibration = given if isinstance(given, Calibration) else Calibration.load(given)
+    calibration.check(model)
+    return calibration
 
 
 def _check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:

@@ -100,7 +100,7 @@ def _weights(build: Build) -> dict[str, str]:
         left -= held
     if others:
         lines.append(f"{others} packed, a second copy of {left:.1f} MiB beside the model's own {own:.1f} MiB")
-    saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not packs.rounds else ""
+    saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not quantized else ""
     return {"weights": "; ".join(lines) + saves}
 
 

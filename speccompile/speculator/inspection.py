@@ -78,7 +78,9 @@ class Inspection(SpeculatorBase):
     @property
     def target_id(self) -> str:
         """An identifier of the target: its class, a digest of its weights, and their form if rounded."""
-        return target_id(self._open()[1].model, str(self._config.weights))
+        target = self._open()[1]
+        known = None if self._build is None else self._build.target_id
+        return known or target_id(target.model, self._config.target_form)
 
     @property
     def hidden_states(self) -> RecordWriter:

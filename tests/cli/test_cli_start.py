@@ -64,6 +64,7 @@ COMMANDS = [
     "inspect",
     "families",
     "policy-lab",
+    "calibrate",
     "measure-weights",
     "save-hidden-states",
     "make-texts",

@@ -1,10 +1,15 @@
-"""``wrap(consume=True)``: packed weights replace the model's own, so that there is one copy of them."""
+"""``wrap(consume=True)``: packed weights replace the model's own, so that there is one copy of them.
+
+Weights in the form ``same`` can be restored from their packs, so each goes when it is packed. Rounded ones cannot: the
+model's own stay until the wrap has passed its checks, and longer where it fails.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,36 +18,68 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from speccompile.errors import ModelConsumed
-from speccompile.ops.cpu.forms.same import unpack
+from speccompile.ops.cpu.forms.base import Form
 from speccompile.utils.memory import release_file_pages, trim_heap
+
+#: Whether rounded weights are read as stand-ins, see :func:`standing_in`.
+_STANDING_IN: ContextVar[bool] = ContextVar("standing_in", default=False)
+
+
+@contextlib.contextmanager
+def standing_in() -> Iterator[None]:
+    """Within it, reading a rounded weight returns its stand-in and unpacks nothing. For code that replaces what is
+    computed with it."""
+    token = _STANDING_IN.set(True)
+    try:
+        yield
+    finally:
+        _STANDING_IN.reset(token)
 
 
 class Unpack(nn.Module):
     """Parametrizes a weight ``[features, K]``, or ``[K, features]`` if ``transposed``, by its pack.
 
-    Each read of the weight unpacks a new copy. It cannot be assigned to.
+    Each read of the weight unpacks a new copy. It cannot be assigned to. The parameter has the pack as its storage; if
+    that is rounded it has none, since a parameter keeps its dtype.
+
+    Args:
+        tensors: the pack, of ``form``.
+        stand_in: see :func:`standing_in`; None unless ``form`` rounds.
     """
 
-    def __init__(self, packed: torch.Tensor, features: int, *, transposed: bool) -> None:
+    def __init__(
+        self,
+        form: Form,
+        tensors: tuple[torch.Tensor, ...],
+        features: int,
+        depth: int,
+        *,
+        transposed: bool,
+        stand_in: torch.Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self._registering: torch.Tensor | None = packed
-        self._features, self._transposed = features, transposed
+        self._registering: tuple[torch.Tensor, ...] | None = tensors
+        self._rounded = tensors if form.rounds else ()
+        self._form, self._features, self._depth, self._transposed = form, features, depth, transposed
+        self._stand_in = stand_in
 
-    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+    def forward(self, original: torch.Tensor) -> torch.Tensor:
+        if self._stand_in is not None and _STANDING_IN.get():
+            return self._stand_in
         # A change in place would be lost with the copy. In inference mode torch forbids it, but that has no gradients.
         with contextlib.nullcontext() if torch.is_grad_enabled() else torch.inference_mode():
-            return self.unpacked(packed)
+            return self.unpacked(original)
 
-    def unpacked(self, packed: torch.Tensor) -> torch.Tensor:
-        weight = unpack(packed, self._features)
+    def unpacked(self, original: torch.Tensor) -> torch.Tensor:
+        weight = self._form.unpack(self._rounded or (original,), self._features, self._depth).to(original.dtype)
         return weight.t().contiguous() if self._transposed else weight
 
     def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
-        """The pack. torch calls this once at registration, and again at each assignment of a weight."""
+        """The parameter's storage. torch calls this once at registration, and again at each assignment of a weight."""
         packed, self._registering = self._registering, None
         if packed is None:
             raise ModelConsumed(what="its weights cannot be assigned to")
-        return packed
+        return weight.new_empty(0) if self._rounded else packed[0]
 
 
 def is_consumed(model: nn.Module) -> bool:
@@ -84,25 +121,56 @@ class _Owner:
         parametrize.register_parametrization(self.module, self.name, unpack, unsafe=True)
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A weight that was taken. ``own`` are the model's values while they may have to be restored and its pack does not
+    have them."""
+
+    owners: list[_Owner]
+    own: torch.Tensor | None
+
+
 class ConsumedWeights:
     """The weights of a model that one wrap has replaced by their packs."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._taken: list[list[_Owner]] = []
+        self._taken: list[_Taken] = []
         self._handles: list[Any] = []
 
-    def take(self, path: str, packed: torch.Tensor, features: int, *, transposed: bool) -> None:
-        """Make ``packed`` the storage of the weight at ``path``, in all modules that share it."""
+    def take(
+        self,
+        path: str,
+        form: Form,
+        tensors: tuple[torch.Tensor, ...],
+        features: int,
+        depth: int,
+        *,
+        transposed: bool,
+    ) -> torch.Tensor | None:
+        """Replace the weight at ``path`` by its pack, in all modules that share it. Returns its stand-in, see
+        :func:`standing_in`, if ``form`` rounds."""
         owners = self._owners(path)
         old = getattr(owners[0].module, owners[0].name).detach()
-        self._taken.append(owners)
+        # What is computed with it by mistake is NaN.
+        stand_in = old.new_full((1, 1), torch.nan).expand(old.shape) if form.rounds else None
+        self._taken.append(_Taken(owners, old if form.rounds else None))
         for owner in owners:
-            owner.parametrize(Unpack(packed, features, transposed=transposed))
+            owner.parametrize(Unpack(form, tensors, features, depth, transposed=transposed, stand_in=stand_in))
             self._handles.append(owner.module.register_state_dict_post_hook(_UnpackState(owner.name)))
             self._handles.append(owner.module.register_load_state_dict_pre_hook(_refuse_to_load))
-        release_file_pages(old)
-        # Returns the memory of the previous weight: the caller may still hold this one.
+        if not form.rounds:
+            release_file_pages(old)
+            # Returns the memory of the previous weight: the caller may still hold this one.
+            trim_heap()
+        return stand_in
+
+    def settle(self) -> None:
+        """Drop the model's values: the wrap has succeeded."""
+        for index, taken in enumerate(self._taken):
+            if taken.own is not None:
+                release_file_pages(taken.own)
+                self._taken[index] = _Taken(taken.owners, None)
         trim_heap()
 
     def release_unread(self) -> None:
@@ -113,9 +181,10 @@ class ConsumedWeights:
     def undo(self) -> None:
         """Restore the model's unpacked weights, one after the other."""
         while self._taken:
-            owners = [owner for owner in self._taken[-1] if owner.parametrized]
+            owners = [owner for owner in self._taken[-1].owners if owner.parametrized]
             if owners:
-                parameter, unpacked_weight = owners[0].original, owners[0].unpacked_weight
+                own, parameter = self._taken[-1].own, owners[0].original
+                unpacked_weight = owners[0].unpacked_weight if own is None else own
                 for owner in owners:
                     parametrize.remove_parametrizations(owner.module, owner.name, leave_parametrized=False)
                 parameter.data = unpacked_weight
@@ -124,8 +193,9 @@ class ConsumedWeights:
             self._handles.pop().remove()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The packs, by all names that the model now has for them."""
-        return {owner.original_path: owner.original.detach() for owner in itertools.chain(*self._taken)}
+        """What the weights have become, by all names that the model now has for them."""
+        owners = itertools.chain.from_iterable(taken.owners for taken in self._taken)
+        return {owner.original_path: owner.original.detach() for owner in owners}
 
     def _owners(self, path: str) -> list[_Owner]:
         tensors = [
@@ -165,3 +235,4 @@ def consuming(model: nn.Module, enabled: bool) -> Iterator[ConsumedWeights | Non
     except BaseException:
         consumed.undo()
         raise
+    consumed.settle()

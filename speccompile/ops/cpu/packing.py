@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,9 @@ class Pack:
         of_vocabulary: it is an embedding's or an lm_head's.
         format: of the checkpoint whose integers it holds; empty where ``weight`` was packed.
         order: int64 ``[depth]``, the input that each of its columns is multiplied with; None: all in their order.
+        stand_in: what the model reads in its place within :func:`~speccompile.ops.cpu.consume.standing_in`, once a
+            rounded weight is consumed.
+        importance: of its inputs, float32 ``[depth]``, if rounding takes that into account.
     """
 
     form: Form
@@ -38,6 +42,8 @@ class Pack:
     of_vocabulary: bool = False
     format: str = ""
     order: torch.Tensor | None = None
+    stand_in: torch.Tensor | None = None
+    importance: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +53,13 @@ class Pack:
     @property
     def description(self) -> str:
         """For ``explain()``, after a number of weights."""
-        return f"of {self.format} in {self.form.name}" if self.format else self.form.description
+        if self.format:
+            return f"of {self.format} in {self.form.name}"
+        return self.form.description + (", calibrated" if self.importance is not None else "")
+
+    def packed(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What :attr:`tensors` have to be for another ``value`` of the weight."""
+        return _pack(self.form, value, self.importance)
 
     def unpack(self) -> torch.Tensor:
         """The values that the ops multiply with, ``[features, depth]``."""
@@ -67,7 +79,7 @@ class WeightPacks:
 
     With ``consumed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
     same ones, and then the packs are. ``names`` are all names of a weight by each of them, where it has several.
-    ``quantized`` are packed already.
+    ``quantized`` are packed already. ``importance`` is that of a calibration, by a name of the weight.
     """
 
     def __init__(
@@ -76,15 +88,19 @@ class WeightPacks:
         consumed: ConsumedWeights | None = None,
         names: Mapping[str, Sequence[str]] | None = None,
         quantized: QuantizedPacks | None = None,
+        importance: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.forms = WeightForms() if forms is None else forms
         self.consumed = consumed
         self.quantized = quantized
         self.followers: list[WeightPacks] = []
         self._names = {} if names is None else names
+        self._importance = importance
         self._packs: dict[str, Pack] = {}
         #: Names of ``forms`` that decided on a weight.
         self._keys_used: set[str] = set()
+        #: What takes the rounded weights.
+        self._to_take: list[Callable[[], None]] = []
 
     def of(self, path: str, weight: torch.Tensor, *, of_vocabulary: bool = False) -> Pack:
         """The pack of ``weight``, ``[N, K]``, which is the model's or a transposed view of that.
@@ -95,20 +111,62 @@ class WeightPacks:
         if path not in self._packs and (quantized := self.find_quantized(weight)) is not None:
             self._packs[path] = quantized
         if path not in self._packs:
-            modules = [name.rpartition(".")[0] for name in self._names.get(path, (path,))]
+            modules = [name.rpartition(".")[0] for name in self.names_of(path)]
             key = self.forms.key(modules)
             if key is not None:
                 self._keys_used.add(key)
             form = FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary)]
-            tensors = self._known(weight, form) or form.pack(weight)
+            importance = self._importance_of(path) if form.calibrated else None
+            tensors = self._known(weight, form) if importance is None else None
             features, depth = weight.shape
-            own = None if self.consumed else weight
-            self._packs[path] = Pack(form, tensors, features, depth, own, of_vocabulary)
+            own = None if self.consumed and not form.rounds else weight
+            self._packs[path] = Pack(
+                form,
+                tensors or _pack(form, weight, importance),
+                features,
+                depth,
+                own,
+                of_vocabulary,
+                importance=importance,
+            )
         return self._packs[path]
 
     def find_quantized(self, weight: torch.Tensor) -> Pack | None:
         """The pack of a quantised checkpoint that stands for ``weight``."""
         return None if self.quantized is None else self.quantized.find(weight)
+
+    def names_of(self, path: str) -> Sequence[str]:
+        """All names of the weight that has the name ``path``."""
+        return self._names.get(path, (path,))
+
+    def _importance_of(self, path: str) -> torch.Tensor | None:
+        known = self._importance or {}
+        return next((known[name] for name in self.names_of(path) if name in known), None)
+
+    def consume(self, path: str, *, transposed: bool, release: Callable[[], None]) -> None:
+        """Let the pack replace the model's weight at ``path``: now, or a rounded one in :meth:`consume_rounded`.
+
+        Args:
+            transposed: the model's is ``[K, N]``.
+            release: drops the caller's reference to it.
+        """
+        take = partial(self._take, path, transposed, release)
+        if self._packs[path].form.rounds:
+            self._to_take.append(take)
+        else:
+            take()
+
+    def consume_rounded(self) -> None:
+        """Let the packs replace rounded weights, once nothing is compared with the model's own any more."""
+        while self._to_take:
+            self._to_take.pop()()
+
+    def _take(self, path: str, transposed: bool, release: Callable[[], None]) -> None:
+        pack = self._packs[path]
+        assert self.consumed is not None
+        stand_in = self.consumed.take(path, pack.form, pack.tensors, pack.features, pack.depth, transposed=transposed)
+        self._packs[path] = replace(pack, weight=None, stand_in=stand_in)
+        release()
 
     def unused_names(self) -> list[str]:
         """Names of modules with a form of their own that no packed weight has."""
@@ -126,7 +184,7 @@ class WeightPacks:
         """The model's weights were changed in place: change the packs, in place too."""
         for pack in self:
             if pack.weight is not None and not pack.format:
-                for old, new in zip(pack.tensors, pack.form.pack(pack.weight), strict=True):
+                for old, new in zip(pack.tensors, pack.packed(pack.weight), strict=True):
                     old.copy_(new)
         for follower in self.followers:
             follower.refresh()
@@ -138,7 +196,7 @@ class WeightPacks:
             pair
             for pack in self
             if pack.weight is not None and not pack.format and _same_tensor(pack.weight, weight)
-            for pair in zip(pack.tensors, pack.form.pack(value), strict=True)
+            for pair in zip(pack.tensors, pack.packed(value), strict=True)
         ]
 
     @property
@@ -172,6 +230,10 @@ class WeightPacks:
         for pack in self:
             counts[pack.description] = counts.get(pack.description, 0) + 1
         return ", ".join(f"{count} {description}" for description, count in counts.items())
+
+
+def _pack(form: Form, weight: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    return form.pack(weight) if importance is None else form.pack_for_inputs(weight, importance)
 
 
 def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from speccompile.errors import LoweringError
+from speccompile.ops.cpu.consume import standing_in
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.int8 import quantise
 from speccompile.ops.cpu.packing import Pack, WeightPacks
@@ -23,9 +24,14 @@ KERNEL_TOLERANCE = 1e-4
 Linear = Callable[[torch.Tensor, Pack, torch.Tensor | None], torch.Tensor]
 
 
-def as_packed(packs: WeightPacks) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def as_packed(packs: WeightPacks) -> Iterator[None]:
     """Within it, the model computes what the packs do: what it would with rounded weights and inputs."""
-    return _OverPacks(packs, _packed_linear) if packs.rounds else contextlib.nullcontext()
+    if not packs.rounds:
+        yield
+        return
+    with _OverPacks(packs, _packed_linear), standing_in():
+        yield
 
 
 @contextlib.contextmanager
@@ -86,7 +92,8 @@ class _OverPacks(TorchFunctionMode):
     def __init__(self, packs: WeightPacks, linear: Linear) -> None:
         super().__init__()
         self._linear = linear
-        self._packs = {pack.weight.data_ptr(): pack for pack in packs if pack.weight is not None and pack.form.rounds}
+        read = ((pack.stand_in if pack.weight is None else pack.weight, pack) for pack in packs if pack.form.rounds)
+        self._packs = {weight.data_ptr(): pack for weight, pack in read if weight is not None}
 
     def __torch_function__(
         self,

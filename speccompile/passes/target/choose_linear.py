@@ -102,9 +102,7 @@ class PackLinears(Pass):
             graph.replace(user, new)
         graph.drop_placeholder(node)
         if self.packs.consumed is not None:
-            (packed,) = pack.tensors
-            self.packs.consumed.take(port.path, packed, weight.shape[0], transposed=transposed)
-            port.release()
+            self.packs.consume(port.path, transposed=transposed, release=port.release)
 
 
 def _in_order(graph: StepGraph, x: fx.Node, order: torch.Tensor, port: Port, known: _Ordered) -> fx.Node:

@@ -53,7 +53,13 @@ def untouched() -> Iterator[PreTrainedModel]:
     consumed(model, consume=False).generate(PROMPTS, max_new_tokens=4)
 
 
-def test_a_failed_wrap_gives_the_weights_back(untouched: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+any_form = pytest.mark.parametrize("form", ["same", "int4", {"*": "int8", "mlp": "same"}], ids=str)
+
+
+@any_form
+def test_a_failed_wrap_gives_the_weights_back(
+    untouched: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
     with monkeypatch.context() as patch:
 
         def refused(*_: Any) -> float:
@@ -61,7 +67,7 @@ def test_a_failed_wrap_gives_the_weights_back(untouched: PreTrainedModel, monkey
 
         patch.setattr("speccompile.compiler.attempts.check_capture", refused)
         with pytest.raises(CaptureMismatch):
-            consumed(untouched)
+            consumed(untouched, weights=form)
 
 
 def test_an_interrupted_wrap_gives_the_weights_back(
@@ -81,13 +87,14 @@ def test_an_interrupted_wrap_gives_the_weights_back(
             consumed(untouched)
 
 
+@any_form
 def test_a_failure_behind_the_build_gives_the_weights_back(
-    untouched: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    untouched: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, form: Any
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("speccompile.runtime.engine.Engine.prepare", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            consumed(untouched, sampling=True)
+            consumed(untouched, sampling=True, weights=form)
 
 
 def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,9 +141,6 @@ def test_deterministic_that_needs_torchs_own_linears_is_refused() -> None:
     assert all(torch.equal(parameter, before[name][0]) for name, parameter in model.named_parameters())
 
 
-def test_what_does_not_go_with_it_is_refused(tmp_path: Path) -> None:
-    for form in ("int8", "int4"):
-        with raises(ConsumeUnavailable, reason=re.compile(f"weights='{form}'")):
-            consumed(tiny_llama(), weights=form)
+def test_a_consumed_model_cannot_be_saved_in_a_package(tmp_path: Path) -> None:
     with raises(CannotSave, reason=re.compile("which are gone")):
         consumed(tiny_llama()).save(tmp_path / "package")

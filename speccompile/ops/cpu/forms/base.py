@@ -30,12 +30,19 @@ class Form(ABC):
     embedding: ClassVar[OpOverload]
     #: Whether the packed values differ from the weight's, and inputs are rounded too: another model.
     rounds: ClassVar[bool]
+    #: Whether ``wrap(calibration=...)`` concerns it.
+    calibrated: ClassVar[bool] = False
     #: For ``explain()``, after "weights".
     description: ClassVar[str]
 
     @abstractmethod
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that stand for ``weight``, ``[N, K]``, a float dtype."""
+
+    def pack_for_inputs(self, weight: torch.Tensor, importance: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """As :meth:`pack`, where errors count by ``importance``, float32 ``[K]``: the mean square of each input. Forms
+        whose rounding has no choice ignore it (:attr:`calibrated`)."""
+        return self.pack(weight)
 
     @abstractmethod
     def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:

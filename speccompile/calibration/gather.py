@@ -1,0 +1,102 @@
+"""Gathers a calibration: the model reads texts, and the inputs of its linears are squared and averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from speccompile.calibration import TOKENS
+from speccompile.calibration.calibration import Calibration
+from speccompile.errors import InvalidInput
+from speccompile.graph_capture.adapters import inner_model
+from speccompile.graph_capture.model_info import inspect_model, named_tensors
+from speccompile.hidden_states.target_id import target_id
+from speccompile.utils.progress import task
+
+#: Most tokens of one forward.
+WIDTH = 1024
+
+
+def calibrate(
+    model: PreTrainedModel, texts: Iterable[Sequence[int] | torch.Tensor], *, tokens: int = TOKENS
+) -> Calibration:
+    """Gather the mean square of each input of each linear of ``model`` over ``texts``.
+
+    ``wrap(weights="int4", calibration=...)`` chooses scales with it that keep the inputs that are large. Texts that the
+    model itself writes are the best ones (:func:`speccompile.training.make_texts`). Later changes of its weights need
+    another calibration.
+
+    Args:
+        texts: token ids, each ``[n]``. Pieces of 1024 tokens are read one by one.
+        tokens: the texts are read as far as that.
+
+    Raises:
+        InvalidInput: there are no tokens, or ids that the model does not have.
+        UserError: ``model`` cannot be wrapped.
+
+    Source: the mean squares are those of llama.cpp's ``imatrix``; that errors at large inputs cost most is the
+    observation of AWQ (Lin et al. 2023, arXiv:2306.00978).
+    """
+    model = inner_model(model)
+    info = inspect_model(model)
+    squares = _InputSquares(model)
+    read = 0
+    with task("calibrate"), torch.no_grad():
+        for text in texts:
+            ids = torch.as_tensor(text, dtype=torch.int64).reshape(-1)[: tokens - read].to(info.device)
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < info.vocab_size:
+                reason = f"it has token ids outside of 0 .. {info.vocab_size - 1}"
+                raise InvalidInput(name="a text to calibrate with", reason=reason)
+            for piece in ids.split(WIDTH):
+                if piece.numel():
+                    with squares:
+                        model(input_ids=piece[None], use_cache=False)
+            read += len(ids)
+            if read >= tokens:
+                break
+    if not read:
+        raise InvalidInput(name="the texts to calibrate with", reason="they have no tokens")
+    return Calibration(target_id(model), read, squares.means())
+
+
+class _InputSquares(TorchFunctionMode):
+    """Adds up the squares of what the two-dimensional weights of ``model`` are multiplied with."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        matrices = {name: tensor for name, tensor in named_tensors(model).items() if tensor.dim() == 2}
+        # Of tied weights the first name counts.
+        self._names = {tensor.data_ptr(): name for name, tensor in reversed(matrices.items())}
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def means(self) -> dict[str, torch.Tensor]:
+        return {name: (total / self._counts[name]).float().cpu() for name, total in self._sums.items()}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.linear:
+            self._add(args[0], args[1])
+        # A GPT-2 linear.
+        elif func is torch.addmm:
+            self._add(args[1], args[2])
+        return func(*args, **(kwargs or {}))
+
+    def _add(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        name = self._names.get(weight.data_ptr())
+        if name is None:
+            return
+        rows = x.flatten(0, -2).double()
+        total = self._sums.setdefault(name, rows.new_zeros(rows.shape[1]))
+        total += rows.square().sum(0)
+        self._counts[name] = self._counts.get(name, 0) + len(rows)

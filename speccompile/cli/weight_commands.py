@@ -1,0 +1,55 @@
+"""The commands about rounded weights, and their options. Imports as in ``commands.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from speccompile.calibration import TOKENS
+from speccompile.cli.arguments import Backend, Model, check_model, check_wrap
+from speccompile.cli.session import one_line_errors
+from speccompile.compiler.options import WrapOptions
+from speccompile.utils.model_names import check_tokenizer
+
+weights = typer.Typer()
+
+
+@weights.command("calibrate")
+def calibrate(
+    model: Model,
+    texts: Annotated[
+        list[Path],
+        typer.Option(exists=True, help="Folder of make-texts, or a text file in UTF-8; may repeat."),
+    ],
+    output: Annotated[Path, typer.Option(dir_okay=False, help="File for the calibration (safetensors).")],
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens that are read, of all texts in turns.")] = TOKENS,
+) -> None:
+    """Gather what a model's linears are multiplied with, for wrap(weights="int4", calibration=...)."""
+    with one_line_errors():
+        check_model(model)
+        check_tokenizer(model)
+    from speccompile.cli import calibrate
+
+    calibrate.run(model, texts, output, tokens)
+
+
+@weights.command("measure-weights")
+def measure_weights(
+    model: Model,
+    text: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="A text file, in UTF-8.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of it.")] = 4096,
+    window: Annotated[int, typer.Option(min=2, help="Tokens that are predicted from what precedes them here.")] = 512,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Also measure int4 weights that are rounded by this file of calibrate.")
+    ] = None,
+    backend: Backend = WrapOptions.backend,
+) -> None:
+    """Compare the perplexity of a model's weights as float32, int8, int4 and bfloat16 over a text."""
+    with one_line_errors():
+        check_wrap(model, WrapOptions(mode="none", backend=backend))
+        check_tokenizer(model)
+    from speccompile.cli import measure_weights
+
+    measure_weights.run(model, text, tokens, window, calibration, backend)
