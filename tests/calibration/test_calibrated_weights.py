@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import speccompile
 from speccompile import Calibration
-from speccompile.errors import CannotSave, InvalidCalibration, InvalidOption
+from speccompile.errors import CannotSave, InvalidCalibration, InvalidOption, ModelConsumed
 from speccompile.lowering import kernels
 from speccompile.lowering.kernels import Kernels
 from support.errors import raises
@@ -57,16 +57,27 @@ def test_it_concerns_weights_in_int4_alone(calibration: Calibration) -> None:
             assert same == ("mlp" not in path)
 
 
-def test_products_are_nearer_than_with_the_nearest_numbers(calibration: Calibration) -> None:
-    """Over the inputs that it was gathered from."""
+def test_logits_are_nearer_than_with_the_nearest_numbers() -> None:
+    """Of a model whose inputs differ in size, as those of trained ones do."""
     model = tiny_llama()
+    generator = torch.Generator().manual_seed(0)
     errors = []
     with torch.no_grad():
+        for layer in model.model.layers:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                norm.weight.copy_(torch.exp(1.5 * torch.randn(64, generator=generator)))
         own = model(PROMPTS).logits
-        for given in (None, calibration):
-            with wrapped(model, weights="int4", calibration=given) as spec:
+        for given in (None, speccompile.calibrate(model, PROMPTS)):
+            with wrapped(model, tiers=(0,), weights="int4", calibration=given) as spec:
                 errors.append(float((spec(PROMPTS).logits - own).square().mean()))
-    assert errors[1] < 0.9 * errors[0]
+    assert errors[1] < 0.8 * errors[0]
+
+
+def test_a_model_that_has_no_weights_of_its_own_is_refused() -> None:
+    model = tiny_llama()
+    wrapped(model, tiers=(0,), max_batch=1, consume=True)
+    with raises(ModelConsumed):
+        speccompile.calibrate(model, PROMPTS)
 
 
 def test_weights_that_change_in_place_are_rounded_by_it_again(calibration: Calibration) -> None:

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import speccompile
-from speccompile.errors import InvalidInput, ModelConsumed
+from speccompile.errors import InvalidInput
 from support.errors import raises
-from support.packed_models import MODELS, consumed
+from support.packed_models import MODELS
 from support.tiny import tiny_llama
 
 TEXTS = [torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(length)) for length in (40, 1, 70)]
@@ -64,10 +64,3 @@ def test_texts_are_read_as_far_as_asked() -> None:
 def test_texts_that_cannot_be_read(texts: Any, says: str) -> None:
     with raises(InvalidInput, reason=re.compile(re.escape(says))):
         speccompile.calibrate(tiny_llama(), texts)
-
-
-def test_a_model_that_has_no_weights_of_its_own_is_refused() -> None:
-    model = tiny_llama()
-    consumed(model, tiers=(0,), max_batch=1)
-    with raises(ModelConsumed):
-        speccompile.calibrate(model, TEXTS)

@@ -66,7 +66,8 @@ def test_every_argument_of_wrap_becomes_its_option(model: LlamaForCausalLM, monk
     given: dict[str, Any] = {
         "mode": "suffix", "tiers": (0, 2), "max_batch": 3, "max_len": 40, "backend": "eager", "policy": "fixed:2",
         "acceptance": "rejection", "deterministic": False, "weights": "int8", "max_waiting": 5, "prefill_budget": 6,
-        "calibration": "file", "prefix_reuse": False, "state_checkpoints": 7, "sampling": True, "logits_processor": len, "scores": True,
+        "calibration": "file",
+        "prefix_reuse": False, "state_checkpoints": 7, "sampling": True, "logits_processor": len, "scores": True,
         "consume": True, "save_hidden_states": "folder", "passes": (1,), "learn": OnlineTraining(),
         "adapters": Adapters(2),
         "rank_timeout": 5.0,
