@@ -73,6 +73,7 @@ def _check_options(options: WrapOptions) -> None:
         "adapters": "adapters are not split over ranks; merge one into the model before it is sharded",
         "learn": "each rank would train a head of its own",
         "save_hidden_states": NO_DIGEST,
+        "calibration": "it names its model by a digest of the whole weights, which no rank has",
     }
     if isinstance(options.weights, QuantizedForms):
         reason = "the model is sharded, and quantised weights are not split over ranks"

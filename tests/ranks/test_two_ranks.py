@@ -279,6 +279,7 @@ def test_what_needs_the_model_or_one_process_is_refused_by_name(folder: Path) ->
     both = {
         "consume": "InvalidOption",
         "save_hidden_states": "InvalidOption",
+        "calibration": "InvalidOption",
         "the mode": "InvalidOption",
         "KV heads": "UnsupportedModel",
         **dict.fromkeys(("save", "rebuild", "forward", "report"), "UnsupportedSharded"),

@@ -285,7 +285,7 @@ def refused(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         except UserError as error:
             found[name] = type(error).__name__
 
-    for option in ({"consume": True}, {"save_hidden_states": str(folder / "states")}):
+    for option in ({"consume": True}, {"save_hidden_states": str(folder / "states")}, {"calibration": "file"}):
         note(next(iter(option)), lambda option=option: wrapped(model, folder, "ngram", **option))
     saving = {"mode": "save_hidden_states", "output_directory": str(folder / "states"), "tiers": (0,), "policy": None}
     note("the mode", lambda: wrapped(model, folder, **saving))
