@@ -151,7 +151,8 @@ def check_calibrated(config: BuildConfig, packs: WeightPacks) -> None:
         InvalidCalibration: it lacks those of a weight.
     """
     if config.calibration is not None:
-        config.calibration.check_covers(packs.names_of(path) for path, pack in packs.items() if pack.form.calibrated)
+        rounded = (path for path, pack in packs.items() if pack.form.calibrated and not pack.format)
+        config.calibration.check_covers(map(packs.names_of, rounded))
 
 
 def check_trees(config: BuildConfig) -> None:

@@ -16,8 +16,6 @@ ops = torch.ops.speccompile
 GROUP = 32
 #: What is added to a number, which then has no sign.
 OFFSET = 8
-
-
 #: Scales that :func:`search_int4` begins with, as multiples of the one that makes a group's greatest value -8. Those
 #: below zero make it 7 or 8.
 SHARES = (1.0, 0.92, 0.85, -1.0, -1.12)
@@ -109,6 +107,10 @@ def unpack_int4(packed: torch.Tensor, scales: torch.Tensor, features: int, depth
     return scaled(numbers if has_minimums(scales) else numbers - OFFSET, scales)[:features, :depth]
 
 
+def _packed(numbers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return pack_nibbles(numbers.flatten(1) + OFFSET), pack_scales(scales)
+
+
 class Int4(Form):
     """Weights as int4 with a scale for each group of 32 columns."""
 
@@ -121,11 +123,10 @@ class Int4(Form):
     description = "rounded to int4 in groups of 32"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        numbers, scales = quantise_int4(whole_columns(weight))
-        return pack_nibbles(numbers.flatten(1) + OFFSET), pack_scales(scales)
+        return _packed(*quantise_int4(whole_columns(weight)))
 
     def pack_for_inputs(self, weight: torch.Tensor, importance: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return pack_int4(*search_int4(whole_columns(weight), importance))
+        return _packed(*search_int4(whole_columns(weight), importance))
 
     def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
         numbers, scales = packed
