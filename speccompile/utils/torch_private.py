@@ -100,6 +100,7 @@ __all__ = [
     "persistent_buffers",
     "pick_vec_isa",
     "pytree",
+    "set_timeout",
     "standalone_compile",
     "symbolic_trace",
     "without_fake_cache",
