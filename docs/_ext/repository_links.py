@@ -1,7 +1,7 @@
 """Links of pages to files of the repository that are part of a page of the site: they lead to that page.
 
-On GitHub, and in a checkout, the same links lead to the files. A file that is on no page, or on the page of the link
-itself, stays a download.
+On GitHub, and in a checkout, the same links lead to the files. A file that is on no page stays a download, and so
+does code on the page of the link itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PAGES = {
 def lead_to_pages(app: Sphinx, docname: str, source: list[str]) -> None:
     folder = PurePosixPath("docs") / PurePosixPath(docname).parent
     for file, page in PAGES.items():
-        if page == f"{docname}.md":
+        # A page of Markdown cannot be downloaded.
+        if page == f"{docname}.md" and not file.endswith(".md"):
             continue
         there = os.path.relpath(file, folder)
         here = os.path.relpath(page, PurePosixPath(docname).parent)
