@@ -155,10 +155,18 @@ def load(
     check_model_name(name_or_path)
     if is_hub_id(name_or_path):
         check_hub_tokenizer(name_or_path)
-    model = load_model(name_or_path, dtype=dtype, ranks=ranks)
+    return load_model(name_or_path, dtype=dtype, ranks=ranks), load_tokenizer(name_or_path)
+
+
+def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``"smollm2"``, a local folder, a GGUF file, or a hub id.
+
+    Raises:
+        PretrainedError: there is no such tokenizer, or it cannot be loaded.
+    """
     source = _source(name_or_path)
     with _loading_errors(name_or_path), _without_gguf_bar(name_or_path):
-        return model, AutoTokenizer.from_pretrained(**source)
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source))
 
 
 def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: int = 1) -> PreTrainedModel:

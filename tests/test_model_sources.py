@@ -22,12 +22,14 @@ from tokenizers import pre_tokenizers
 from typer.testing import CliRunner
 
 from speccompile import pretrained
-from speccompile.cli import app
+from speccompile.cli import app, generate
+from speccompile.compiler.options import WrapOptions
 from speccompile.errors import PretrainedError
 from speccompile.utils import hub
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import check_model_name, is_hub_id
 from support.errors import raises
+from support.our_kernels import our_kernels
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCAB = 64, 128, 4, 2, 16, 257
 SHAPES = {
@@ -91,8 +93,26 @@ def test_generate_reads_a_gguf_file_and_says_what_it_does(gguf_file: tuple[Path,
     options = ["--tiers", "0,1", "--backend", "eager", "--max-len", "64", "--max-new-tokens", "4"]
     result = CliRunner().invoke(app, ["generate", str(path), "--prompt", "abc", *options], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
-    assert f"note: the weights of {path} are dequantised to float32" in result.stderr.splitlines()
+    assert f"note: the weights of {path} are dequantised to float32; generate and serve" in result.stderr
     assert "4 tokens in " in result.stdout
+
+
+def test_generate_runs_the_stored_integers(
+    gguf_file: tuple[Path, np.ndarray[Any, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = gguf_file
+    with our_kernels() as backend:
+        options = WrapOptions(mode="ngram", tiers=(0, 1), backend=backend, max_len=64)
+        generate.run(str(path), "abc", options, {"max_new_tokens": 4}, chat=None, stored=True)
+    shown = capsys.readouterr()
+    assert "4 tokens in " in shown.out
+    assert "dequantised" not in shown.err
+
+
+def test_a_checkpoint_that_is_not_quantised_has_no_stored_integers() -> None:
+    result = CliRunner().invoke(app, ["generate", "tiny", "--prompt", "abc", "--weights", "stored"])
+    assert result.exit_code == 2
+    assert "tiny is not a quantised checkpoint on this machine" in result.stderr
 
 
 def test_a_path_that_does_not_exist_is_no_hub_id(tmp_path: Path) -> None:

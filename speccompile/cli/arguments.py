@@ -38,6 +38,9 @@ _MODES = {
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
 _ENTRY_POINTS = "speccompile.modes"
 
+#: The value of ``--weights`` for the integers of a checkpoint that is quantised already.
+STORED = "stored"
+
 #: What the files of ``--prompts`` hold.
 PROMPT_LINES = (
     'a text file with a prompt in each line, or *.jsonl with lines like {"turns": ["..."]} (Spec-Bench) or '
@@ -104,6 +107,11 @@ def check_model(name: str) -> None:
         check_reachable(name)
 
 
+def form_of(weights: str) -> Any:
+    """The form for ``wrap`` by ``--weights``. With :data:`STORED` the checkpoint's weights take its place."""
+    return "same" if weights == STORED else weights
+
+
 def option_of(
     options: type[Options],
     name: str,
@@ -134,6 +142,8 @@ SomeTiers = Annotated[
 ]
 Backend = Annotated[str, option_of(WrapOptions, "backend", more=f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
 MaxLen = Annotated[int | None, option_of(WrapOptions, "max_len")]
+_WEIGHTS_HELP = "same, int8, int4, or stored: the integers of a quantised checkpoint, which are dequantised otherwise."
+Weights = Annotated[str, option_of(WrapOptions, "weights", more=_WEIGHTS_HELP)]
 MaxBatch = Annotated[int, option_of(WrapOptions, "max_batch")]
 Policy = Annotated[
     str | None,

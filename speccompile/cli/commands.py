@@ -12,6 +12,7 @@ import speccompile
 from speccompile.adapters.options import Adapters
 from speccompile.cli.arguments import (
     PROMPT_LINES,
+    STORED,
     TIERS,
     Backend,
     MaxBatch,
@@ -23,8 +24,10 @@ from speccompile.cli.arguments import (
     Policy,
     SomeTiers,
     Tiers,
+    Weights,
     check_backend,
     check_wrap,
+    form_of,
     option_of,
     parse_mode,
 )
@@ -114,6 +117,7 @@ def generate(
     seed: Annotated[int | None, option_of(GenerateOptions, "seed", more="The same seed gives the same text.")] = None,
     tiers: SomeTiers = None,
     policy: Policy = None,
+    weights: Weights = "same",
     backend: Backend = WrapOptions.backend,
     max_len: MaxLen = None,
     chat: Annotated[
@@ -129,6 +133,7 @@ def generate(
             mode=mode,
             tiers=None if tiers is None else parse_tiers(tiers),
             policy=policy,
+            weights=form_of(weights),
             backend=backend,
             max_len=max_len,
             mode_options=parse_options(option or []),
@@ -150,7 +155,7 @@ def generate(
     decoding: dict[str, Any] = {"max_new_tokens": max_new_tokens, **sampling}
     if do_sample is not None or sampling:
         decoding["do_sample"] = True if sampling else do_sample
-    generate.run(model, prompt, options, decoding, chat=chat)
+    generate.run(model, prompt, options, decoding, chat=chat, stored=weights == STORED)
 
 
 @app.command("serve")
@@ -171,6 +176,7 @@ def serve(
     state_checkpoints: Annotated[int | None, option_of(WrapOptions, "state_checkpoints")] = None,
     tiers: SomeTiers = None,
     policy: Policy = None,
+    weights: Weights = "same",
     backend: Backend = WrapOptions.backend,
     warm: Annotated[
         bool, typer.Option("--warm", help="Build what requests of any kind need before the first one comes.")
@@ -200,6 +206,7 @@ def serve(
             max_waiting=max_waiting,
             state_checkpoints=state_checkpoints,
             policy=policy,
+            weights=form_of(weights),
             backend=backend,
             adapters=Adapters(len(adapters), max_rank=max_lora_rank) if adapters else None,
             mode_options=parse_options(option or []),
@@ -217,7 +224,17 @@ def serve(
         check_tokenizer(model)
     from speccompile.cli import serve
 
-    serve.run(model, options, serving, host=host, port=port, name=served_model_name, warm=warm, adapters=adapters)
+    serve.run(
+        model,
+        options,
+        serving,
+        host=host,
+        port=port,
+        name=served_model_name,
+        warm=warm,
+        adapters=adapters,
+        stored=weights == STORED,
+    )
 
 
 @app.command("inspect")

@@ -24,17 +24,22 @@ def run(
     decoding: Mapping[str, Any],
     *,
     chat: bool | None,
+    stored: bool,
 ) -> None:
     """See ``speccompile generate --help``.
 
     Args:
         decoding: arguments of ``Speculator.generate``, such as ``max_new_tokens`` and ``temperature``.
         chat: as :func:`speccompile.cli.models.encode` accepts it.
+        stored: with the integers of a quantised checkpoint.
     """
     with session():
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, dict(options.mode_options))
-        with loaded(model) as (target, tokenizer), wrap(target, **options.arguments()) as spec:
+        with (
+            loaded(model, stored=stored) as (target, tokenizer, weights),
+            wrap(target, **(options.arguments() | weights)) as spec,
+        ):
             if spec.rank != 0:
                 follow(spec)
                 return

@@ -17,6 +17,7 @@ from transformers import (
 
 from speccompile import pretrained
 from speccompile.errors import EmptyPrompt, InvalidOption
+from speccompile.quantized import QuantizedWeights
 from speccompile.quantized.reading import is_read
 from speccompile.utils.model_names import TINY, is_gguf
 
@@ -45,6 +46,25 @@ def load(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedToken
     return model, tokenizer
 
 
+def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, QuantizedWeights]:
+    """A quantised checkpoint with its integers, a local folder or a GGUF file, and its tokenizer.
+
+    Raises:
+        InvalidOption: the checkpoint is not quantised, or each process would have a part of it.
+        UnsupportedCheckpoint, DamagedCheckpoint: it cannot be read exactly.
+        PretrainedError: there is no such file or folder.
+    """
+    reason = ""
+    if ranks > 1:
+        reason = "integers of a quantised checkpoint are not shared out over processes; leave it out"
+    elif not (is_gguf(name) or is_read(Path(name))):
+        reason = f"{name} is not a quantised checkpoint on this machine; leave it out, or give a GGUF file or a folder"
+    if reason:
+        raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
+    model, weights = pretrained.load_quantized(name)
+    return model, pretrained.load_tokenizer(name), weights
+
+
 def load_model(name: str) -> PreTrainedModel:
     """As :func:`load`, but the model alone, which needs no tokenizer beside it."""
     if name == TINY:
@@ -57,7 +77,8 @@ def load_model(name: str) -> PreTrainedModel:
 def _note_dequantised(name: str, model: PreTrainedModel) -> None:
     if is_gguf(name) or is_read(Path(name)):
         kind = str(model.dtype).removeprefix("torch.")
-        typer.echo(f"note: the weights of {name} are dequantised to {kind}", err=True)
+        advice = "generate and serve run its integers with --weights stored"
+        typer.echo(f"note: the weights of {name} are dequantised to {kind}; {advice}", err=True)
 
 
 def tiny_model() -> PreTrainedModel:

@@ -5,20 +5,33 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speccompile import Speculator
-from speccompile.cli.models import load
+from speccompile.cli.models import load, load_stored
 from speccompile.utils.tensor_parallel import started_processes
 
 
 @contextlib.contextmanager
-def loaded(name: str) -> Iterator[tuple[PreTrainedModel, PreTrainedTokenizerBase]]:
-    """A model and its tokenizer, by :func:`speccompile.cli.models.load`: under torchrun this process's part of it."""
+def loaded(
+    name: str, *, stored: bool = False
+) -> Iterator[tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]]:
+    """A model, its tokenizer and further arguments of its ``wrap``, by :func:`speccompile.cli.models.load`: under
+    torchrun this process's part of it.
+
+    Args:
+        stored: the model has the integers of a quantised checkpoint.
+    """
+    ranks = started_processes()
     try:
-        yield load(name, ranks=started_processes())
+        if stored:
+            model, tokenizer, weights = load_stored(name, ranks=ranks)
+            yield model, tokenizer, {"weights": weights}
+        else:
+            yield *load(name, ranks=ranks), {}
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

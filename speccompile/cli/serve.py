@@ -28,8 +28,12 @@ def run(
     name: str | None,
     warm: bool,
     adapters: Mapping[str, str],
+    stored: bool,
 ) -> None:
     """See ``speccompile serve --help``.
+
+    Args:
+        stored: with the integers of a quantised checkpoint.
 
     Raises:
         typer.Exit: with code 2, after an error of this package.
@@ -49,7 +53,10 @@ def run(
             options = replace(options, mode_options={"predictions": True, **options.mode_options})
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, dict(options.mode_options))
-        with loaded(model) as (target, tokenizer), wrap(target, **options.arguments()) as spec:
+        with (
+            loaded(model, stored=stored) as (target, tokenizer, weights),
+            wrap(target, **(options.arguments() | weights)) as spec,
+        ):
             if spec.rank != 0:
                 follow(spec)
                 return
