@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,17 @@ from rich.table import Table
 from transformers import OlmoeConfig, OlmoeForCausalLM, PreTrainedModel
 
 from benchmarks.machine import describe
-from benchmarks.steps import PIPED_WIDTH, Ratio, Work, interleaved, place, prefill, seconds, transformers_prefill
+from benchmarks.steps import (
+    PIPED_WIDTH,
+    Ratio,
+    Work,
+    figures,
+    interleaved,
+    place,
+    prefill,
+    seconds,
+    transformers_prefill,
+)
 from benchmarks.steps import tables as tables_of_steps
 from speccompile import Speculator, wrap
 from speccompile.cli.session import session
@@ -94,16 +103,8 @@ def compare(model: PreTrainedModel, spec: Speculator, prompt: int, repeats: int)
         Ratio(f"{wide} to T=1", wide, narrow),
         Ratio(f"a prompt of {prompt} tokens, to transformers'", "prompt", "prompt, transformers"),
     ]
-    reduced = {
-        "median": {n: statistics.median(v) for n, v in taken.items()},
-        "least": {n: min(v) for n, v in taken.items()},
-    }
     return {
-        "milliseconds": {name: {kind: 1e3 * values[name] for kind, values in reduced.items()} for name in taken},
-        "ratios": {
-            ratio.what: {kind: values[ratio.of] / values[ratio.to] for kind, values in reduced.items()}
-            for ratio in wanted
-        },
+        **figures(taken, wanted),
         "experts": {name: round(chosen_of(model, tokens), 1) for name, tokens in ((narrow, 1), (wide, draft_len + 1))},
     }
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ from benchmarks.steps import (
     PIPED_WIDTH,
     Ratio,
     Work,
+    figures,
     interleaved,
     place,
     prefill,
@@ -114,16 +114,8 @@ def compare(model: PreTrainedModel, spec: Speculator, prompt: int, repeats: int)
         Ratio(f"absorbing {width} tokens: K={draft_len}, to 1 token", f"K={draft_len}, absorbs {width}", wide),
         Ratio(f"a prompt of {prompt} tokens, to transformers'", "prompt", "prompt, transformers"),
     ]
-    reduced = {
-        "median": {n: statistics.median(v) for n, v in taken.items()},
-        "least": {n: min(v) for n, v in taken.items()},
-    }
     return {
-        "milliseconds": {name: {kind: 1e3 * values[name] for kind, values in reduced.items()} for name in taken},
-        "ratios": {
-            ratio.what: {kind: values[ratio.of] / values[ratio.to] for kind, values in reduced.items()}
-            for ratio in wanted
-        },
+        **figures(taken, wanted),
         "bytes": bytes_of(spec),
     }
 

@@ -10,7 +10,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,6 +142,11 @@ def compare(
         wanted.append(
             Ratio("unrounded weights to rounded", f"{narrow}, context {SHORT}, unrounded", f"{narrow}, context {SHORT}")
         )
+    return figures(taken, wanted)
+
+
+def figures(taken: Mapping[str, Sequence[float]], wanted: Sequence[Ratio]) -> dict[str, Any]:
+    """``milliseconds`` and ``ratios``, the median and the least of each, of the seconds that were taken."""
     median = {name: statistics.median(values) for name, values in taken.items()}
     least = {name: min(values) for name, values in taken.items()}
     return {
