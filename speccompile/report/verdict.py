@@ -28,8 +28,9 @@ NAMES: Mapping[Region, str] = {
 }
 #: Regions that a sentence names, and what share of a step is worth naming.
 _NAMED, _WORTH = 3, 0.02
-#: The clock and the measured steps agree about a tier up to this factor.
-_AGREE = 1.25
+#: The clock and the measured steps agree about a tier up to this factor; and two tiers that differ by less than the
+#: second one are about as fast.
+_AGREE, _SAME = 1.25, 1.03
 
 
 def milliseconds(value: float) -> str:
@@ -160,7 +161,7 @@ def _of_pair(tier: TierReport, shorter: TierReport) -> str | None:
     cost, length = tier.cost / shorter.cost, more.own_length / less.own_length
     sentence = (
         f"{_beginning(tier)} against {shorter.name}: a step costs {cost:.2f} times as much and emits {length:.2f} "
-        f"times as many tokens, so it is {'faster' if length > cost else 'slower'} where both run"
+        f"times as many tokens, so it is {_compared(length / cost)} where both run"
     )
     rates = more.per_position[len(less.per_position) :]
     if not rates:
@@ -169,6 +170,12 @@ def _of_pair(tier: TierReport, shorter: TierReport) -> str | None:
     positions = f"position {first}" if first == last else f"positions {first} to {last}"
     listed = ", ".join(f"{rate:.0%}" for rate in rates)
     return f"{sentence}. Of its drafts at {positions}, {listed} were accepted."
+
+
+def _compared(ratio: float) -> str:
+    if 1 / _SAME < ratio < _SAME:
+        return "about as fast"
+    return "faster" if ratio > 1.0 else "slower"
 
 
 def _beginning(tier: TierReport) -> str:

@@ -54,6 +54,16 @@ def test_it_compares_a_tier_with_the_one_before_it() -> None:
     )
 
 
+def test_noise_makes_no_tier_faster_than_the_one_before_it() -> None:
+    plain, shorter, longer = tiny_report().tiers
+    found = sentences(
+        tier(plain, 10.0, length=1.0, rate=100),
+        tier(shorter, 11.0, length=1.5, rate=136, rates=(0.5,)),
+        tier(longer, 10.9, length=1.5, rate=137, rates=(0.5, 0.0, 0.0)),
+    )
+    assert "so it is about as fast where both run" in found[-1]
+
+
 def test_a_clock_that_the_measured_steps_contradict_decides_nothing() -> None:
     plain, _, largest = tiny_report().tiers
     first, second, *_ = sentences(tier(plain, 10.0, length=1.0, rate=40), tier(largest, 12.5, length=1.1, rate=91))
