@@ -261,8 +261,8 @@ class ModelConsumed(UserError):
     """The plain weights are needed of a model whose weights a wrap has packed."""
 
     template = (
-        "the weights of this model were packed by wrap (consume=True, or weights of a quantised checkpoint), and there "
-        "is no other copy of them: {what}. Load the model again."
+        "the weights of this model were packed by wrap (consume=True, or weights of a quantised checkpoint), and no "
+        "other copy exists: {what}. Load the model again."
     )
 
 

@@ -218,7 +218,7 @@ def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, Quant
     Raises:
         UnsupportedCheckpoint: it cannot be read exactly; the error names the format, or the tensor and its property.
         DamagedCheckpoint: it is cut off, or its parts do not fit one another.
-        PretrainedError: there is no such file or folder, or a package is missing.
+        PretrainedError: the file or folder does not exist, or a package is missing.
     """
     with _without_bars():
         return load_without_weights(path)

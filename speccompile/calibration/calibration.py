@@ -67,7 +67,7 @@ class Calibration:
             return InvalidCalibration(source=str(path), reason=reason)
 
         if not Path(path).is_file():
-            raise refuse("there is no such file")
+            raise refuse("the file does not exist")
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}

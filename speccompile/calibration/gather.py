@@ -36,7 +36,7 @@ def calibrate(
         tokens: the texts are read as far as that.
 
     Raises:
-        InvalidInput: there are no tokens, or ids that the model does not have.
+        InvalidInput: the texts are empty, or contain ids outside the vocabulary.
         UserError: ``model`` cannot be wrapped.
 
     Source: the mean squares are those of llama.cpp's ``imatrix``; that errors at large inputs cost most is the

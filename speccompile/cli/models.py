@@ -52,7 +52,7 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
     Raises:
         InvalidOption: the checkpoint is not quantised, or each process would have a part of it.
         UnsupportedCheckpoint, DamagedCheckpoint: it cannot be read exactly.
-        PretrainedError: there is no such file or folder.
+        PretrainedError: the file or folder does not exist.
     """
     reason = ""
     if ranks > 1:

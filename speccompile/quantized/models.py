@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.reading import open_checkpoint
 from speccompile.quantized.weight import QuantizedWeights
+from speccompile.utils.parameters import owners_by_parameter, put_parameter
 
 
 def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
@@ -44,8 +44,10 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
     # One element each, while transformers loads the other tensors.
     stand_ins = {name: torch.zeros(()).expand(skeleton.get_parameter(name).shape) for name in checkpoint.weights}
     model = _load(checkpoint, type(skeleton), stand_ins)
-    for name in stand_ins:
-        _move_to_meta(model, name)
+    owners = owners_by_parameter(model)
+    for parameter in {id(found): found for found in map(model.get_parameter, stand_ins)}.values():
+        meta = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        put_parameter(owners[id(parameter)], nn.Parameter(meta, requires_grad=False))
     return model, checkpoint.weights
 
 
@@ -83,18 +85,3 @@ def _load(checkpoint: Checkpoint, kind: type[PreTrainedModel], weights: dict[str
     if (Path(source.path) / GENERATION_CONFIG_NAME).is_file():
         model.generation_config = GenerationConfig.from_pretrained(source.path)
     return model.eval()
-
-
-def _move_to_meta(model: nn.Module, name: str) -> None:
-    """Replace a parameter, in all modules that share it, by one without memory."""
-    parameter = model.get_parameter(name)
-    replacement = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"), requires_grad=False)
-    for module, attribute in _owners(model, parameter):
-        setattr(module, attribute, replacement)
-
-
-def _owners(model: nn.Module, parameter: nn.Parameter) -> Iterator[tuple[nn.Module, str]]:
-    for module in model.modules():
-        for attribute, found in list(module.named_parameters(recurse=False)):
-            if found is parameter:
-                yield module, attribute

@@ -45,7 +45,7 @@ def read(path: str | os.PathLike[str]) -> QuantizedWeights:
     Raises:
         UnsupportedCheckpoint: it cannot be read exactly; the error names the format, or the tensor and its property.
         DamagedCheckpoint: it is cut off, or its parts do not fit one another. A lookup may raise both, too.
-        PretrainedError: there is no such file or folder, or a package is missing that reads it.
+        PretrainedError: the file or folder does not exist, or a package is missing that reads it.
     """
     return open_checkpoint(path).weights
 

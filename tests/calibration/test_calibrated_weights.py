@@ -129,7 +129,7 @@ def damage(path: Path, how: str, calibration: Calibration) -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("missing", "no such file"),
+        ("missing", "the file does not exist"),
         ("cut off", "cannot be read"),
         ("flipped", "SHA-256 differs"),
         ("something else", "its format is None"),

@@ -38,7 +38,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "advice": "Use torch.where",
     },
     "ConsumeUnavailable": {"reason": "the tied embedding is read by two ops", "advice": " or untie it"},
-    "InvalidCalibration": {"source": "calibration.safetensors", "reason": "there is no such file"},
+    "InvalidCalibration": {"source": "calibration.safetensors", "reason": "the file does not exist"},
     "DeterministicUnavailable": {"evidence": "row 1 differs from row 0", "op": "aten.mm in layer 0"},
     "CannotSave": {"name": "draft=<function>", "reason": "functions cannot be stored"},
     "CorruptPackage": {"path": "package", "what": "manifest.json is missing"},

@@ -17,6 +17,7 @@ from speccompile.ops.cpu.forms.grouped import pack_grouped
 from speccompile.ops.cpu.packing import Pack
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 from speccompile.utils.memory import release_file_pages, trim_heap
+from speccompile.utils.parameters import Owners, owners_by_parameter, put_parameter
 from speccompile.utils.weight_forms import QuantizedForms
 
 #: What a forward reads a weight by.
@@ -24,7 +25,7 @@ _READERS = frozenset((F.linear, F.embedding, torch.addmm, torch.matmul, torch.Te
 
 
 class QuantizedParameter(nn.Parameter):
-    """A parameter whose values are in a pack. It has one element, which is no number, in the place of each of them.
+    """A parameter whose values are in a pack. All of its elements are one NaN in memory.
 
     A forward of the model itself that reads it is refused; ``spec(input_ids)`` and ``spec.check`` compute with the
     pack.
@@ -70,7 +71,7 @@ class _Taken:
         before: itself on the meta device, or its one element if an earlier wrap took its values; else None.
     """
 
-    owners: tuple[tuple[nn.Module, str], ...]
+    owners: Owners
     parameter: nn.Parameter
     before: nn.Parameter | torch.Tensor | None
     pack: Pack | None
@@ -125,12 +126,15 @@ class QuantizedPacks(QuantizedForms):
             if parameter is None:
                 raise self._refusal(f"the model has no parameter {name!r}; names are those of named_parameters()")
             if parameter.dim() != 2:
-                raise self._refusal(f"{name} has the shape {list(parameter.shape)}, and is no linear's or embedding's")
+                raise self._refusal(
+                    f"{name} has the shape {list(parameter.shape)}, and must be the matrix of a linear or an embedding"
+                )
             other = names.setdefault(id(parameter), name)
             if other != name:
                 raise self._refusal(f"{other} and {name} are one parameter of this model; give one of them")
+        owners = owners_by_parameter(model)
         for name in self._names:
-            self._taken[name] = _take(model, found[name])
+            self._taken[name] = _take(found[name], owners[id(found[name])])
 
     def install(self, model: nn.Module) -> None:
         """Pack the weights, one after another, and release the model's values of them.
@@ -169,7 +173,7 @@ class QuantizedPacks(QuantizedForms):
         for taken in self._taken.values():
             parameter = taken.parameter
             if isinstance(taken.before, nn.Parameter):
-                _put(taken.owners, taken.before)
+                put_parameter(taken.owners, taken.before)
             elif taken.before is not None:
                 parameter.data = taken.before
                 parameter.pack = taken.pack  # type: ignore[attr-defined]
@@ -219,14 +223,8 @@ def quantizing(model: nn.Module, packs: QuantizedPacks | None) -> Iterator[None]
     packs.seal()
 
 
-def _take(model: nn.Module, parameter: nn.Parameter) -> _Taken:
+def _take(parameter: nn.Parameter, owners: Owners) -> _Taken:
     """``parameter``, as one that can be captured."""
-    owners = tuple(
-        (module, name)
-        for module in model.modules()
-        for name, own in module.named_parameters(recurse=False, remove_duplicate=False)
-        if own is parameter
-    )
     if isinstance(parameter, QuantizedParameter):
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         return _Taken(owners, parameter, parameter.data, getattr(parameter, "pack", None))
@@ -234,13 +232,8 @@ def _take(model: nn.Module, parameter: nn.Parameter) -> _Taken:
         return _Taken(owners, parameter, None, None)
     element = torch.full((1, 1), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
     new = nn.Parameter(element, requires_grad=False)
-    _put(owners, new)
+    put_parameter(owners, new)
     return _Taken(owners, new, parameter, None)
-
-
-def _put(owners: Sequence[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
-    for module, name in owners:
-        module._parameters[name] = parameter
 
 
 def _is_transposed(taken: _Taken) -> bool:

@@ -128,7 +128,7 @@ def _in_order(graph: StepGraph, x: fx.Node, order: torch.Tensor, port: Port, kno
 
 def _not_multiplied(port: Port, users: Sequence[fx.Node]) -> InvalidOption:
     ops = ", ".join(sorted({str(user.target) for user in users}))
-    reason = f"the model reads {port.path} by {ops}, which is no linear and no embedding; leave it out"
+    reason = f"the model reads {port.path} by {ops}, and only linears and embeddings can read it; leave it out"
     return InvalidOption(where="wrap", name="weights", value=port.path, reason=reason)
 
 

@@ -21,9 +21,9 @@ STEPS_OF = 256
 def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]:
     """The form that holds ``weight`` in the order of its values, and the tensors that stand for it.
 
-    Four bits are held in ``int4``: not in groups of 16, nor with a sign and minimums, which its ops do not have. Scales
-    are float16 where all of them are exact in it, and there are no minimums. Else, in groups of 16 and 32, they are
-    whole numbers of eight bits times a float16 where that is exact, as it is of llama.cpp's K-quants; else float32.
+    Four bits are held in ``int4``, except in groups of 16, and except with both a sign and minimums: its ops do not
+    have these. Scales have the first of three kinds that holds all of them exactly. Without minimums: float16. In
+    groups of 16 and 32: integers of eight bits times a shared float16, as in llama.cpp's K-quants. Otherwise: float32.
     """
     values, minimums = weight.values, weight.minimums
     _, inputs = weight.shape

@@ -1,0 +1,25 @@
+"""Parameters of a model, with all modules that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+#: Modules and the names that a parameter has in them.
+Owners = Sequence[tuple[nn.Module, str]]
+
+
+def owners_by_parameter(model: nn.Module) -> dict[int, Owners]:
+    """The owners of each parameter of ``model``, by its ``id``. Tied weights have several."""
+    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            found.setdefault(id(parameter), []).append((module, name))
+    return dict(found)
+
+
+def put_parameter(owners: Owners, parameter: nn.Parameter) -> None:
+    """Let ``parameter`` take the place of the one that ``owners`` have."""
+    for module, name in owners:
+        module._parameters[name] = parameter
