@@ -260,7 +260,7 @@ def command(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     options = WrapOptions(mode="ngram", backend="eager", tiers=(0, 3), policy="fixed:3", max_len=512)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with printing() as printed:
-        generate.run(str(folder / "one_head"), "one two", options, {"max_new_tokens": 8}, chat=False)
+        generate.run(str(folder / "one_head"), "one two", options, {"max_new_tokens": 8}, chat=False, stored=False)
     for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
         signal.signal(number, handler)
     return printed.getvalue()
