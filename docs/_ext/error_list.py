@@ -5,6 +5,7 @@ The messages are those of ``tests/errors/messages.txt``, which a test compares w
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import textwrap
@@ -18,7 +19,11 @@ from sphinx.util.docutils import SphinxDirective
 from speccompile import errors
 
 MESSAGES = Path(__file__).parents[2] / "tests" / "errors" / "messages.txt"
-SECTION = re.compile(r"^# --- (.+?) -*$", re.MULTILINE)
+#: The bases first.
+FILES = sorted(
+    (file for file in Path(errors.__file__).parent.glob("*.py") if file.stem != "__init__"),
+    key=lambda file: (file.stem != "base", file.stem),
+)
 
 
 def examples() -> dict[str, str]:
@@ -30,17 +35,19 @@ def examples() -> dict[str, str]:
     return found
 
 
-def sections(source: str) -> list[tuple[str, list[str]]]:
-    """The titles of the module's sections, each with the names of its classes."""
-    first, *rest = SECTION.split(source)
-    parts = [("bases", first), *zip(rest[::2], rest[1::2], strict=True)]
-    return [(title, re.findall(r"^class ([A-Z]\w+)\(", body, re.MULTILINE)) for title, body in parts]
+def sections() -> list[tuple[str, list[str]]]:
+    """The titles of the package's files, each with the names of its classes, in the order of ``FILES``."""
+    found = []
+    for module in (importlib.import_module(f"{errors.__name__}.{file.stem}") for file in FILES):
+        names = re.findall(r"^class ([A-Z]\w+)\(", inspect.getsource(module), re.MULTILINE)
+        found.append((inspect.cleandoc(module.__doc__).splitlines()[0].rstrip(".").replace("``", "`"), names))
+    return found
 
 
 def markdown() -> str:
     messages, lines = examples(), []
-    for title, names in sections(inspect.getsource(errors)):
-        lines += [f"## {title[0].upper()}{title[1:]}", ""]
+    for title, names in sections():
+        lines += [f"## {title}", ""]
         for name in names:
             kind = getattr(errors, name)
             bases = ", ".join(base.__name__ for base in kind.__bases__)
@@ -57,7 +64,7 @@ class ErrorList(SphinxDirective):
     """The list, as sections of the page."""
 
     def run(self) -> list[nodes.Node]:
-        for file in (MESSAGES, Path(errors.__file__)):
+        for file in (MESSAGES, *FILES):
             self.env.note_dependency(str(file))
         return self.parse_text_to_nodes(markdown(), allow_section_headings=True)
 

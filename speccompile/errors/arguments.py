@@ -1,0 +1,125 @@
+"""Arguments of ``wrap``."""
+
+from __future__ import annotations
+
+from speccompile.errors.base import SpecCompileError, UserError
+
+
+class UnknownMode(UserError):
+    """No mode is registered under that name."""
+
+    template = (
+        "unknown mode {name!r}. Available: {available}. "
+        "A mode of your own is made known with speccompile.register_mode(name, cls)."
+    )
+
+
+class DuplicateMode(UserError):
+    """A mode is registered under a name that is taken."""
+
+    template = "mode {name!r} is already registered by {owner}; choose another name or pass replace=True."
+
+
+class UnknownOption(UserError):
+    """A keyword is not an option of what it is given to."""
+
+    template = "{where} does not take {names}. It takes: {known}."
+
+
+class OptionOfAnotherMode(UnknownOption):
+    """An option belongs to another mode than the one that was chosen."""
+
+    template = UnknownOption.template + " {modes}."
+
+
+class InvalidOption(UserError):
+    """An option has a value that is not valid."""
+
+    template = "{where}: {name}={value!r} is not valid: {reason}."
+
+
+class InvalidTiers(UserError):
+    """``tiers`` of ``wrap`` are not valid."""
+
+    template = (
+        "tiers={tiers!r} is not valid: {reason}. Give distinct draft lengths that include 0 "
+        "(the plain decoder), for example tiers=(0, 1, 3, 7)."
+    )
+
+
+class UnknownTier(UserError):
+    """A draft length is chosen that was not built."""
+
+    template = "no tier with draft length {tier!r} was built; built: {built}. Add it to tiers=... of wrap."
+
+
+class InvalidPolicy(UserError):
+    """A policy cannot be read, or names a tier that is not built."""
+
+    template = (
+        "policy={policy!r} is not valid: {reason}. Use 'fixed:K' (for example 'fixed:7'), "
+        "'schedule:ROWS=K,...' (from so many live rows on, for example 'schedule:1=7,4=3,8=0', or up to so many: "
+        "'schedule:<=4=7,<=8=3'), 'cost', 'ema' or 'gate' (with options: "
+        "'ema:alpha=0.3,candidates=0/3/7'), or an object with choose(live_rows) -> K."
+    )
+
+
+class InvalidTrace(UserError):
+    """A recorded trace cannot be replayed."""
+
+    template = "{path} cannot be replayed: {reason}. spec.record_trace(path) writes one."
+
+
+class UnknownBackend(UserError):
+    """No backend is registered under that name."""
+
+    template = "unknown backend {name!r}. Available: {available}."
+
+
+class NeedsCuda(UserError):
+    """A backend for CUDA is given a model on another device."""
+
+    template = (
+        "backend={name!r} needs a model on a CUDA device, and this one is on {device}. Move it with model.to('cuda'), "
+        "or use backend='auto'."
+    )
+
+
+class UnknownAcceptance(UserError):
+    """An acceptance rule has no such name."""
+
+    template = "unknown acceptance rule {name!r}. Available: {available}."
+
+
+class UnsupportedProcessor(UserError):
+    """A logits processor cannot become part of a step."""
+
+    template = (
+        "logits_processor {name} cannot become part of a step: {reason}. {advice}. A processor that is passed to a "
+        "request, spec.generate(..., logits_processor=...) or submit, may be any Python code: it is called on the host "
+        "before each token, and that request has no drafts."
+    )
+
+
+class ConsumeUnavailable(UserError):
+    """``consume=True`` cannot keep one copy of the weights here."""
+
+    template = "consume=True cannot be kept: {reason}. Use consume=False{advice}."
+
+
+class InvalidCalibration(UserError):
+    """A calibration is damaged, or is not one of this model."""
+
+    template = (
+        "the calibration {source!r} cannot be used: {reason}. Make one of this model with speccompile.calibrate, or "
+        "`speccompile calibrate`."
+    )
+
+
+class DeterministicUnavailable(SpecCompileError):
+    """``deterministic=True`` does not hold; ``op`` is the first op whose bits differ."""
+
+    template = (
+        "deterministic=True cannot be kept: {evidence}. First op whose rows depend on where they stand: "
+        "{op}. Use deterministic=False, or a backend whose ops have a fixed order of reduction."
+    )

@@ -1,0 +1,72 @@
+"""The bases of all errors, and how a message shows a value."""
+
+from __future__ import annotations
+
+import reprlib
+import string
+import sys
+from typing import Any, ClassVar
+
+#: Characters of a value that a message shows: a list of hundreds of token ids would hide the reason after it.
+LONGEST_VALUE = 200
+
+
+class _Brief(reprlib.Repr):
+    """``repr``, but of tensors and modules their kind alone: a module prints its whole tree, a tensor its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = LONGEST_VALUE
+        self.maxstring = self.maxother = self.maxlong = 10 * LONGEST_VALUE
+
+    def repr1(self, x: Any, level: int) -> str:
+        # Without torch there are no tensors, and a command line that only has an error to print need not load it.
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(x, torch.nn.Module):
+            return f"<{type(x).__name__}>"
+        if torch is not None and isinstance(x, torch.Tensor):
+            return f"<{type(x).__name__} {x.dtype} {list(x.shape)}>"
+        return super().repr1(x, level)
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python raises for an int of thousands of digits.
+        return super().repr_int(x, level) if x.bit_length() <= 4 * LONGEST_VALUE else f"<int of {x.bit_length()} bits>"
+
+
+_BRIEF = _Brief()
+
+
+def shown(value: Any) -> str:
+    """``repr(value)`` as far as a message has room for it."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+class _Formatter(string.Formatter):
+    """``str.format`` whose ``!r`` is :func:`shown`."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return shown(value) if conversion == "r" else super().convert_field(value, conversion)
+
+
+_FORMATTER = _Formatter()
+
+
+class SpecCompileError(Exception):
+    """Base of all errors of this package. ``template`` is filled with the keyword arguments."""
+
+    template: ClassVar[str] = "{message}"
+
+    def __init__(self, message: str | None = None, **fields: Any) -> None:
+        self.fields = fields
+        super().__init__(_FORMATTER.format(self.template, **fields) if message is None else message)
+
+
+def error_line(error: Exception) -> str:
+    """Kind and first two lines of another library's error (torch may add a whole graph), to be part of a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}".rstrip(".!: ")
+
+
+class UserError(SpecCompileError, ValueError):
+    """The caller asked for something that cannot be had; the arguments have to change."""

@@ -1,0 +1,69 @@
+"""Passes and the stages that they leave."""
+
+from __future__ import annotations
+
+from speccompile.errors.base import SpecCompileError, UserError
+
+
+class PassError(SpecCompileError):
+    """A pass, or the order of the passes, is wrong."""
+
+
+class MissingFact(PassError):
+    """A pass requires a fact that no pass provides."""
+
+    template = (
+        "{consumer} needs the fact {fact!r}, and nothing provides it. Provided here: {provided}. "
+        "Add a pass that provides {fact!r}."
+    )
+
+
+class InvalidatedFact(MissingFact):
+    """A pass requires a fact that a pass before it invalidates."""
+
+    template = (
+        "{consumer} needs the fact {fact!r}, which pass {by!r} invalidates before it. Move {by!r} after it, or let "
+        "{by!r} provide {fact!r} anew."
+    )
+
+
+class PassOrderError(PassError):
+    """A pass requires a fact that only a later pass provides."""
+
+    template = (
+        "pass {consumer!r} needs the fact {fact!r}, which pass {producer!r} provides later ({cycle}). "
+        "Passes run in the order of their list: put {producer!r} before {consumer!r}."
+    )
+
+
+class NothingMatched(PassError):
+    """A pass that is not optional found nothing to change."""
+
+    template = (
+        "pass {name!r} found nothing to change: it looked for {looked_for}. "
+        "Remove the pass, or set optional = True if that is fine."
+    )
+
+
+class UnknownValue(PassError):
+    """A pass reads a value of the graph that no pass before it has named."""
+
+    template = "the graph has no value {name!r} here. Values here: {available}."
+
+
+class PassFailed(PassError):
+    """A pass of the user's own raised; ``reason`` is its own error."""
+
+    template = "pass {name!r} of wrap(passes=...) failed: {reason}."
+
+
+class VerifierError(PassError):
+    """The graph is wrong after a pass: its form, its ports, a write, or a shape."""
+
+    template = "after pass {name!r}: {problem}"
+
+
+class UnknownStage(UserError):
+    """A tier has no stage of that name."""
+
+    template = "there is no stage {name!r} in {tier}. Stages: {available}."

@@ -1,0 +1,93 @@
+"""Requests."""
+
+from __future__ import annotations
+
+from speccompile.errors.base import SpecCompileError, UserError
+
+
+class EmptyPrompt(UserError):
+    """A prompt has no token."""
+
+    template = "prompt {row} is empty. Give at least one token (for example the BOS token)."
+
+
+class PromptTooLong(UserError):
+    """A prompt leaves no room for a new token."""
+
+    template = (
+        "prompt {row} has {length} tokens, but with max_len={max_len} a prompt can have at most "
+        "{allowed}. Shorten it, or wrap with a larger max_len."
+    )
+
+
+class TokenOutOfVocabulary(UserError):
+    """A prompt has a token id that the model does not know."""
+
+    template = "prompt {row} holds the token id {token}, outside of 0 .. {last} (vocabulary of {vocab})."
+
+
+class PlaceholderToken(UserError):
+    """A prompt has a token that stands for an image, a video or audio."""
+
+    template = (
+        "prompt token {position} is {token}, the model's {name}: it only stands for input that is not text, and steps "
+        "embed text alone. Leave such tokens out, or call the model's own generate with that input."
+    )
+
+
+class TooManyEosTokens(UserError):
+    """A request has more end-of-text ids than a slot holds."""
+
+    template = "{count} EOS ids, but a slot has room for {capacity}."
+
+
+class InvalidInput(UserError):
+    """An input of a request has a wrong type, shape or value."""
+
+    template = "{name} is not valid: {reason}."
+
+
+class InvalidGuide(UserError):
+    """A schema or a pattern cannot become a guide."""
+
+    template = "the guide {what} cannot be followed: {reason}."
+
+
+class QueueFull(SpecCompileError):
+    """More requests wait than ``max_waiting`` allows."""
+
+    template = (
+        "no room for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
+        "(engine.capacity().room tells when), or wrap with a larger max_waiting."
+    )
+
+
+class UndecidedLogits(SpecCompileError):
+    """The model's logits are NaN, so that no token can be chosen. It ends that request."""
+
+    template = (
+        "no next token can be chosen after token {position} of the text: the model's logits are NaN, or all of them "
+        "-inf (look for NaN or overflow in its weights, or load it in float32), or the request's own options, or the "
+        "logits processors given to wrap, forbid every token."
+    )
+
+
+class DraftFailed(SpecCompileError):
+    """A drafter on the host raised, or returned what is not a draft. It ends that request."""
+
+    template = "the drafter given to wrap(mode='user_provided', host=True) failed: {reason}."
+
+
+class RequestFailed(SpecCompileError):
+    """A request ended with the error of something that it called, such as a streamer."""
+
+    template = "the request ended with its own error: {reason}."
+
+
+class InsideStep(SpecCompileError):
+    """A callback that runs inside of a step calls what waits for that step."""
+
+    template = (
+        "{what} was called in a callback (a streamer, a stopping criterion), which runs inside of a step that it would "
+        "wait for. A callback may submit and cancel; wait in another thread."
+    )

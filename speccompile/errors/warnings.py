@@ -1,0 +1,11 @@
+"""Warnings."""
+
+from __future__ import annotations
+
+
+class Degraded(UserWarning):
+    """A wrap works with less than it could: slower, or again in every process. Says what is lost and what to do."""
+
+
+class OutputTruncated(UserWarning):
+    """A row ended at ``max_len`` before it had ``max_new_tokens`` tokens."""
