@@ -16,11 +16,11 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from speccompile.errors import CannotMove
 from speccompile.ops.cpu.rounded import as_packed
-from speccompile.speculator.inspection import Inspection
+from speccompile.speculator.base import SpeculatorBase
 from speccompile.utils.torch_private import parse_to
 
 
-class ModelInterface(Inspection):
+class ModelInterface(SpeculatorBase):
     """The wrapped model's attributes and its forward."""
 
     @property

@@ -1,0 +1,175 @@
+"""``Speculator.generate``: what transformers' ``generate`` accepts and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from speccompile.errors import InvalidInput
+from speccompile.runtime.arguments import read_mask_or_config
+from speccompile.runtime.generate import generate
+from speccompile.runtime.listener import Streamer
+from speccompile.runtime.request_options import GenerateOptions
+from speccompile.runtime.target import EosTokens
+from speccompile.speculator.base import SpeculatorBase
+from speccompile.utils.not_given import NOT_GIVEN, NotGiven
+
+
+class Generation(SpeculatorBase):
+    """Decoding with the signature of transformers."""
+
+    @overload
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        mask_or_config: torch.Tensor | GenerationConfig | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        return_dict_in_generate: Literal[True],
+        **options: Any,
+    ) -> GenerateDecoderOnlyOutput: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        mask_or_config: torch.Tensor | GenerationConfig | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        return_dict_in_generate: Literal[False] | None = None,
+        **options: Any,
+    ) -> torch.Tensor: ...
+
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        mask_or_config: torch.Tensor | GenerationConfig | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        max_new_tokens: int | NotGiven | None = NOT_GIVEN,
+        max_length: int | NotGiven | None = NOT_GIVEN,
+        eos_token_id: EosTokens | NotGiven = NOT_GIVEN,
+        pad_token_id: int | NotGiven | None = NOT_GIVEN,
+        bos_token_id: int | NotGiven | None = NOT_GIVEN,
+        num_return_sequences: int | NotGiven | None = NOT_GIVEN,
+        num_draft_tokens: int | None = None,
+        stop_strings: str | Sequence[str] | NotGiven | None = NOT_GIVEN,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        stopping_criteria: Any = None,
+        streamer: Streamer | None = None,
+        do_sample: bool | NotGiven | None = NOT_GIVEN,
+        seed: int | None = None,
+        return_dict_in_generate: bool | NotGiven | None = NOT_GIVEN,
+        output_scores: bool | NotGiven | None = NOT_GIVEN,
+        output_logits: bool | NotGiven | None = NOT_GIVEN,
+        output_attentions: bool | NotGiven | None = NOT_GIVEN,
+        output_hidden_states: bool | NotGiven | None = NOT_GIVEN,
+        record: bool = True,
+        adapter: str | Sequence[str | None] | None = None,
+        **options: Any,
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Decode as ``model.generate`` does: greedily, the same tokens; drawn, the same distribution.
+
+        A thin layer over ``spec.engine``, beside its other requests: other threads may use both meanwhile.
+
+        A parameter whose default is ``NOT_GIVEN`` has the generation_config's value if it is left out. As in
+        transformers, an explicit None switches off what the generation_config has: ``eos_token_id=None`` means none,
+        ``do_sample=None`` is greedy.
+
+        Args:
+            input_ids: int64 ``[B, P]``, padded on the left. Rows beyond ``max_batch`` wait for a slot. None is the BOS
+                token alone.
+            mask_or_config: by position, the attention mask, or, as in transformers, a ``GenerationConfig``.
+            attention_mask: ``[B, P]``, 0 at padding.
+            inputs: transformers' name for ``input_ids``.
+            generation_config: A ``GenerationConfig``, over which the other options take precedence. As in transformers,
+                fields that it leaves at None are those of the model's generation_config.
+            max_new_tokens: Most new tokens. Of each row; None: ``max_length``, else 128 (20 in transformers). A row
+                also ends at ``max_len``, with a warning.
+            max_length: Most tokens, prompt included, where ``max_new_tokens`` is given nowhere. None is no such limit,
+                and 128 new tokens if there is no other (in transformers an error, or no end).
+            eos_token_id: One or several ids that end a sequence.
+            pad_token_id: The id that pads rows that end early. None is the first EOS id.
+            bos_token_id: The id that is the prompt where there is no other.
+            num_return_sequences: Continuations of each prompt. The prompt is read once; rows follow one another as
+                transformers orders them. Without ``do_sample`` they are all alike. None is 1.
+            num_draft_tokens: Most draft tokens of a step, 0 for none. None is as many as the tier has.
+            stop_strings: One or several texts that end a sequence; they need ``tokenizer``. A row ends with the token
+                that completes one.
+            tokenizer: The tokenizer of the token ids. For ``stop_strings``.
+            stopping_criteria: transformers' ``StoppingCriteria``, one or several. They are asked after each token of
+                each row with that row's ids and ``None`` for scores. With several rows each row has copies, as of
+                ``logits_processor``, which are shown ``[B, P + new]`` with this row's tokens in every line; element i
+                of the answer counts for row i, and so does a bool.
+            streamer: A transformers streamer. It follows one row.
+            do_sample: Whether tokens are drawn; otherwise the most likely one is chosen.
+            seed: Seed of what is drawn. Row i draws as ``seed + i`` does. None takes one from torch's default
+                generator. The same seed and options give the same text in any mode, at any tier, alone and among
+                others. Greedy text is the same with any.
+            return_dict_in_generate: Whether to return transformers' ``GenerateDecoderOnlyOutput``. It has no cache.
+            output_scores: Whether to return the scores after all processors, of each new token. They are ``scores`` of
+                the ``GenerateDecoderOnlyOutput``: for each new place float32 ``[B, V]``, 0 in rows that have ended,
+                since no model ran there. Needs ``return_dict_in_generate`` and ``wrap(scores=True)``.
+            output_logits: Whether to return the model's own logits, of each new token. They are ``logits``, likewise.
+            output_attentions: Refused if True: a step keeps no attentions.
+            output_hidden_states: Refused if True: a step keeps no hidden states.
+            record: Whether hidden states are saved, where the wrap saves them.
+            adapter: The name of the LoRA adapter that the model has, or one for each prompt. Of :attr:`adapters`; None
+                is the model itself.
+            options: of the sampling pipeline, as :meth:`Engine.submit` accepts them, and the other parameters of
+                transformers' ``generate`` at values that do nothing. Any other value is an error with the reason
+                (:mod:`speccompile.runtime.arguments`). None for an option switches it off, as in transformers.
+                ``logits_processor`` is called for each row by itself, with its ids as transformers shows them, padding
+                included. With one row these are the given objects; with several, each row has copies
+                (``copy.deepcopy``; modules and tokenizers are shared), so that processors that keep memory do not mix
+                the rows. A row is shown alone, ``[1, L]``: a processor that indexes rows finds each at 0. Functions
+                are not copied: with several rows, a function that changes what it holds (a closure's list, a global
+                counter) is an error, and so is one that holds an object in which a change cannot be seen. Memory needs
+                a class, or ``engine.submit`` for each row.
+
+        Returns:
+            int64 ``[B, P + new]``, padded as transformers pads; or the output that has it as ``sequences``.
+
+        Raises:
+            UserError: see the classes in ``speccompile.errors``.
+        """
+        engine, target = self._open()
+        if inputs is not None and input_ids is not None:
+            raise InvalidInput(name="inputs", reason="input_ids is given too; give one of them")
+        attention_mask, generation_config = read_mask_or_config(mask_or_config, attention_mask, generation_config)
+        return generate(
+            engine,
+            target,
+            inputs if input_ids is None else input_ids,
+            attention_mask,
+            GenerateOptions(
+                generation_config=generation_config,
+                max_new_tokens=max_new_tokens,
+                max_length=max_length,
+                eos_token_id=eos_token_id,
+                pad_token_id=pad_token_id,
+                bos_token_id=bos_token_id,
+                num_return_sequences=num_return_sequences,
+                num_draft_tokens=num_draft_tokens,
+                stop_strings=stop_strings,
+                tokenizer=tokenizer,
+                stopping_criteria=stopping_criteria,
+                streamer=streamer,
+                do_sample=do_sample,
+                seed=seed,
+                return_dict_in_generate=return_dict_in_generate,
+                output_scores=output_scores,
+                output_logits=output_logits,
+                output_attentions=output_attentions,
+                output_hidden_states=output_hidden_states,
+                record=record,
+                adapter=adapter,
+                others=options,
+            ),
+        )
