@@ -122,7 +122,7 @@ def main(
             buffers = adapted.engine.adapters.buffers
             assert buffers is not None
             for number in range(room.count):
-                adapted.engine.add_adapter(f"adapter-{number}", random_adapter(buffers, rank, number))
+                adapted.engine.adapters.add(f"adapter-{number}", random_adapter(buffers, rank, number))
             with task("step by step"):
                 lines = compare(plain, adapted, draft_lens, row_counts, repeats)
             about = next(line for line in adapted.explain().splitlines() if line.startswith("adapters"))

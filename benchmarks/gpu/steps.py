@@ -12,7 +12,7 @@ from benchmarks.gpu.floor import kv_bytes, weight_bytes
 from benchmarks.gpu.rates import RATE
 from benchmarks.gpu.timing import interleaved, synchronize
 from speccompile import Speculator
-from speccompile.compiler.pipelines import tier_name
+from speccompile.compiler.names import tier_name
 from speccompile.lowering.tier import Tier, bind
 
 #: Steps that follow one another without a pause are timed as one: in between nothing waits for the host.

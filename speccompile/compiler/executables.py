@@ -9,14 +9,12 @@ from dataclasses import replace
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths
+from speccompile.compiler.names import mixed_name, prefill_name, tier_name
 from speccompile.compiler.pipelines import (
     drafter_chunk_pipeline,
     drafter_pipeline,
-    mixed_name,
     mixed_pipeline,
-    prefill_name,
     prefill_pipeline,
-    tier_name,
     tier_pipeline,
 )
 from speccompile.compiler.step_store import StepMaker

@@ -5,15 +5,12 @@ Modes and acceptance rules give parts of the lists; the user's own passes stand 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from speccompile.acceptance.forced import FillDrafts
 from speccompile.compiler.config import BuildConfig
-from speccompile.compiler.layout import prefill_widths, state_specs
-from speccompile.errors import InvalidOption
-from speccompile.graph.keys import KINDS, ChunkKind, Kind
-from speccompile.graph.stage import CAPTURE
+from speccompile.compiler.names import mixed_name, prefill_name, tier_name
+from speccompile.graph.keys import ChunkKind, Kind
 from speccompile.graph.tree import Tree
 from speccompile.hidden_states.options import SavedRows
 from speccompile.modes.network.split import DropTarget
@@ -56,7 +53,6 @@ from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.tree_bodies import AddTreeBodies
-from speccompile.passes.user_pass import state_specs_of
 
 
 def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
@@ -191,59 +187,6 @@ def drafter_chunk_pipeline(config: BuildConfig, width: int) -> Pipeline | None:
     return _pipeline(config, passes, _split_goals(config), f"drafter of {prefill_name(width)}") if own else None
 
 
-def check_anchors(config: BuildConfig, vocab_size: int) -> None:
-    """Every pass of the user's own has a place in some pipeline, and a name and state tensors of its own.
-
-    Raises:
-        InvalidOption: one has not.
-    """
-    if not config.passes:
-        return
-
-    def refuse(item: Pass, reason: str) -> InvalidOption:
-        return InvalidOption(where="wrap", name="passes", value=item, reason=reason)
-
-    without = replace(config, passes=())
-    ours = list(dict.fromkeys(item.name for pipeline in _pipelines(without) for item in pipeline.passes))
-    of_model, *of_steps = [{item.name for item in pipeline.passes} for pipeline in _pipelines(config)]
-    run = of_model.union(*of_steps)
-    taken = {spec.name for spec in state_specs(without, vocab_size)}
-    for item in config.passes:
-        if item.name in (CAPTURE, *ours):
-            raise refuse(item, f"a pass or stage of this package has the name {item.name!r}")
-        if item.name in of_model and item.name in set().union(*of_steps):
-            reason = f"pass {item.name!r} has anchors both among the passes of the model and among those of a step"
-            raise refuse(item, f"{reason}: give each its own pass")
-        if item.name not in run:
-            word = "after" if item.anchors_after else "before"
-            anchors = " or ".join(map(repr, item.anchors_after or item.anchors_before))
-            reason = f"pass {item.name!r} goes {word} {anchors}, which is not among the passes"
-            raise refuse(item, f"{reason}: {', '.join(ours)}")
-        for spec in state_specs_of(item):
-            if spec.name in taken:
-                raise refuse(item, f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}")
-            taken.add(spec.name)
-
-
-def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
-    """One of each form that this wrap may build."""
-    yield model_pipeline(config, WeightPacks(config.weights))
-    width = prefill_widths(config.max_len)[0]
-    for kind in KINDS:
-        for tree in config.trees:
-            yield tree_pipeline(config, tree, 1, kind)
-            if config.mode.split and (own := drafter_pipeline(config, tree, 1, kind)):
-                yield own
-        for draft_len in {0, config.chains[-1]}:
-            yield tier_pipeline(config, draft_len, 1, kind)
-            yield mixed_pipeline(config, draft_len, 1, kind)
-            if config.mode.split and (own := drafter_pipeline(config, draft_len, 1, kind)):
-                yield own
-        yield prefill_pipeline(config, width, kind)
-    yield prefill_pipeline(config, width, "inner")
-    yield prefill_pipeline(config, width, "prompt_scored")
-
-
 def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
     """Facts that hold in a finished step or prompt chunk."""
     goals = {"committed", "subexpressions_shared", *(config.mode.goals if config.max_draft_len else ())}
@@ -363,26 +306,3 @@ def _split_goals(config: BuildConfig) -> Facts:
 
 def _pipeline(config: BuildConfig, passes: Sequence[Pass], goals: Facts, name: str) -> Pipeline:
     return Pipeline(place_passes(passes, config.passes), goals, name)
-
-
-# --- names ---------------------------------------------------------------------------------------
-
-
-def tier_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
-    """What stages and messages call a tier: ``tier K=3, 1 row``."""
-    shape = str(draft_len) if isinstance(draft_len, Tree) else f"K={draft_len}"
-    return f"tier {shape}, {rows} row{'s' * (rows > 1)}{_of_kind(kind)}"
-
-
-def mixed_name(draft_len: int, rows: int, kind: Kind = "greedy") -> str:
-    """What stages and messages call a tier that also processes prompt tokens."""
-    return f"mixed {tier_name(draft_len, rows, kind)}"
-
-
-def prefill_name(width: int, kind: ChunkKind = "greedy") -> str:
-    """What stages and messages call the executable of a prompt chunk."""
-    return f"prefill T={width}{_of_kind(kind)}"
-
-
-def _of_kind(kind: ChunkKind) -> str:
-    return "" if kind == "greedy" else f", {kind}"

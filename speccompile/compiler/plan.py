@@ -16,8 +16,8 @@ from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tree_refusal
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
-from speccompile.compiler.pipelines import check_anchors
 from speccompile.compiler.sharding import NO_DIGEST
+from speccompile.compiler.user_passes import check_anchors
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
 from speccompile.graph.tree import Tree, depth_of
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, tier_name, tier_pipeline
+from speccompile.compiler.names import tier_name
+from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, tier_pipeline
 from speccompile.graph.stage import Stages
 from speccompile.graph.tree import Tree
 from speccompile.lowering.kernel_list import kernels_called

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
-
-import torch
 
 from speccompile.adapters.buffers import AdapterBuffers, LoraPair, LoraPairs, write_adapter
 from speccompile.adapters.loaded import Adapter
@@ -13,21 +11,25 @@ from speccompile.errors import AdaptersFull, InvalidAdapter, InvalidOption, Unkn
 from speccompile.graph.arena import Arena
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
+from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 
 
 class AdapterTable:
     """Loads adapters into the places of the arena's buffers, and finds them by name.
 
-    A place is free again when its adapter was removed and the last request with it has ended. :meth:`put` and
-    :meth:`remove` are called in a turn, so no step runs meanwhile.
+    A place is free again when its adapter was removed and the last request with it has ended. Adapters are added and
+    removed between two steps.
 
     Args:
         buffers: None where the wrap has no room for adapters.
     """
 
-    def __init__(self, buffers: AdapterBuffers | None, arena: Arena, slots: Slots, waiting: WaitingQueue) -> None:
+    def __init__(
+        self, buffers: AdapterBuffers | None, arena: Arena, slots: Slots, waiting: WaitingQueue, turns: Turns
+    ) -> None:
         self.buffers = buffers
+        self._turns = turns
         self._arena = arena
         self._slots = slots
         self._waiting = waiting
@@ -74,36 +76,45 @@ class AdapterTable:
             raise InvalidAdapter(name=name, source="loaded", reason=reason)
         return self.buffers
 
-    def put(self, name: str, pairs: LoraPairs, packed: Mapping[str, torch.Tensor]) -> None:
-        """Load an adapter into a free place.
-
-        Args:
-            packed: of :meth:`AdapterBuffers.packed`.
+    def add(self, name: str, pairs: LoraPairs) -> None:
+        """Load an adapter into a free place. All that takes time is done before the turn.
 
         Raises:
+            InvalidOption: the wrap has no room for adapters.
             InvalidAdapter: one of that name is loaded.
             AdaptersFull: no place is free.
+            InsideStep: this is a callback of a step.
         """
-        buffers = self.check_room(name)
-        taken = self._taken()
-        place = next((place for place in range(buffers.count) if place not in taken), None)
-        if place is None:
-            raise AdaptersFull(name=name, count=buffers.count, loaded=len(self._loaded), more=buffers.count + 1)
-        write_adapter(self._arena, place, packed)
-        if place in self._at:
-            self._at[place].replaced = True
-        adapter = Adapter(name, place, max(pair.a.shape[0] for pair in pairs.values()), len(pairs))
-        self._loaded[name] = self._at[place] = adapter
+        self._turns.refuse_callback("add_adapter()")
+        packed = self.check_room(name).packed(pairs)
+        with self._turns.own():
+            # Another thread may have added one meanwhile.
+            place = self._free_place(name, self.check_room(name).count)
+            write_adapter(self._arena, place, packed)
+            if place in self._at:
+                self._at[place].replaced = True
+            adapter = Adapter(name, place, max(pair.a.shape[0] for pair in pairs.values()), len(pairs))
+            self._loaded[name] = self._at[place] = adapter
 
     def remove(self, name: str) -> None:
-        """Let no further request have the adapter.
+        """Let no further request have the adapter. Those that wait or run keep it.
 
         Raises:
             InvalidOption: the wrap has no room for adapters.
             UnknownAdapter: there is none of that name.
+            InsideStep: this is a callback of a step.
         """
-        self._check_room("remove_adapter", name)
-        del self._loaded[self._named(name).name]
+        self._turns.refuse_callback("remove_adapter()")
+        with self._turns.own():
+            self._check_room("remove_adapter", name)
+            del self._loaded[self._named(name).name]
+
+    def _free_place(self, name: str, count: int) -> int:
+        taken = self._taken()
+        place = next((place for place in range(count) if place not in taken), None)
+        if place is None:
+            raise AdaptersFull(name=name, count=count, loaded=len(self._loaded), more=count + 1)
+        return place
 
     def _taken(self) -> Collection[int]:
         requests: list[Request] = [*self._slots.owned, *self._waiting.requests]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
-from speccompile.adapters.buffers import AdapterBuffers, LoraPairs
+from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.errors import CannotCopy, Closed
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind, Kind, TierName
@@ -35,6 +34,7 @@ from speccompile.runtime.request import Request
 from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.saver import Saver
+from speccompile.runtime.shutdown import Shutdown
 from speccompile.runtime.target import EosTokens, Target
 from speccompile.runtime.tier_table import TierTable
 
@@ -73,6 +73,8 @@ class Engine:
 
         Engine -- RequestFactory    arguments to requests
                -- Turns             which thread steps; AsyncDriver steps for async readers
+               -- Shutdown          what it does when it is closed or dropped, and in a forked child
+               -- AdapterTable      the LoRA adapters that are loaded
                    -- Scheduler     one step
                        -- PromptReader, TierChoice, Policies, HostAnswers, Delivery, Departures
                        -- TierTable, Batch, Slots, WaitingQueue
@@ -138,16 +140,14 @@ class Engine:
         self.choice = parts.choice
         self.scheduler = parts.scheduler
         self.turns = parts.turns
+        self.adapters = parts.adapters
         self._departures = parts.departures
         self._driver = AsyncDriver(self.turns)
-        self.adapters = parts.adapters
         self._factory = RequestFactory(target, arena, self.adapters, saver)
-        self.learner: Learner | None = None
+        self._shutdown = Shutdown(self.turns, self._driver, self._departures, ranks, saver)
         open_engines.add(self)
         if saver is not None:
-            # An engine that is dropped without close() writes its pending records. At exit open_engines closes it.
-            self._dropped = weakref.finalize(self, saver.writer.close)
-            self._dropped.atexit = False
+            self._shutdown.write_when_dropped(self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """For ``copy`` and ``pickle``.
@@ -423,35 +423,12 @@ class Engine:
         """Wait until ``request`` has more than ``seen`` new tokens or has ended; the event loop is not blocked."""
         await self._driver.wait(request, seen)
 
-    # --- adapters ------------------------------------------------------------------------------------
-
-    def add_adapter(self, name: str, pairs: LoraPairs) -> None:
-        """Load an adapter between two steps. All that takes time is done before.
-
-        Raises:
-            InvalidOption: the wrap has no room for adapters.
-            InvalidAdapter: one of that name is loaded.
-            AdaptersFull: no place is free.
-            InsideStep: this is a callback of a step.
-        """
-        self.turns.refuse_callback("add_adapter()")
-        packed = self.adapters.check_room(name).packed(pairs)
-        with self.turns.own():
-            self.adapters.put(name, pairs, packed)
-
-    def remove_adapter(self, name: str) -> None:
-        """Let no further request have the adapter. Those that wait or run keep it.
-
-        Raises:
-            InvalidOption: the wrap has no room for adapters.
-            UnknownAdapter: none of that name is loaded.
-            InsideStep: this is a callback of a step.
-        """
-        self.turns.refuse_callback("remove_adapter()")
-        with self.turns.own():
-            self.adapters.remove(name)
-
     # --- learning ------------------------------------------------------------------------------------
+
+    @property
+    def learner(self) -> Learner | None:
+        """What trains the draft head; None if nothing does."""
+        return self._shutdown.learner
 
     def learn(self, learning: Learning, head: nn.Module, packs: WeightPacks, rows: SavedRows, target: Target) -> None:
         """Let ``learning`` train ``head``, whose executables read ``packs``, from the texts of requests to come.
@@ -460,8 +437,8 @@ class Engine:
             rows: what steps keep of each position.
         """
         adopt, turns = Adoption(head, packs, target, self.turns), self.turns
-        self.learner = learning.start(Pupil(head, target.model, adopt, lambda: turns.idle))
-        self._departures.keeper = Collector(self.learner, rows, self.arena)
+        self._shutdown.learner = learner = learning.start(Pupil(head, target.model, adopt, lambda: turns.idle))
+        self._departures.keeper = Collector(learner, rows, self.arena)
 
     # --- the end -------------------------------------------------------------------------------------
 
@@ -480,29 +457,11 @@ class Engine:
         Raises:
             RecordsNotWritten: they cannot be written.
         """
-        self.turns.close()
-        if self.ranks is not None:
-            self.ranks.close()
-        if self.learner is not None:
-            # In a callback its thread may wait for the current step.
-            self.learner.close(wait=not self.turns.in_turn)
-        # In a callback the current step may still end a request: then records are written when the interpreter ends.
-        if self.saver is not None and not self.turns.forked and not self.turns.in_turn:
-            self._dropped.detach()
-            self.saver.writer.close()
+        self._shutdown.close()
 
     def after_fork(self) -> None:
         """In a forked child."""
-        self.turns.after_fork()
-        self._driver.after_fork()
-        if self.ranks is not None:
-            self.ranks.after_fork()
-        if self.learner is not None:
-            # Its thread is the parent's.
-            self.learner = self._departures.keeper = None
-        if self.saver is not None:
-            # Its files are the parent's.
-            self._dropped.detach()
+        self._shutdown.after_fork()
 
     def __enter__(self) -> Engine:
         return self

@@ -147,5 +147,5 @@ def connect_parts(
         stats,
         departures,
         prefix_reuse,
-        AdapterTable(adapters, arena, slots, waiting),
+        AdapterTable(adapters, arena, slots, waiting, turns),
     )

@@ -87,7 +87,7 @@ class Speculator(Generation, Inspection, ModelInterface):
         """
         engine, target = self._open()
         engine.turns.refuse_callback("add_adapter()")
-        engine.add_adapter(name, read_adapter(name, source, engine.adapters.check_room(name), target.model))
+        engine.adapters.add(name, read_adapter(name, source, engine.adapters.check_room(name), target.model))
 
     def remove_adapter(self, name: str) -> None:
         """Let no further request name the adapter. Requests that wait or run keep it until they end; its place is free
@@ -98,7 +98,7 @@ class Speculator(Generation, Inspection, ModelInterface):
             UnknownAdapter: none of that name is loaded.
             InsideStep: this is a callback of a step.
         """
-        self.engine.remove_adapter(name)
+        self.engine.adapters.remove(name)
 
     def learn(self, steps: int) -> Any:
         """Train the draft head on the texts that were served, now, and use the new weights if they draft better on the

@@ -27,6 +27,8 @@ PARTS = [
     "policies",
     "_driver",
     "_factory",
+    "_shutdown",
+    "adapters",
 ]  # attributes of an engine
 
 

@@ -1,0 +1,77 @@
+"""Checks that the user's own passes have a place among the passes of this package, and names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.layout import prefill_widths, state_specs
+from speccompile.compiler.pipelines import (
+    drafter_pipeline,
+    mixed_pipeline,
+    model_pipeline,
+    prefill_pipeline,
+    tier_pipeline,
+    tree_pipeline,
+)
+from speccompile.errors import InvalidOption
+from speccompile.graph.keys import KINDS
+from speccompile.graph.stage import CAPTURE
+from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.passes.base import Pass
+from speccompile.passes.pipeline import Pipeline
+from speccompile.passes.user_pass import state_specs_of
+
+
+def check_anchors(config: BuildConfig, vocab_size: int) -> None:
+    """Every pass of the user's own has a place in some pipeline, and a name and state tensors of its own.
+
+    Raises:
+        InvalidOption: one has not.
+    """
+    if not config.passes:
+        return
+
+    def refuse(item: Pass, reason: str) -> InvalidOption:
+        return InvalidOption(where="wrap", name="passes", value=item, reason=reason)
+
+    without = replace(config, passes=())
+    ours = list(dict.fromkeys(item.name for pipeline in _pipelines(without) for item in pipeline.passes))
+    of_model, *of_steps = [{item.name for item in pipeline.passes} for pipeline in _pipelines(config)]
+    run = of_model.union(*of_steps)
+    taken = {spec.name for spec in state_specs(without, vocab_size)}
+    for item in config.passes:
+        if item.name in (CAPTURE, *ours):
+            raise refuse(item, f"a pass or stage of this package has the name {item.name!r}")
+        if item.name in of_model and item.name in set().union(*of_steps):
+            reason = f"pass {item.name!r} has anchors both among the passes of the model and among those of a step"
+            raise refuse(item, f"{reason}: give each its own pass")
+        if item.name not in run:
+            word = "after" if item.anchors_after else "before"
+            anchors = " or ".join(map(repr, item.anchors_after or item.anchors_before))
+            reason = f"pass {item.name!r} goes {word} {anchors}, which is not among the passes"
+            raise refuse(item, f"{reason}: {', '.join(ours)}")
+        for spec in state_specs_of(item):
+            if spec.name in taken:
+                raise refuse(item, f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}")
+            taken.add(spec.name)
+
+
+def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
+    """One of each form that this wrap may build."""
+    yield model_pipeline(config, WeightPacks(config.weights))
+    width = prefill_widths(config.max_len)[0]
+    for kind in KINDS:
+        for tree in config.trees:
+            yield tree_pipeline(config, tree, 1, kind)
+            if config.mode.split and (own := drafter_pipeline(config, tree, 1, kind)):
+                yield own
+        for draft_len in {0, config.chains[-1]}:
+            yield tier_pipeline(config, draft_len, 1, kind)
+            yield mixed_pipeline(config, draft_len, 1, kind)
+            if config.mode.split and (own := drafter_pipeline(config, draft_len, 1, kind)):
+                yield own
+        yield prefill_pipeline(config, width, kind)
+    yield prefill_pipeline(config, width, "inner")
+    yield prefill_pipeline(config, width, "prompt_scored")

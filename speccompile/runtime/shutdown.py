@@ -1,0 +1,63 @@
+"""The end of an engine: closed, dropped, or left to the parent of a forked process."""
+
+from __future__ import annotations
+
+import weakref
+
+from speccompile.ranks.ranks import Ranks
+from speccompile.runtime.async_driver import AsyncDriver
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.learning import Learner
+from speccompile.runtime.saver import Saver
+from speccompile.runtime.turns import Turns
+
+
+class Shutdown:
+    """Ends what an engine runs beside its steps: threads, files, and other ranks.
+
+    Attributes:
+        learner: trains the draft head while requests are served; None if nothing does.
+    """
+
+    def __init__(
+        self, turns: Turns, driver: AsyncDriver, departures: Departures, ranks: Ranks | None, saver: Saver | None
+    ) -> None:
+        self._turns = turns
+        self._driver = driver
+        self._departures = departures
+        self._ranks = ranks
+        self._saver = saver
+        self.learner: Learner | None = None
+
+    def write_when_dropped(self, engine: object) -> None:
+        """Let an engine that is dropped without ``close()`` write its pending records. At exit ``open_engines`` closes
+        it."""
+        assert self._saver is not None
+        self._dropped = weakref.finalize(engine, self._saver.writer.close)
+        self._dropped.atexit = False
+
+    def close(self) -> None:
+        """As :meth:`speccompile.runtime.engine.Engine.close`."""
+        self._turns.close()
+        if self._ranks is not None:
+            self._ranks.close()
+        if self.learner is not None:
+            # In a callback its thread may wait for the current step.
+            self.learner.close(wait=not self._turns.in_turn)
+        # In a callback the current step may still end a request: then records are written when the interpreter ends.
+        if self._saver is not None and not self._turns.forked and not self._turns.in_turn:
+            self._dropped.detach()
+            self._saver.writer.close()
+
+    def after_fork(self) -> None:
+        """In a forked child."""
+        self._turns.after_fork()
+        self._driver.after_fork()
+        if self._ranks is not None:
+            self._ranks.after_fork()
+        if self.learner is not None:
+            # Its thread is the parent's.
+            self.learner = self._departures.keeper = None
+        if self._saver is not None:
+            # Its files are the parent's.
+            self._dropped.detach()
