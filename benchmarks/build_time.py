@@ -19,7 +19,8 @@ from rich.table import Table
 from benchmarks import isolated
 from benchmarks.machine import describe
 from speccompile.cli.session import session
-from speccompile.pretrained import SMOLLM2, fetch_smollm2
+from speccompile.pretrained import fetch_smollm2
+from speccompile.utils.model_names import SMOLLM2
 from speccompile.utils.progress import task
 
 COLD, KERNELS, WARM = "cold", "cold, own C++ ops built before", "warm"

@@ -36,7 +36,8 @@ from speccompile.cli.progress import count_runs
 from speccompile.cli.prompts import Prompt
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption
-from speccompile.pretrained import SMOLLM2, fetch_smollm2
+from speccompile.pretrained import fetch_smollm2
+from speccompile.utils.model_names import SMOLLM2
 from speccompile.utils.progress import task
 
 STATIC = "static cache + torch.compile"

@@ -30,7 +30,8 @@ from speccompile.cli.progress import count_runs
 from speccompile.cli.prompts import Prompt
 from speccompile.cli.session import parse_tiers, session
 from speccompile.errors import InvalidOption
-from speccompile.pretrained import SMOLLM2, load
+from speccompile.pretrained import load
+from speccompile.utils.model_names import SMOLLM2
 from speccompile.utils.weight_forms import WeightForm, read_weights
 
 PLAIN, NGRAM = "speccompile K=0", "speccompile ngram"

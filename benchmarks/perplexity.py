@@ -24,7 +24,8 @@ from benchmarks.peer_processes import NOT_INSTALLED, write_rounded
 from speccompile.cli.measure_weights import perplexities
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
-from speccompile.pretrained import SMOLLM2, load, smollm2_gguf
+from speccompile.pretrained import load, smollm2_gguf
+from speccompile.utils.model_names import SMOLLM2
 from speccompile.utils.progress import task
 
 WORKER = Path(__file__).with_name("perplexity_worker.py")

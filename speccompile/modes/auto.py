@@ -21,7 +21,7 @@ from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.save import ARCHITECTURE
 from speccompile.modes.prediction import Prediction
-from speccompile.pretrained import SMOLLM2
+from speccompile.utils.model_names import SMOLLM2
 
 #: Most slots whose suffix tries are read: the CPU does so row by row, while n-grams are looked for in all rows at once.
 #: TensorRT-LLM's heuristic draws its line there, too.

@@ -295,7 +295,7 @@ def test_session_shows_own_warnings_only(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_tasks_that_fail_leave_no_display(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("speccompile.pretrained._SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("speccompile.pretrained.slow_progress._SLOW_SECONDS", 0.0)
     with pytest.raises(SpecCompileError), show_tasks(), task("think"):
         raise SpecCompileError("no")
     assert listener() is None

