@@ -96,7 +96,7 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
         active = source.active_adapters
         if len(active) != 1:
             raise refuse(f"it has {len(active)} active adapters; activate one with set_adapter(name)")
-        config = _plain_lora(source.peft_config[active[0]], refuse)
+        config = _checked_lora(source.peft_config[active[0]], refuse)
         # They can be set apart from the config.
         scales = {
             path: float(module.scaling[active[0]])
@@ -107,7 +107,7 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
     if not isinstance(source, str | os.PathLike):
         raise refuse("give a folder that peft's save_pretrained wrote, the name of a repository, or a PeftModel")
     try:
-        config = _plain_lora(peft.PeftConfig.from_pretrained(os.fspath(source)), refuse)
+        config = _checked_lora(peft.PeftConfig.from_pretrained(os.fspath(source)), refuse)
         return config, peft.load_peft_weights(os.fspath(source), device="cpu"), {}
     except (
         OSError,
@@ -124,7 +124,7 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
         raise refuse(f"peft cannot read it ({error_line(error)})") from error
 
 
-def _plain_lora(config: Any, refuse: Refuse) -> LoraConfig:
+def _checked_lora(config: Any, refuse: Refuse) -> LoraConfig:
     """Raises InvalidAdapter: it is not plain LoRA."""
     import peft
 

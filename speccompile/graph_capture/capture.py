@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import fx, nn
-from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureError, SpecCompileError, UnsupportedModel, error_line
-from speccompile.graph.port import Port
+from speccompile.errors import SpecCompileError, UnsupportedModel, error_line
 from speccompile.graph.stage import CAPTURE
 from speccompile.graph.state import Layout, primes_clear_of, recurrent_names
 from speccompile.graph.step_graph import StepGraph
@@ -22,22 +19,21 @@ from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import Recurrent, SlotCache
+from speccompile.graph_capture.clean import clean_graph
 from speccompile.graph_capture.counted_positions import own_positions
 from speccompile.graph_capture.experts import experts_captured
 from speccompile.graph_capture.export import exported
-from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.key_index import share_choices, symbolic_counts
 from speccompile.graph_capture.lightning import lightning_captured
 from speccompile.graph_capture.masks import MaskLog
-from speccompile.graph_capture.model_info import ModelInfo, is_quantised, named_tensors
+from speccompile.graph_capture.model_info import ModelInfo, is_quantised
 from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, uses_cache
+from speccompile.graph_capture.ports import input_ports, kv_names, name_ports
 from speccompile.graph_capture.recurrence import recurrences_captured
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.utils.torch_private import check_size
 from speccompile.utils.tracer_isolation import silenced
 from speccompile.utils.transformers_version import cache_argument
-
-aten = torch.ops.aten
 
 
 class Step(nn.Module):
@@ -219,138 +215,3 @@ def note_layers(graph: fx.Graph, paths: ModulePaths) -> None:
     for node in graph.nodes:
         layer = layer_of(node, paths) if node.op == "call_function" else None
         node.meta = {"pass": CAPTURE} if layer is None else {"pass": CAPTURE, "layer": layer}
-
-
-def clean_graph(graph: fx.Graph) -> None:
-    """Drop what export adds for its own checks, and casts and slices that change nothing. A product with a transposed
-    input becomes a linear."""
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in (aten._assert_tensor_metadata.default, aten._assert_scalar.default):
-            graph.erase_node(node)
-        elif node.target is aten.index_put_.default and node.args[0].op == "placeholder":
-            # The write's result is the state itself, and a layer that shares another's KV reads that.
-            node.replace_all_uses_with(node.args[0])
-        elif _changes_nothing(node):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        elif node.target is aten.matmul.default and _is_transposed_linear(node):
-            weight, columns = cast("tuple[fx.Node, fx.Node]", node.args)
-            with graph.inserting_before(node):
-                linear = _noted(graph.call_function(aten.linear.default, (columns.args[0], weight)), node)
-                rows = _noted(graph.call_function(aten.transpose.int, (linear, 1, 2)), node)
-            node.replace_all_uses_with(rows)
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def _is_transposed_linear(node: fx.Node) -> bool:
-    """``weight [O, I] @ x.transpose(1, 2)`` of ``x [B, T, I]``: Mamba's layers have their time steps so."""
-    args: tuple[Any, ...] = node.args
-    weight, columns = args
-    return (
-        isinstance(weight, fx.Node)
-        and isinstance(columns, fx.Node)
-        and weight.op == "placeholder"
-        and weight.meta["val"].dim() == 2
-        and columns.target is aten.transpose.int
-        and columns.meta["val"].dim() == 3
-        and columns.args[1:] in ((1, 2), (2, 1), (-1, -2), (-2, -1))
-    )
-
-
-def _noted(new: fx.Node, old: fx.Node) -> fx.Node:
-    """``new`` with what is known of where ``old`` comes from."""
-    new.meta = {name: value for name, value in old.meta.items() if name != "val"}
-    new.meta["val"] = new.target(*[arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in new.args])  # type: ignore[operator]
-    return new
-
-
-def _changes_nothing(node: fx.Node) -> bool:
-    args: tuple[Any, ...] = node.args
-    if node.target in (aten.to.dtype, aten.to.device, aten.to.dtype_layout):
-        before, after = args[0].meta["val"], node.meta["val"]
-        return bool(before.dtype == after.dtype and before.device == after.device)
-    if node.target is aten.slice.Tensor:
-        # Nothing is cut off: all places, or as many from the end as there are.
-        return len(args) < 5 and bool(args[0].meta["val"].shape == node.meta["val"].shape)
-    return False
-
-
-def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) -> dict[str, Port]:
-    """The ports of a captured graph's inputs, at the example sizes B and T."""
-    both, int64 = (sizes["B"], sizes["T"]), torch.int64
-    last_place = max(1, layout.cache_len - sizes["T"])
-    return {
-        "input_ids": Port("input_ids", "input", both, int64, device, high=layout.vocab_size),
-        "position_ids": Port("position_ids", "input", both, int64, device, high=last_place, distinct=True),
-        "row_slots": Port("row_slots", "input", both[:1], int64, device, high=layout.max_batch + 1, distinct=True),
-        # Where a row's recurrent state stands; of examples it has absorbed nothing.
-        "row_absorbed": Port("row_absorbed", "input", both[:1], int64, device, high=1),
-        "row_settled": Port("row_settled", "input", both[:1], int64, device, high=1),
-    }
-
-
-def kv_names(layers: Sequence[int]) -> dict[str, str]:
-    """What the arena calls the KV of ``layers``, by the placeholders of lists ``keys`` and ``values``."""
-    names = {"keys": "k", "values": "v"}
-    return {f"{kind}_{place}": f"{name}_{layer}" for kind, name in names.items() for place, layer in enumerate(layers)}
-
-
-def name_ports(
-    graph: fx.Graph,
-    program: torch.export.ExportedProgram,
-    module: nn.Module,
-    info: ModelInfo,
-    states: Mapping[str, str],
-    layout: Layout,
-    inputs: Mapping[str, Port],
-    changing: Collection[str],
-) -> dict[str, Port]:
-    """A port for every placeholder, which is renamed to what the arena or the module calls it.
-
-    Args:
-        module: what was exported, as ``model`` of a wrapper.
-        states: what the arena calls each tensor of state, by the name of its placeholder.
-        changing: paths of tensors that the module itself rewrites.
-    """
-    tensors = named_tensors(module)
-    held = {tensor.data_ptr(): name for name, tensor in held_by_modules(module).items()}
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    ports: dict[str, Port] = {}
-    for node in graph.find_nodes(op="placeholder"):
-        spec = specs[node.name]
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            path = str(spec.target).removeprefix("model.")
-            port = weight_port(path, tensors[path], info.device, own=path in changing)
-        elif spec.kind is InputKind.CONSTANT_TENSOR:
-            constant = program.constants[str(spec.target)]
-            port = constant_port(node.name, constant, info.device, held=held.get(constant.data_ptr()))
-        elif spec.kind is InputKind.USER_INPUT and node.name in inputs:
-            port = inputs[node.name]
-        elif spec.kind is InputKind.USER_INPUT:
-            port = Port.of_state(layout.tensors[states[node.name]], info.device)
-        else:
-            raise CaptureError(
-                f"export of {info.name} left the tensor {node.name!r} as {spec.kind.name.lower()}; "
-                "a step graph takes every tensor through a port"
-            )
-        node._rename(port.name)
-        node.target = node.name
-        ports[node.name] = replace(port, name=node.name)
-    return ports
-
-
-def weight_port(path: str, tensor: torch.Tensor, device: torch.device, *, own: bool) -> Port:
-    """The port of a tensor of the model: its own storage, or a copy where the model itself rewrites it (``own``)."""
-    value = tensor.detach().clone() if own else tensor.detach()
-    return Port(
-        path.replace(".", "_"), "weight", tuple(value.shape), value.dtype, device, path=path, own=own, value=value
-    )
-
-
-def constant_port(name: str, value: torch.Tensor, device: torch.device, *, held: str | None = None) -> Port:
-    """The port of a tensor that is neither parameter nor buffer: its own storage, if it is on ``device``."""
-    value = value.detach().to(device)
-    return Port(name, "weight", tuple(value.shape), value.dtype, device, held=held, value=value)

@@ -16,9 +16,9 @@ from speccompile.graph.port import Port
 from speccompile.graph.stage import CAPTURE
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import SIZE_OPERATORS, Anchors, StepGraph, Values
-from speccompile.graph_capture.capture import constant_port, input_ports, weight_port
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.model_info import named_tensors
+from speccompile.graph_capture.ports import constant_port, input_ports, weight_port
 from speccompile.utils.torch_private import OpOverload
 
 # What export leaves in a graph besides torch ops: arithmetic on sizes, and the choice of one of several results.

@@ -55,7 +55,7 @@ def create_app(service: Service) -> ASGIApp:
 def _add_api(app: FastAPI, service: Service) -> None:
     created, options = int(time.time()), service.options
 
-    def described(name: str) -> dict[str, Any]:
+    def model_object(name: str) -> dict[str, Any]:
         model = {"id": name, "object": "model", "created": created, "owned_by": "speccompile"}
         # As in vLLM, an adapter names the model that it adapts.
         return model if name == service.name else model | {"parent": service.name}
@@ -64,13 +64,13 @@ def _add_api(app: FastAPI, service: Service) -> None:
     async def models() -> dict[str, Any]:
         return {
             "object": "list",
-            "data": [described(name) | {"max_model_len": service.max_len} for name in service.models],
+            "data": [model_object(name) | {"max_model_len": service.max_len} for name in service.models],
         }
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
-        return described(name)
+        return model_object(name)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:

@@ -23,7 +23,7 @@ from speccompile.serve.fields import ChatBody
 from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.logprobs import chat_logprobs
 from speccompile.serve.prompts import chat_ids
-from speccompile.serve.service import Prompt, Service, Wanted
+from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
 from speccompile.serve.structure import compiled, source_of
 from speccompile.serve.token_sources import token_sources
@@ -46,14 +46,14 @@ async def chat(service: Service, body: ChatBody) -> Response:
     )
     grammar = grammar_of(body, service.tokenizer)
     guide, guide_field = await _guide(service, body, grammar)
-    wanted = Wanted(
+    outputs = OutputOptions(
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs or 0,
         guide=guide,
         guide_field=guide_field,
     )
-    continuations = await service.start([Prompt(ids, "messages")], body, wanted)
+    continuations = await service.start([Prompt(ids, "messages")], body, outputs)
     answer = _Answer(service, body, grammar, continuations)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 

@@ -17,7 +17,7 @@ from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import CompletionBody
 from speccompile.serve.logprobs import CompletionLogprobs
 from speccompile.serve.prompts import text_ids
-from speccompile.serve.service import Prompt, Service, Wanted
+from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
 from speccompile.serve.structure import compiled, source_of
 from speccompile.serve.token_sources import token_sources
@@ -34,7 +34,7 @@ async def complete(service: Service, body: CompletionBody) -> Response:
     prompts = await service.in_thread(_prompts, service, body)
     source = source_of(body)
     guide = None if source is None else await compiled(service, *source)
-    wanted = Wanted(
+    outputs = OutputOptions(
         # A prompt is read by a request that writes at least one token.
         max_new_tokens=None if body.max_tokens is None else max(1, body.max_tokens),
         logprobs=body.logprobs is not None,
@@ -43,7 +43,7 @@ async def complete(service: Service, body: CompletionBody) -> Response:
         guide=guide,
         guide_field=None if source is None else source[1],
     )
-    answer = _Answer(service, body, await service.start(prompts, body, wanted))
+    answer = _Answer(service, body, await service.start(prompts, body, outputs))
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 

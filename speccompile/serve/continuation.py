@@ -13,7 +13,7 @@ from speccompile.errors import RequestFailed
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.logprobs import TokenLogprob
-from speccompile.serve.text import Decoder, StopCut
+from speccompile.serve.text import Decoder, StopFilter
 
 log = logging.getLogger("speccompile.serve")
 
@@ -43,7 +43,7 @@ class Continuation:
         self.index = index
         self.request = request
         self._decoder = Decoder(tokenizer)
-        self._cut = StopCut(stops)
+        self._filter = StopFilter(stops)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """
@@ -54,14 +54,14 @@ class Continuation:
         try:
             async with contextlib.aclosing(_steps(request)) as steps:
                 async for tokens in steps:
-                    text = self._cut.add(self._decoder.add(tokens))
+                    text = self._filter.add(self._decoder.add(tokens))
                     yield Piece(text, range(seen, seen + len(tokens)))
                     seen += len(tokens)
         finally:
             request.cancel()
         if request.finish_reason not in FINISH_REASONS:
             raise ApiError("the server is shutting down", status=503, code="closed")
-        rest = self._cut.add(self._decoder.end()) + self._cut.end()
+        rest = self._filter.add(self._decoder.end()) + self._filter.end()
         yield Piece(rest, range(seen, seen), FINISH_REASONS[request.finish_reason])
 
     def logprobs(self, places: range) -> list[TokenLogprob]:

@@ -38,11 +38,11 @@ def chat_ids(
         message = "messages: the model's tokenizer has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
     conversation = [_for_template(message) for message in messages]
-    described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
+    schemas = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
     try:
         encoded: Any = tokenizer.apply_chat_template(
             conversation,
-            tools=described,  # type: ignore[arg-type]
+            tools=schemas,  # type: ignore[arg-type]
             add_generation_prompt=generation_prompt,
             return_dict=True,
         )

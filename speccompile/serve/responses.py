@@ -36,7 +36,7 @@ from speccompile.serve.continuation import Continuation
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.responses_fields import ResponsesBody
-from speccompile.serve.service import Prompt, Service, Wanted
+from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import as_json, event, merged, with_errors
 from speccompile.serve.structure import compiled, source_of
 from speccompile.serve.usage import speculation_of
@@ -56,12 +56,12 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     try:
         ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, None, generation_prompt=True)
         source = source_of(chat)
-        wanted = Wanted(
+        outputs = OutputOptions(
             max_new_tokens=chat.max_completion_tokens,
             guide=None if source is None else await compiled(service, *source),
             guide_field=None if source is None else source[1],
         )
-        (continuation,) = await service.start([Prompt(ids, "messages")], chat, wanted)
+        (continuation,) = await service.start([Prompt(ids, "messages")], chat, outputs)
     except ApiError as error:
         raise _renamed(error) from None
     answer = _Answer(service, body, continuation)

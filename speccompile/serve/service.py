@@ -45,8 +45,8 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a request wants besides its sampling parameters.
+class OutputOptions:
+    """What a request returns, and what limits it, beside its sampling parameters.
 
     Args:
         max_new_tokens: None is as many as fit.
@@ -133,13 +133,13 @@ class Service:
         """The result of a call that would hold up the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments, **keywords))
 
-    async def start(self, prompts: Sequence[Prompt], body: Generation, wanted: Wanted) -> list[Continuation]:
+    async def start(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Continuation]:
         """``n`` continuations of each prompt, in order. All are submitted, or none.
 
         Raises:
             ApiError: they cannot be.
         """
-        submitting = asyncio.ensure_future(self.in_thread(self._submit, prompts, body, wanted))
+        submitting = asyncio.ensure_future(self.in_thread(self._submit, prompts, body, outputs))
         try:
             requests: list[Request] = await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -151,7 +151,7 @@ class Service:
             note.requests, note.user = requests, body.user
         return [Continuation(index, request, self.tokenizer, body.stop) for index, request in enumerate(requests)]
 
-    def _submit(self, prompts: Sequence[Prompt], body: Generation, wanted: Wanted) -> list[Request]:
+    def _submit(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Request]:
         arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
         capacity = self.engine.capacity().slots + self.engine.waiting.limit
         if len(prompts) * body.n > capacity:
@@ -161,7 +161,7 @@ class Service:
         try:
             for index in range(len(prompts) * body.n):
                 prompt = prompts[index // body.n]
-                requests.append(self._submit_one(prompt, index, body, wanted, arguments))
+                requests.append(self._submit_one(prompt, index, body, outputs, arguments))
         except BaseException:
             for request in requests:
                 request.cancel()
@@ -182,27 +182,27 @@ class Service:
         return {"prediction": text_ids(self.tokenizer, body.prediction.content, special=False)}
 
     def _submit_one(
-        self, prompt: Prompt, index: int, body: Generation, wanted: Wanted, arguments: dict[str, Any]
+        self, prompt: Prompt, index: int, body: Generation, outputs: OutputOptions, arguments: dict[str, Any]
     ) -> Request:
         room = max(1, self.max_len - len(prompt.ids))
         try:
             return self.engine.submit(
                 prompt.ids,
-                max_new_tokens=room if wanted.max_new_tokens is None else wanted.max_new_tokens,
+                max_new_tokens=room if outputs.max_new_tokens is None else outputs.max_new_tokens,
                 seed=seed_of(body, index % body.n),
                 # In vLLM the smaller number goes first.
                 priority=-body.priority,
                 num_draft_tokens=body.num_draft_tokens,
-                logprobs=wanted.logprobs,
-                prompt_logprobs=wanted.prompt_logprobs,
-                top_logprobs=wanted.top_logprobs,
+                logprobs=outputs.logprobs,
+                prompt_logprobs=outputs.prompt_logprobs,
+                top_logprobs=outputs.top_logprobs,
                 stopping_criteria=StopTexts(self.tokenizer, body.stop) if body.stop else None,
-                guide=wanted.guide,
+                guide=outputs.guide,
                 adapter=None if self.model_of(body.model) == self.name else body.model,
                 **arguments,
             )
         except Exception as error:
-            answer = engine_error(error, prompt.field, wanted.guide_field)
+            answer = engine_error(error, prompt.field, outputs.guide_field)
             if answer.status == 500:
                 log.exception("a request could not be submitted")
             raise answer from None

@@ -41,8 +41,8 @@ class Decoder:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-class StopCut:
-    """Cuts a text before the one of ``stops`` that is complete first, and keeps back what may become one. The result
+class StopFilter:
+    """Ends a text before the one of ``stops`` that is complete first, and holds back what may become one. The result
     does not depend on the pieces in which the text arrives."""
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -80,9 +80,9 @@ class StopTexts:
     prompt, and does not walk over the vocabulary for each new stop string."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
-        self._decoder, self._cut = Decoder(tokenizer), StopCut(stops)
+        self._decoder, self._filter = Decoder(tokenizer), StopFilter(stops)
 
     def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> bool:
         """``ids`` ``[1, P + new]``; called once for each new token."""
-        self._cut.add(self._decoder.add([int(ids[0, -1])]))
-        return self._cut.stopped
+        self._filter.add(self._decoder.add([int(ids[0, -1])]))
+        return self._filter.stopped

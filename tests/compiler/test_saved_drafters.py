@@ -14,7 +14,7 @@ import speccompile
 from speccompile.compiler import frontend as stages_module
 from speccompile.errors import CannotSave, InvalidHead, PretrainedError
 from speccompile.heads import Eagle3Head
-from speccompile.modes.network import draft_head, draft_model
+from speccompile.modes.network import draft_model, head_network
 from speccompile.passes.pipeline import Pipeline
 from support import published
 from support.errors import raises
@@ -65,7 +65,7 @@ def test_a_package_comes_back_with_its_drafter(
     monkeypatch.setattr(Pipeline, "check", lambda self, *args: ran.append(self.tier) or check(self, *args))
     for module in (stages_module, draft_model):
         monkeypatch.setattr(module, "capture", lambda *args: pytest.fail("captured again"))
-    monkeypatch.setattr(draft_head, "exported", lambda *args: pytest.fail("captured again"))
+    monkeypatch.setattr(head_network, "exported", lambda *args: pytest.fail("captured again"))
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path / "another")
     with speccompile.load(path, target) as spec:
         # Over the two networks alone.

@@ -88,11 +88,8 @@ def test_any_case_and_none(name: str | None, mode: type[Mode]) -> None:
 
 @pytest.mark.parametrize("name", ["lookahead", "", "n-gram", "ngram ", 7])
 def test_unknown(name: Any) -> None:
-    with pytest.raises(UnknownMode) as error:
+    with raises(UnknownMode, name=name, available=re.compile("mtp_eagle_one_model, ngram, none")):
         modes.create(name, {})
-    assert repr(name) in str(error.value)
-    assert "mtp_eagle_one_model, ngram, none" in str(error.value)
-    assert "speccompile.register_mode" in str(error.value)
 
 
 def test_register_from_outside() -> None:
@@ -122,10 +119,8 @@ def greedy(model: Any, ids: torch.Tensor, new: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["ngram", "NGRAM"])
 def test_a_name_is_taken_once(name: str) -> None:
-    with pytest.raises(DuplicateMode) as error:
+    with raises(DuplicateMode, name="ngram", owner="speccompile.modes.ngram.NGram"):
         modes.register(name, Echo)
-    assert "'ngram' is already registered by speccompile.modes.ngram.NGram" in str(error.value)
-    assert "replace=True" in str(error.value)
     assert type(modes.create("ngram", {})) is NGram
     modes.register(name, Echo, replace=True)
     assert type(modes.create("ngram", {})) is Echo
@@ -189,14 +184,14 @@ def test_an_unknown_option_names_the_modes_that_have_it(option: str, hint: str) 
 
 
 @pytest.mark.parametrize(
-    ("mode", "options", "says"),
+    ("mode", "options", "reason"),
     [
-        ("ngram", {"max_ngram": 0}, "max_ngram=0"),
-        ("ngram", {"max_ngram": -1}, "max_ngram=-1"),
-        ("ngram", {"max_ngram": 2.0}, "max_ngram=2.0"),
-        ("ngram", {"max_ngram": True}, "max_ngram=True"),
-        ("ngram", {"max_ngram": "3"}, "max_ngram='3'"),
-        ("ngram", {"min_ngram": 0}, "min_ngram=0"),
+        ("ngram", {"max_ngram": 0}, ""),
+        ("ngram", {"max_ngram": -1}, ""),
+        ("ngram", {"max_ngram": 2.0}, ""),
+        ("ngram", {"max_ngram": True}, ""),
+        ("ngram", {"max_ngram": "3"}, ""),
+        ("ngram", {"min_ngram": 0}, ""),
         ("ngram", {"max_ngram": 2, "min_ngram": 3}, "larger than max_ngram=2"),
         ("early_exit", {"exit_layer": 0}, "1 .. 4"),
         ("early_exit", {"exit_layer": 5}, "1 .. 4"),
@@ -205,11 +200,10 @@ def test_an_unknown_option_names_the_modes_that_have_it(option: str, hint: str) 
         ("early_exit", {"exit_layer": None}, "1 .. 4"),
     ],
 )
-def test_invalid_option(mode: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidOption) as error:
+def test_invalid_option(mode: str, options: dict[str, Any], reason: str) -> None:
+    name, value = list(options.items())[-1]
+    with raises(InvalidOption, where=f"mode {mode!r}", name=name, value=value, reason=re.compile(re.escape(reason))):
         modes.create(mode, options).check(INFO)
-    assert says in str(error.value)
-    assert f"mode {mode!r}" in str(error.value)
 
 
 @pytest.mark.parametrize(

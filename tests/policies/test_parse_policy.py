@@ -122,24 +122,16 @@ def test_spaces_are_allowed_around_numbers() -> None:
     ],
 )
 def test_text_that_cannot_be_read(text: str, says: str) -> None:
-    with pytest.raises(InvalidPolicy) as error:
+    with raises(InvalidPolicy, policy=text, reason=re.compile(re.escape(says))):
         parse_policy(text, TIERS)
-    assert says in str(error.value)
-    # What was given, as far as a message has room for it, and what would do.
-    assert f"policy={text!r}"[:200] in str(error.value)
-    assert "'fixed:7'" in str(error.value)
-    assert "'schedule:1=7,4=3,8=0'" in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("text", "tier"), [("fixed:2", 2), ("schedule:1=7,4=5", 5), ("schedule:1=4,4=3", 4), ("schedule:<=4=4", 4)]
 )
 def test_a_tier_that_was_not_built(text: str, tier: int) -> None:
-    with pytest.raises(UnknownTier) as error:
+    with raises(UnknownTier, tier=tier, built="0, 1, 3, 7"):
         parse_policy(text, TIERS)
-    assert f"draft length {tier} " in str(error.value)
-    assert "built: 0, 1, 3, 7" in str(error.value)
-    assert "tiers=... of wrap" in str(error.value)
 
 
 def test_a_tier_that_was_not_built_is_unknown() -> None:

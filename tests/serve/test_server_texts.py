@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from speccompile.serve.text import Decoder, StopCut, StopTexts
+from speccompile.serve.text import Decoder, StopFilter, StopTexts
 from support.guide_tokenizers import sentencepiece_like
 from support.serving import VOCAB, tokenizer
 
@@ -43,14 +43,14 @@ def test_a_text_is_cut_at_the_first_stop_however_it_arrives() -> None:
         stops = ["".join(rng.choices("ab", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 3))]
         ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
         expected = text[: min(ends)[1]] if ends else text
-        cut, shown, start = StopCut(stops), "", 0
+        held, shown, start = StopFilter(stops), "", 0
         while start < len(text):
             size = rng.randint(1, 4)
-            shown += cut.add(text[start : start + size])
+            shown += held.add(text[start : start + size])
             # Nothing is shown that a stop may still take away.
             assert expected.startswith(shown)
             start += size
-        assert shown + cut.end() == expected and cut.stopped == bool(ends)
+        assert shown + held.end() == expected and held.stopped == bool(ends)
 
 
 def test_a_criterion_looks_at_new_text_alone() -> None:

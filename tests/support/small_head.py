@@ -15,8 +15,9 @@ from speccompile.graph.state import KVShape
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
-from speccompile.modes.network.draft_head import DraftHead, HeadCache, HeadNetwork
+from speccompile.modes.network.draft_head import DraftHead, HeadCache
 from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.modes.network.head_network import HeadNetwork
 from speccompile.modes.network.passes import DraftByNetwork, forward_drafter
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.draft_chain import Forward

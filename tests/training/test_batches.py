@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from speccompile.errors import InvalidInput
 from speccompile.hidden_states import Record
 from speccompile.training.batches import Batches
 from speccompile.training.examples import Example, Examples
+from support.errors import raises
 
 
 def record(name: str, ids: list[int]) -> Record:
@@ -30,7 +32,7 @@ def test_states_of_another_text_are_refused(examples: Examples, ids: list[int]) 
     own = replace(examples, states={"0": record("0", [1, 2, 3, 9])})  # type: ignore[arg-type]
     # More than the text has is left out.
     assert Batches(own, 16, 0)[0]["tapped"].shape[:2] == (1, 3)
-    with pytest.raises(InvalidInput, match="'0' are of another text"):
+    with raises(InvalidInput, reason=re.compile("'0' are of another text")):
         Batches(replace(examples, states={"0": record("0", ids)}), 16, 0)[0]  # type: ignore[arg-type]
 
 

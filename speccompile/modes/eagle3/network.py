@@ -7,7 +7,7 @@ from dataclasses import replace
 from speccompile.graph.state import Layout, N, StateSpec, kv_state, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.head import Eagle3Head
-from speccompile.modes.network.draft_head import HeadNetwork
+from speccompile.modes.network.head_network import HeadNetwork
 from speccompile.utils.weight_forms import WeightForm
 
 #: What the head's layers left at a text's newest row, from which drafting starts.

@@ -11,7 +11,7 @@ from speccompile.graph.state import Layout, N, StateSpec, kv_state, resolve_layo
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.network import NEWEST
 from speccompile.modes.mtp.head import MtpHead
-from speccompile.modes.network.draft_head import HeadNetwork
+from speccompile.modes.network.head_network import HeadNetwork
 from speccompile.utils.weight_forms import WeightForm
 
 #: What a module reads of the text: ``module`` what the one before left, at every row, as the paper and transformers

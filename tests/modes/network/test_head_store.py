@@ -16,7 +16,7 @@ from speccompile import wrap
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import HeadStore
 from speccompile.heads import Eagle3Head, MtpHead, MtpVariant
-from speccompile.modes.network import draft_head
+from speccompile.modes.network import head_network
 from speccompile.modes.network.layers import RMSNorm
 from speccompile.utils.storage import CacheFolder
 from support.eagle3_specs import TAPS
@@ -48,13 +48,13 @@ def exports(of_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Of heads, with a cache folder of the test's own that has the target and no head."""
     shutil.copytree(of_target, tmp_path, dirs_exist_ok=True)
     made: list[str] = []
-    own = draft_head.exported
+    own = head_network.exported
 
     def exported(step: Any, *rest: Any) -> Any:
         made.append(type(step.model).__name__)
         return own(step, *rest)
 
-    monkeypatch.setattr(draft_head, "exported", exported)
+    monkeypatch.setattr(head_network, "exported", exported)
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import kernels
 from speccompile.lowering.kernels import Kernels
 from speccompile.speculator.speculator import Speculator
+from support.errors import raises
 from support.families import assert_texts, model_of, periodic
 
 NATIVE = torch.ops.speccompile.native_expert_linear.default
@@ -58,5 +60,5 @@ def test_weights_of_experts_are_the_models_own_whatever_the_form_of_others() -> 
 
 
 def test_a_form_of_their_own_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="no packed linear is in a module 'experts'"):
+    with raises(InvalidOption, name="weights", reason=re.compile("no packed linear is in a module 'experts'")):
         wrapped(model_of("mixtral"), weights={"*": "same", "experts": "int8"})

@@ -1,0 +1,67 @@
+"""Removes from an exported graph what computes nothing, and gives linears their usual form."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+def clean_graph(graph: fx.Graph) -> None:
+    """Drop what export adds for its own checks, and casts and slices that change nothing. A product with a transposed
+    input becomes a linear."""
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in (aten._assert_tensor_metadata.default, aten._assert_scalar.default):
+            graph.erase_node(node)
+        elif node.target is aten.index_put_.default and node.args[0].op == "placeholder":
+            # The write's result is the state itself, and a layer that shares another's KV reads that.
+            node.replace_all_uses_with(node.args[0])
+        elif _changes_nothing(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target is aten.matmul.default and _is_transposed_linear(node):
+            weight, columns = cast("tuple[fx.Node, fx.Node]", node.args)
+            with graph.inserting_before(node):
+                linear = _noted(graph.call_function(aten.linear.default, (columns.args[0], weight)), node)
+                rows = _noted(graph.call_function(aten.transpose.int, (linear, 1, 2)), node)
+            node.replace_all_uses_with(rows)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _is_transposed_linear(node: fx.Node) -> bool:
+    """``weight [O, I] @ x.transpose(1, 2)`` of ``x [B, T, I]``: Mamba's layers have their time steps so."""
+    args: tuple[Any, ...] = node.args
+    weight, columns = args
+    return (
+        isinstance(weight, fx.Node)
+        and isinstance(columns, fx.Node)
+        and weight.op == "placeholder"
+        and weight.meta["val"].dim() == 2
+        and columns.target is aten.transpose.int
+        and columns.meta["val"].dim() == 3
+        and columns.args[1:] in ((1, 2), (2, 1), (-1, -2), (-2, -1))
+    )
+
+
+def _noted(new: fx.Node, old: fx.Node) -> fx.Node:
+    """``new`` with what is known of where ``old`` comes from."""
+    new.meta = {name: value for name, value in old.meta.items() if name != "val"}
+    new.meta["val"] = new.target(*[arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in new.args])  # type: ignore[operator]
+    return new
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    args: tuple[Any, ...] = node.args
+    if node.target in (aten.to.dtype, aten.to.device, aten.to.dtype_layout):
+        before, after = args[0].meta["val"], node.meta["val"]
+        return bool(before.dtype == after.dtype and before.device == after.device)
+    if node.target is aten.slice.Tensor:
+        # Nothing is cut off: all places, or as many from the end as there are.
+        return len(args) < 5 and bool(args[0].meta["val"].shape == node.meta["val"].shape)
+    return False
