@@ -13,7 +13,7 @@ import pytest
 
 import speccompile
 from speccompile import modes, pretrained
-from speccompile.cli import arguments, commands
+from speccompile.cli import arguments, tool_commands
 from speccompile.errors import PretrainedError, UnknownFamily
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.auto import Auto
@@ -160,7 +160,7 @@ def test_names_that_arguments_accept_are_those_that_exist() -> None:
     options = {"auto": list(Auto.options)} | {mode.name: mode.options() for mode in BUILT_IN}
     assert {name: list(known) for name, known in arguments._MODES.items()} == options
     assert sorted(arguments._BACKENDS) == sorted(["auto", *BACKENDS])
-    verdicts = get_type_hints(commands.families)["only"]
+    verdicts = get_type_hints(tool_commands.families)["only"]
     assert set(get_args(get_args(verdicts)[0])) == set(Verdict)
 
 
