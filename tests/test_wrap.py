@@ -71,20 +71,24 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
 @pytest.mark.parametrize(
     ("arguments", "kind", "says"),
     [
-        ({"mode": "lookahead"}, UnknownMode, ["'lookahead'", "ngram", "register_mode"]),
+        ({"mode": "lookahead"}, UnknownMode, ["name='lookahead'", "ngram"]),
         ({"exit_layer": 1}, OptionOfAnotherMode, ["exit_layer", "max_ngram, min_ngram", "early_exit"]),
         ({"max_tokens": 1, "batch": 2}, UnknownOption, ["batch, max_tokens", "max_ngram"]),
         ({"max_ngram": 0}, InvalidOption, ["max_ngram=0", "int >= 1"]),
         ({"mode": "early_exit", "exit_layer": 3}, InvalidOption, ["exit_layer=3", "1 .. 2"]),
-        ({"policy": "fixed:2"}, UnknownTier, ["draft length 2", "built: 0, 3", "tiers="]),
-        ({"policy": "schedule:1=3,2=7"}, UnknownTier, ["draft length 7", "built: 0, 3"]),
-        ({"policy": "fast"}, InvalidPolicy, ["'fast'", "'fixed:7'", "choose(live_rows)"]),
+        ({"policy": "fixed:2"}, UnknownTier, ["tier=2", "built='0, 3'"]),
+        ({"policy": "schedule:1=3,2=7"}, UnknownTier, ["tier=7", "built='0, 3'"]),
+        ({"policy": "fast"}, InvalidPolicy, ["policy='fast'"]),
         ({"policy": 3}, InvalidPolicy, ["policy=3", "no method choose"]),
-        ({"backend": "tensorrt"}, UnknownBackend, ["'tensorrt'", "auto, eager, inductor, cudagraph"]),
-        ({"acceptance": "likely"}, UnknownAcceptance, ["'likely'", "exact"]),
-        ({"acceptance": "block"}, InvalidOption, ["'block'", "mode 'ngram' has none", "acceptance='rejection'"]),
+        ({"backend": "tensorrt"}, UnknownBackend, ["name='tensorrt'", "auto, eager, inductor, cudagraph"]),
+        ({"acceptance": "likely"}, UnknownAcceptance, ["name='likely'", "exact"]),
+        (
+            {"acceptance": "block"},
+            InvalidOption,
+            ["acceptance='block'", "mode 'ngram' has none", "acceptance='rejection'"],
+        ),
         ({"deterministic": "yes"}, InvalidOption, ["deterministic='yes'", "True, False or None"]),
-        ({"tiers": (1, 3)}, InvalidTiers, ["0 is missing", "tiers=(0, 1, 3, 7)"]),
+        ({"tiers": (1, 3)}, InvalidTiers, ["tiers=(1, 3)", "0 is missing"]),
         ({"tiers": ()}, InvalidTiers, ["0 is missing"]),
         ({"tiers": (0, 3, 3)}, InvalidTiers, ["occurs twice"]),
         ({"tiers": (0, -1)}, InvalidTiers, ["-1 must be a draft length or a Tree"]),
@@ -158,7 +162,7 @@ def test_a_rotary_table_that_depends_on_the_batch(built: list[bool]) -> None:
 
 
 def test_a_model_in_training(built: list[bool]) -> None:
-    with refused(ModelInTraining, "LlamaForCausalLM", "model.eval()"):
+    with refused(ModelInTraining, "model='LlamaForCausalLM'"):
         wrap(tiny_llama().train())
     assert not built
 
@@ -166,7 +170,7 @@ def test_a_model_in_training(built: list[bool]) -> None:
 def test_a_model_on_two_devices(built: list[bool]) -> None:
     model = tiny_llama()
     model.lm_head.to("meta")
-    with refused(ModelOnSeveralDevices, "cpu, meta", "device_map={'': 'cpu'}", "model.to('cpu')"):
+    with refused(ModelOnSeveralDevices, "cpu, meta", "first='cpu'"):
         wrap(model)
     assert not built
 

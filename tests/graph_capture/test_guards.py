@@ -1,10 +1,8 @@
-"""What changes a model's text after ``wrap``, other than weights, is an error at the next request, or a new build."""
+"""A change of the model after ``wrap`` that would change its text is an error at the next request."""
 
 from __future__ import annotations
 
-import gc
 import re
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import speccompile
 from speccompile import Speculator
-from speccompile.errors import CannotSave, ModelChanged, ModelInTraining, WeightsReplaced
+from speccompile.errors import ModelChanged, ModelInTraining, WeightsReplaced
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.guards import ModelGuard
 from speccompile.graph_capture.model_facts import own_code, scalar_settings
@@ -28,17 +26,10 @@ from speccompile.utils.storage import CacheFolder
 from support.errors import raises
 from support.families import model_of
 from support.tiny import greedy, tiny_llama
-
-PROMPT = [3, 1, 4, 1, 5]
-NEW = 8
+from support.watched_models import NEW, PROMPT, steer, text, wrapped
 
 Undo = Callable[[], object]
 Change = Callable[[LlamaForCausalLM], Undo]
-
-
-def steer(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """A steering vector, as probes and control vectors add one."""
-    return output + 0.5 if isinstance(output, torch.Tensor) else (output[0] + 0.5, *output[1:])
 
 
 def look(module: nn.Module, inputs: Any) -> None:
@@ -135,19 +126,10 @@ def model() -> LlamaForCausalLM:
     return tiny_llama()
 
 
-def wrapped(model: LlamaForCausalLM) -> Speculator:
-    return speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager")
-
-
 @pytest.fixture(scope="module")
 def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
     with wrapped(model) as spec:
         yield spec
-
-
-def text(spec: Speculator) -> list[int]:
-    ids = torch.tensor([PROMPT])
-    return spec.generate(ids, max_new_tokens=NEW)[0, len(PROMPT) :].tolist()
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -165,101 +147,6 @@ def test_a_change_of_the_model_is_refused_by_name_until_it_is_undone(
     finally:
         undo()
     assert text(spec) == before == greedy(model, PROMPT, NEW)
-
-
-class Steer:
-    """A steering vector that can be switched off."""
-
-    def __init__(self) -> None:
-        self.vector, self.scale, self.layers = torch.linspace(-1, 1, 64), 1.0, [0]
-
-    def __call__(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return output + self.scale * self.vector
-
-    def method(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return self(module, inputs, output)
-
-
-def closing_over(steer: Steer) -> Callable[..., Any]:
-    vector, scale = steer.vector, 1.0
-
-    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return output + scale * vector
-
-    def switch(value: float) -> None:
-        nonlocal scale
-        scale = value
-
-    steer.switch = switch  # type: ignore[attr-defined]
-    return hook
-
-
-def set_scale(steer: Steer) -> None:
-    steer.scale = 0.0
-
-
-def append_a_layer(steer: Steer) -> None:
-    steer.layers.append(1)
-
-
-HOOKS: dict[str, tuple[Callable[[Steer], Any], Callable[[Steer], object], str]] = {
-    "an object": (lambda steer: steer, set_scale, r"Steer\.scale was 1\.0 and is 0\.0, in a forward hook of model\."),
-    "an object's list": (lambda steer: steer, append_a_layer, r"Steer\.layers was \[0\] and is \[0, 1\], in a forward"),
-    "a method": (
-        lambda steer: steer.method,
-        set_scale,
-        r"Steer\.method\.scale was 1\.0 and is 0\.0, in a forward hook",
-    ),
-    "a closure": (
-        closing_over,
-        lambda steer: steer.switch(0.0),  # type: ignore[attr-defined]
-        r"hook\.scale was 1\.0 and is 0\.0, in a forward hook",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HOOKS)
-def test_values_that_a_hook_holds_are_watched(model: LlamaForCausalLM, name: str) -> None:
-    steer = Steer()
-    make, change, message = HOOKS[name]
-    handle = model.model.layers[0].mlp.register_forward_hook(make(steer))
-    try:
-        guard = ModelGuard(model)
-        assert guard.unchanged()
-        change(steer)
-        assert not guard.unchanged()
-        with raises(ModelChanged, what=re.compile(message)):
-            guard.check()
-    finally:
-        handle.remove()
-
-
-def test_what_a_hook_records_is_no_change(model: LlamaForCausalLM) -> None:
-    steer = Steer()
-    steer.last, steer.all = None, []  # type: ignore[attr-defined]
-    handle = model.model.layers[0].mlp.register_forward_hook(steer)
-    try:
-        guard = ModelGuard(model)
-        steer.last, steer.all = torch.ones(3), [torch.ones(3)]  # type: ignore[attr-defined]
-        guard.check()
-        assert guard.unchanged()
-    finally:
-        handle.remove()
-
-
-def test_steps_follow_tensors_of_a_hook_and_refuse_other_values_of_it() -> None:
-    model, steer = tiny_llama(), Steer()
-    model.model.layers[0].mlp.register_forward_hook(steer)
-    with wrapped(model) as spec:
-        before = text(spec)
-        assert before == greedy(model, PROMPT, NEW)
-        steer.vector.mul_(20)
-        assert text(spec) == greedy(model, PROMPT, NEW) != before
-        steer.scale = 0.0
-        with raises(ModelChanged, what=re.compile(r"Steer\.scale was 1\.0 and is 0\.0")):
-            text(spec)
-        spec.rebuild()
-        assert text(spec) == greedy(model, PROMPT, NEW) != before
 
 
 def test_what_transformers_notes_on_a_model_is_no_change(
@@ -330,41 +217,9 @@ def test_a_setting_that_became_a_tensor_is_a_memory_of_the_forward() -> None:
     guard.check()
 
 
-def test_rebuild_follows_the_model_as_it_is_now(model: LlamaForCausalLM) -> None:
-    with wrapped(model) as spec:
-        plain = text(spec)
-        handle = model.model.layers[0].register_forward_hook(steer)
-        try:
-            with pytest.raises(ModelChanged):
-                text(spec)
-            spec.rebuild()
-            steered = greedy(model, PROMPT, NEW)
-            assert text(spec) == steered != plain
-            assert spec.check([PROMPT], max_new_tokens=NEW)
-            with raises(CannotSave, reason=re.compile(r"a forward hook of model\.layers\.0 \(steer\)")):
-                spec.save("never.spec")
-        finally:
-            handle.remove()
-        with raises(ModelChanged, what=re.compile(r"a forward hook of model\.layers\.0 was removed")):
-            text(spec)
-        spec.rebuild()
-        assert text(spec) == plain
-
-
-def test_a_rebuild_that_is_refused_leaves_the_speculator_as_it_was(spec: Speculator, model: LlamaForCausalLM) -> None:
-    before = text(spec)
-    model.train()
-    try:
-        with pytest.raises(ModelInTraining):
-            spec.rebuild()
-    finally:
-        model.eval()
-    assert text(spec) == before
-
-
 def test_a_capture_with_hooks_is_never_stored(model: LlamaForCausalLM) -> None:
-    store = CaptureStore(model, inspect_model(model), CacheFolder())
-    assert store.load() is not None
+    wrapped(model).close()
+    assert CaptureStore(model, inspect_model(model), CacheFolder()).load() is not None
     handle = model.lm_head.register_forward_hook(steer)
     try:
         assert own_code(model) == "a forward hook of lm_head (steer)"
@@ -394,12 +249,3 @@ def test_dropout_of_a_module_that_was_added_later_is_refused() -> None:
     model.model.layers[0].mlp.down_proj = nn.Sequential(model.model.layers[0].mlp.down_proj, nn.Dropout(0.1))
     with raises(ModelInTraining, model="LlamaForCausalLM"):
         wrapped(model)
-
-
-def test_a_closed_speculator_keeps_no_model() -> None:
-    model = tiny_llama()
-    spec, kept = wrapped(model), weakref.ref(model)
-    spec.close()
-    del model
-    gc.collect()
-    assert kept() is None

@@ -66,7 +66,7 @@ def test_a_tier_that_is_not_built_is_refused_at_wrap(model: LlamaForCausalLM, po
     ],
 )
 def test_candidates_that_are_not_valid_are_refused_at_wrap(model: LlamaForCausalLM, policy: str, reason: str) -> None:
-    with raises(InvalidPolicy, policy=policy, reason=re.compile(reason)):
+    with raises(InvalidPolicy, reason=re.compile(reason)):
         speccompile.wrap(model, "ngram", tiers=TIERS, max_len=64, backend="eager", policy=policy)
 
 

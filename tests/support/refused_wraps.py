@@ -33,9 +33,14 @@ def label(value: Any) -> str | None:
 
 @contextlib.contextmanager
 def refused(kind: type[SpecCompileError], *says: str) -> Iterator[None]:
-    """Expects an error of exactly that class whose message holds all of ``says``."""
+    """Expects an error of exactly that class. Each of ``says`` is a part of one of its fields: of the text of ``name``,
+    of ``name=value``, or, of an option, of this with the option's name."""
     with pytest.raises(kind) as info:
         yield
     assert type(info.value) is kind
+    fields = info.value.fields
+    texts = [*map(str, fields.values()), *(f"{name}={value!r}" for name, value in fields.items())]
+    if "value" in fields:
+        texts.append(f"{fields['name']}={fields['value']!r}")
     for text in says:
-        assert text in str(info.value)
+        assert any(text in found for found in texts), f"{text!r} is not in {texts}"
