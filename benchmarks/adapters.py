@@ -96,7 +96,10 @@ def main(
     modules: Annotated[str, typer.Option(help="Linears with adapters, by commas.")] = ALL_LINEAR,
     rows: Annotated[str, typer.Option(help="Rows of a step, by commas.")] = "1,4,8",
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,7",
-    weights: Annotated[str, typer.Option(help="same or int8.")] = "same",
+    weights: Annotated[str, typer.Option(help="same, int8 or int4.")] = "same",
+    model_dtype: Annotated[
+        str | None, typer.Option(help="Converts the model to it: bfloat16, float16, float32.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the adapters; by default the model's.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 20,
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
@@ -109,6 +112,8 @@ def main(
     with session():
         row_counts, draft_lens = [int(count) for count in rows.split(",")], parse_tiers(tiers)
         target, _ = load(model)
+        if model_dtype is not None:
+            target.to(getattr(torch, model_dtype))
         names = modules if modules == ALL_LINEAR else tuple(modules.split(","))
         room = Adapters(max(row_counts), max_rank=rank, modules=names, dtype=dtype)
         options: dict[str, Any] = {
@@ -131,6 +136,7 @@ def main(
         console.print(about.partition("; loaded")[0])
         if json_file is not None:
             settings = {"model": model, "rank": rank, "modules": modules, "weights": weights, "dtype": dtype}
+            settings["model_dtype"] = str(target.dtype)
             settings |= {"context": CONTEXT, "repeats": repeats}
             report = {"machine": describe(), "settings": settings, "lines": lines}
             json_file.write_text(json.dumps(report, indent=1) + "\n")

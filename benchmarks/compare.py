@@ -98,7 +98,7 @@ def compare(
                 variant.generate(longest, new_tokens, Clock())
             warm_up[variant.name] = time.perf_counter() - started
     runs = measure(variants, ids, new_tokens, after_run)
-    found = {name: differences(model, ids, runs[TRANSFORMERS], own) for name, own in runs.items()}
+    found = {name: differences(model, ids, runs[variants[0].name], own) for name, own in runs.items()}
     return Comparison(prompts, runs, found, warm_up)
 
 

@@ -6,12 +6,12 @@ import contextlib
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, ReaderField
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
@@ -29,17 +29,28 @@ KINDS = {"int8": GGMLQuantizationType.Q8_0, "int4": GGMLQuantizationType.Q4_0}
 NOT_INSTALLED = "not installed"
 
 
+def drafted(name: str) -> str:
+    """What the line of a peer that drafts is called."""
+    return f"{name}, lookup"
+
+
 class Peer:
     """An engine that answers requests in its own process.
 
     ``installed`` is its package and version, or None where that Python does not have it.
+
+    Args:
+        draft_len: most tokens that its own prompt lookup drafts; 0 for none.
+        max_len: most tokens of a text.
     """
 
-    def __init__(self, name: str, python: str, model: Path, threads: int, form: str) -> None:
-        self.name = PEERS[form][name]
+    def __init__(
+        self, name: str, python: str, model: Path, threads: int, form: str, draft_len: int = 0, max_len: int = 4096
+    ) -> None:
+        self.name = drafted(PEERS[form][name]) if draft_len else PEERS[form][name]
         self._said = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 -- lives as long as the process
         self._process = subprocess.Popen(
-            [python, str(WORKER), name, str(model), str(threads)],
+            [python, str(WORKER), name, str(model), str(threads), str(draft_len), str(max_len)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -57,7 +68,7 @@ class Peer:
             self._process.stdin.flush()
             answer = self._answer()
             clock.first_seconds = answer["first_seconds"]
-            clock.passes = clock.emitted = len(answer["tokens"]) - 1
+            clock.passes, clock.emitted = answer["passes"], len(answer["tokens"]) - 1
             return torch.cat([ids, torch.tensor([answer["tokens"]], dtype=ids.dtype)], dim=1)
 
         return Variant(self.name, generate)
@@ -81,20 +92,35 @@ class Peer:
 
 
 @contextlib.contextmanager
-def peers(python: str, threads: int, form: str) -> Iterator[list[Peer]]:
-    """All of them, over the weights of SmolLM2 rounded to Q8_0, or with ``int4`` to Q4_0."""
+def peers(
+    python: str, threads: int, form: str, draft_lens: Sequence[int], max_len: int, gguf: Path | None = None
+) -> Iterator[list[Peer]]:
+    """All of them, each once for every draft length.
+
+    They read ``gguf``, or else the weights of SmolLM2 rounded to Q8_0, or with ``int4`` to Q4_0.
+    """
     with tempfile.TemporaryDirectory(prefix="speccompile-peers-") as folder, contextlib.ExitStack() as stack:
-        model = Path(folder, f"SmolLM2-135M-Instruct.{KINDS[form].name}.gguf")
-        write_rounded(smollm2_gguf(Path(folder)), model, KINDS[form])
-        started = [Peer(name, python, model, threads, form) for name in PEERS[form]]
-        for peer in started:
-            stack.callback(peer.close)
+        if gguf is None:
+            gguf = Path(folder, f"SmolLM2-135M-Instruct.{KINDS[form].name}.gguf")
+            write_rounded(smollm2_gguf(Path(folder)), gguf, KINDS[form])
+        started = []
+        for draft_len in draft_lens:
+            for name in PEERS[form]:
+                started.append(Peer(name, python, gguf, threads, form, draft_len, max_len))
+                stack.callback(started[-1].close)
         yield started
 
 
 def eos_of(model: PreTrainedModel) -> list[int]:
     eos = model.generation_config.eos_token_id
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+
+def add_field(writer: GGUFWriter, field: ReaderField, value: Any) -> None:
+    """``value`` under the name and the type that ``field`` has in another file."""
+    kind = field.types[0]
+    inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+    writer.add_key_value(field.name, value, kind, sub_type=inner)
 
 
 def write_rounded(source: Path, target: Path, kind: GGMLQuantizationType) -> None:
@@ -112,9 +138,7 @@ def write_rounded(source: Path, target: Path, kind: GGMLQuantizationType) -> Non
                 LlamaFileType[f"{'ALL' if kind == GGMLQuantizationType.F32 else 'MOSTLY'}_{kind.name}"]
             )
             continue
-        field = item.types[0]
-        inner = item.types[-1] if field == GGUFValueType.ARRAY else None
-        writer.add_key_value(name, item.contents(), field, sub_type=inner)
+        add_field(writer, item, item.contents())
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type)
         in_layer = tensor.name.startswith("blk.")

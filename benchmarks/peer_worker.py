@@ -1,9 +1,12 @@
 """Another engine in its own process, often of another environment: nothing but the standard library and the peer
 is imported here.
 
-``python benchmarks/peer_worker.py llama.cpp|openvino MODEL.gguf THREADS`` reads requests and writes answers, a line of
-JSON each: ``{"ids": [...], "new": 64, "eos": [2]}`` and ``{"tokens": [...], "first_seconds": s, "seconds": s}``. The
-first line that it writes says ``{"ready": VERSION}``, or ``{"missing": why}`` where the peer is not installed.
+``python benchmarks/peer_worker.py llama.cpp|openvino MODEL.gguf THREADS DRAFT_LEN MAX_LEN`` reads requests and writes
+answers, a line of JSON each: ``{"ids": [...], "new": 64, "eos": [2]}`` and ``{"tokens": [...], "first_seconds": s,
+"seconds": s, "passes": n}``; passes leave out the one over the prompt, and are 0 where they are not known. The first
+line that it writes says ``{"ready": VERSION}``, or ``{"missing": why}`` where the peer is not installed.
+
+With a DRAFT_LEN it decodes with its own prompt lookup.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 Generate = Callable[..., dict[str, Any]]
+#: Longest n-gram that lookups match.
+NGRAM = 3
 
 
-def main(peer: str, path: str, threads: int) -> None:
+def main(peer: str, path: str, threads: int, draft_len: int, max_len: int) -> None:
     # Whatever the peer prints goes where errors go: answers are read from what stdout was.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -28,7 +33,7 @@ def main(peer: str, path: str, threads: int) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     try:
-        generate, package = PEERS[peer](path, threads)
+        generate, package = PEERS[peer](path, threads, draft_len, max_len)
     except ImportError as error:
         answer({"missing": str(error)})
         return
@@ -37,39 +42,66 @@ def main(peer: str, path: str, threads: int) -> None:
         answer(generate(**json.loads(line)))
 
 
-def llama_cpp(path: str, threads: int) -> tuple[Generate, str]:
+def llama_cpp(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Generate, str]:
     from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    model = Llama(path, n_ctx=4096, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False)
+    lookup = LlamaPromptLookupDecoding(max_ngram_size=NGRAM, num_pred_tokens=draft_len) if draft_len else None
+    model = Llama(
+        path,
+        n_ctx=max_len + draft_len + 1,
+        n_threads=threads,
+        n_threads_batch=threads,
+        n_batch=512,
+        draft_model=lookup,
+        verbose=False,
+    )
+
+    evaluate, passes = model.eval, []
+
+    def counted(tokens: list[int]) -> None:
+        passes.append(len(tokens))
+        evaluate(tokens)
+
+    model.eval = counted
 
     def generate(ids: list[int], new: int, eos: list[int]) -> dict[str, Any]:
         model.reset()
         started = time.perf_counter()
         tokens: list[int] = []
         first_seconds = 0.0
-        fed = ids
-        while len(tokens) < new and not (tokens and tokens[-1] in eos):
-            model.eval(fed)
-            fed = [model.sample(temp=0.0)]
-            tokens += fed
+        passes.clear()
+        # It samples greedily at temperature 0.
+        for token in model.generate(ids, temp=0.0):
             first_seconds = first_seconds or time.perf_counter() - started
-        return {"tokens": tokens, "first_seconds": first_seconds, "seconds": time.perf_counter() - started}
+            tokens.append(int(token))
+            if len(tokens) == new or token in eos:
+                break
+        seconds = time.perf_counter() - started
+        return {"tokens": tokens, "first_seconds": first_seconds, "seconds": seconds, "passes": len(passes) - 1}
 
     return generate, "llama-cpp-python"
 
 
-def openvino(path: str, threads: int) -> tuple[Generate, str]:
+def openvino(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Generate, str]:
     import numpy
     import openvino as ov
     import openvino_genai as genai
 
+    # As it schedules a single request, but each prompt is read: no other engine here reuses the KV of an earlier one.
+    scheduler = genai.SchedulerConfig()
+    scheduler.enable_prefix_caching, scheduler.max_num_batched_tokens = False, max_len
     # float32 besides the weights, as everybody else has it.
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "scheduler_config": scheduler}
+    if draft_len:
+        settings["prompt_lookup"] = True
     pipeline = genai.LLMPipeline(path, "CPU", **settings)
 
     def generate(ids: list[int], new: int, eos: list[int]) -> dict[str, Any]:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.do_sample = new, False
+        if draft_len:
+            config.num_assistant_tokens, config.max_ngram_size = draft_len, NGRAM
         if eos:
             config.eos_token_id, config.stop_token_ids = eos[0], set(eos)
         else:
@@ -79,7 +111,10 @@ def openvino(path: str, threads: int) -> tuple[Generate, str]:
         result = pipeline.generate(genai.TokenizedInputs(ov.Tensor(whole), ov.Tensor(numpy.ones_like(whole))), config)
         seconds = time.perf_counter() - started
         first_seconds = result.perf_metrics.get_ttft().mean / 1000
-        return {"tokens": list(map(int, result.tokens[0])), "first_seconds": first_seconds, "seconds": seconds}
+        tokens = list(map(int, result.tokens[0]))
+        # With lookups it does not report how many passes there were.
+        passes = 0 if draft_len else len(tokens) - 1
+        return {"tokens": tokens, "first_seconds": first_seconds, "seconds": seconds, "passes": passes}
 
     return generate, "openvino-genai"
 
@@ -87,4 +122,4 @@ def openvino(path: str, threads: int) -> tuple[Generate, str]:
 PEERS = {"llama.cpp": llama_cpp, "openvino": openvino}
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

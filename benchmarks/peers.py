@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.compare import LOOKUP, compare, make_variants
 from benchmarks.machine import describe
-from benchmarks.peer_processes import NOT_INSTALLED, PEERS, eos_of, peers
+from benchmarks.peer_processes import NOT_INSTALLED, PEERS, drafted, eos_of, peers
 from benchmarks.prompts import choose_prompts
 from benchmarks.report import Comparison, runs_table
 from speccompile import Speculator, wrap
@@ -35,8 +36,9 @@ from speccompile.utils.model_names import SMOLLM2
 from speccompile.utils.weight_forms import WeightForm, read_weights
 
 PLAIN, NGRAM = "speccompile K=0", "speccompile ngram"
-#: Rounded weights, without drafts, by form.
+#: Rounded weights, by form: without drafts, and with them.
 ROUNDED = {form: f"speccompile {form} K=0" for form in PEERS}
+DRAFTED = {form: f"speccompile {form} ngram" for form in PEERS}
 #: Kinds of prompts whose answers quote them.
 QUOTING = ("summarization", "rag", "extraction")
 _PIPED_WIDTH = 140
@@ -65,6 +67,7 @@ CLAIMS = (
     *(Claim(NGRAM, LOOKUP, 1.5, (category,)) for category in QUOTING),
     Claim(ROUNDED["int8"], PLAIN, 1.5),
     *(Claim(ROUNDED["int4"], peer, 1.1) for peer in PEERS["int4"].values()),
+    *(Claim(DRAFTED[form], drafted(peer), 1.0) for form, own in PEERS.items() for peer in own.values()),
 )
 
 
@@ -74,12 +77,9 @@ def _of(comparison: Comparison, name: str, categories: Sequence[str]) -> Iterato
             yield run
 
 
-def own_variants(spec: Speculator, rounded: Speculator, form: str) -> list[Variant]:
-    named = {
-        PLAIN: tier_variant(spec, 0),
-        NGRAM: tier_variant(spec, max(spec.tiers)),
-        ROUNDED[form]: tier_variant(rounded, 0),
-    }
+def own_variants(spec: Speculator, plain: str, with_drafts: str) -> list[Variant]:
+    """Without drafts, and with at most as many as the largest tier has, by these names."""
+    named = {plain: tier_variant(spec, 0), with_drafts: tier_variant(spec, max(spec.tiers))}
     return [replace(variant, name=name) for name, variant in named.items()]
 
 
@@ -171,27 +171,35 @@ def run(
     *,
     tiers: Sequence[int],
     form: WeightForm,
+    rounded_only: bool,
     skip_compile: bool,
+    gguf: Path | None,
     python: str | None,
 ) -> tuple[Comparison, dict[str, str], str]:
     """Returns the comparison, which peers there were, and how speccompile explains itself."""
-    max_len = max(item.shape[1] for item in ids) + new_tokens
-    threads = torch.get_num_threads()
-    with (
-        wrap(model, "ngram", tiers=tiers, max_len=max_len, prefix_reuse=False) as spec,
-        wrap(model, "none", tiers=(0,), max_len=max_len, weights=form, prefix_reuse=False) as rounded,
-        peers(python or sys.executable, threads, form) as others,
-    ):
-        variants = make_variants(model, spec, ["lookup"] if skip_compile else ["static", "lookup"])
-        variants += own_variants(spec, rounded, form)
+    options: dict[str, Any] = {"tiers": tiers, "prefix_reuse": False}
+    options["max_len"] = max(item.shape[1] for item in ids) + new_tokens
+    with contextlib.ExitStack() as stack:
+        variants: list[Variant] = []
+        if not rounded_only:
+            spec = stack.enter_context(wrap(model, "ngram", **options))
+            variants += make_variants(model, spec, ["lookup"] if skip_compile else ["static", "lookup"])
+            variants += own_variants(spec, PLAIN, NGRAM)
+        rounded = stack.enter_context(wrap(model, "ngram", weights=form, **options))
+        variants += own_variants(rounded, ROUNDED[form], DRAFTED[form])
+        draft_lens = (0, max(item for item in tiers if isinstance(item, int)))
+        others = stack.enter_context(
+            peers(python or sys.executable, torch.get_num_threads(), form, draft_lens, options["max_len"], gguf)
+        )
         variants += [peer.variant(eos_of(model)) for peer in others if peer.installed]
         with count_runs("Measuring, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
             comparison = compare(model, variants, texts, ids, new_tokens, after_run)
         versions = {peer.name: peer.installed or NOT_INSTALLED for peer in others}
-        return comparison, versions, spec.explain()
+        return comparison, versions, rounded.explain()
 
 
 def main(
+    model: Annotated[str, typer.Option(help="smollm2, or a GGUF file, which the peers then read as it is.")] = SMOLLM2,
     prompts: Annotated[Path | None, typer.Option(help="Spec-Bench's JSON lines, also .gz.")] = None,
     categories: Annotated[str, typer.Option(help="Which of its categories; empty: all, in turns.")] = "",
     count: Annotated[int, typer.Option(min=1, help="So many prompts a category, or in all.")] = 8,
@@ -199,11 +207,12 @@ def main(
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,1,3,7",
     weights: Annotated[str, typer.Option(help="Of the lines over rounded weights: int8 or int4.")] = "int8",
     peers_python: Annotated[str | None, typer.Option(help="A Python that has the peers, if not this one.")] = None,
+    rounded_only: Annotated[bool, typer.Option(help="Leave out transformers and the model's own weights.")] = False,
     skip_compile: Annotated[bool, typer.Option(help="Leave out torch.compile of transformers' forward.")] = False,
     quick: Annotated[bool, typer.Option(help="A minute, to see that it runs: figures mean little.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
-    """Decode the same prompts with everything there is, on SmolLM2."""
+    """Decode the same prompts with everything there is."""
     if quick:
         count, new_tokens, tiers, skip_compile = 1, 8, "0,3", True
     with session():
@@ -214,12 +223,20 @@ def main(
         wanted = [name.strip() for name in categories.split(",") if name.strip()]
         texts = chosen_prompts(prompts, wanted, count)
         draft_lens = parse_tiers(tiers)
-        model, tokenizer = load(SMOLLM2, dtype=torch.float32)
-        ids = [encode(tokenizer, prompt.text, prompt.chat) for prompt in texts]
+        target, tokenizer = load(model, dtype=torch.float32)
         comparison, versions, explanation = run(
-            model, texts, ids, new_tokens, tiers=draft_lens, form=form, skip_compile=skip_compile, python=peers_python
+            target,
+            texts,
+            [encode(tokenizer, prompt.text, prompt.chat) for prompt in texts],
+            new_tokens,
+            tiers=draft_lens,
+            form=form,
+            rounded_only=rounded_only,
+            skip_compile=skip_compile,
+            gguf=None if model == SMOLLM2 else Path(model),
+            python=peers_python,
         )
-        missing = [name for name in PEERS[form].values() if versions[name] == NOT_INSTALLED]
+        missing = [name for name, version in versions.items() if version == NOT_INSTALLED]
         claims = claim_rows(comparison)
         console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
         for table in (runs_table(comparison), rates_table(comparison, missing), claims_table(claims)):
@@ -228,6 +245,7 @@ def main(
             typer.echo(f"{name}: {version}")
         if json_file is not None:
             settings = {
+                "model": model,
                 "tiers": draft_lens,
                 "new_tokens": new_tokens,
                 "weights": form,

@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
-from speccompile.cli.measure import TRANSFORMERS, Run, Summary
+from speccompile.cli.measure import Run, Summary
 from speccompile.cli.prompts import Prompt
 from speccompile.runtime.check import Difference
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """``runs`` and ``differences`` (to transformers' eager generate) by variant.
+    """``runs`` and ``differences`` (to the first variant, usually transformers' eager generate) by variant.
 
     ``warm_up_seconds`` are those of the untimed first call, where a variant compiles in it.
     """
@@ -27,7 +27,7 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One line of figures a variant."""
-        reference = Summary(self.runs[TRANSFORMERS])
+        reference = Summary(next(iter(self.runs.values())))
         return [self._row(name, Summary(runs), reference) for name, runs in self.runs.items()]
 
     def _row(self, name: str, summary: Summary, reference: Summary) -> dict[str, Any]:

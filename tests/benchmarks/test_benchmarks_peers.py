@@ -16,7 +16,18 @@ from benchmarks import build_time, peer_processes
 from benchmarks.build_time import COLD, COMPILED, COMPILED_WARM, KERNELS, WARM
 from benchmarks.compare import LOOKUP
 from benchmarks.peer_processes import NOT_INSTALLED, PEERS, Peer, write_rounded
-from benchmarks.peers import NGRAM, PLAIN, ROUNDED, chosen_prompts, claim_rows, claims_table, rates, rates_table
+from benchmarks.peers import (
+    DRAFTED,
+    NGRAM,
+    PLAIN,
+    ROUNDED,
+    chosen_prompts,
+    claim_rows,
+    claims_table,
+    rates,
+    rates_table,
+)
+from benchmarks.random_gguf import DEVIATION, random_blocks
 from benchmarks.report import Comparison
 from speccompile.cli.measure import TRANSFORMERS, Clock, Run
 from speccompile.cli.prompts import Prompt
@@ -86,7 +97,7 @@ def test_a_peer_answers_and_one_that_breaks_is_told(tmp_path: Path, monkeypatch:
         "import json, sys\n"
         "print(json.dumps({'ready': 'it 1.0'}), flush=True)\n"
         "asked = json.loads(sys.stdin.readline())\n"
-        "answer = {'tokens': [7] * asked['new'] + asked['eos'], 'first_seconds': 0.25, 'seconds': 1.0}\n"
+        "answer = {'tokens': [7] * asked['new'] + asked['eos'], 'first_seconds': 0.25, 'seconds': 1.0, 'passes': 2}\n"
         "print(json.dumps(answer), flush=True)\n"
         "sys.stdin.readline()\n"
         "sys.exit('no more of that')\n"
@@ -96,10 +107,26 @@ def test_a_peer_answers_and_one_that_breaks_is_told(tmp_path: Path, monkeypatch:
     assert peer.installed == "it 1.0"
     variant, clock = peer.variant([2]), Clock()
     assert variant.generate(torch.tensor([[5, 6]]), 3, clock).tolist() == [[5, 6, 7, 7, 7, 2]]
-    assert (clock.first_seconds, clock.passes, clock.emitted) == (0.25, 3, 3)
+    assert (clock.first_seconds, clock.passes, clock.emitted) == (0.25, 2, 3)
     with pytest.raises(RuntimeError, match="no more of that"):
         variant.generate(torch.tensor([[5, 6]]), 3, clock)
     peer.close()
+
+
+def test_a_comparison_without_transformers_refers_to_its_first_line() -> None:
+    lines = {ROUNDED["int4"]: runs(2, 2), DRAFTED["int4"]: runs(1, 1), "llama.cpp Q4_0, lookup": runs(4, 4)}
+    found = Comparison(PROMPTS, lines, {name: [] for name in lines}, {})
+    assert [row["decode_ratio"] for row in found.rows()] == pytest.approx([1, 2, 0.5])
+    assert claim_rows(found) == [
+        {"claim": f"{DRAFTED['int4']} / llama.cpp Q4_0, lookup", "prompts": "all", "ratio": 4.0, "wanted": 1.0}
+    ]
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0])
+def test_random_blocks_have_the_deviation_of_weights(kind: GGMLQuantizationType) -> None:
+    values = dequantize(random_blocks((64, 256), kind, np.random.default_rng(0)), kind)
+    assert values.shape == (64, 256)
+    assert values.std() == pytest.approx(DEVIATION, rel=0.05)
 
 
 @pytest.mark.parametrize(("form", "error"), [("Q8_0", 0.02), ("Q4_0", 0.3)])
