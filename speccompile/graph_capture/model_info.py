@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import ModelConsumed, ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
 from speccompile.ops.cpu.consume import is_consumed
 from speccompile.ops.cpu.quantized import is_quantized
+from speccompile.utils.dequantised import dequantised_from
 from speccompile.utils.torch_private import is_traceable_wrapper_subclass
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +19,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What modes and messages need to know of the target model: L, V, M, where it lies."""
+    """What modes and messages need to know of the target model: L, V, M, where it lies.
+
+    ``dequantised_from`` is the format of the checkpoint if its integers became floating-point weights, else empty.
+    """
 
     name: str
     num_layers: int
@@ -26,6 +30,7 @@ class ModelInfo:
     hidden_size: int
     dtype: torch.dtype
     device: torch.device
+    dequantised_from: str = ""
 
 
 def inspect_model(model: PreTrainedModel) -> ModelInfo:
@@ -71,6 +76,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         hidden_size=int(config.hidden_size),
         dtype=_dtype(model, name, devices[0]),
         device=tensors[0].device,
+        dequantised_from=dequantised_from(model),
     )
 
 

@@ -18,6 +18,7 @@ from speccompile.pretrained.smollm2 import fetch_smollm2
 from speccompile.quantized.models import load_dequantized, load_without_weights
 from speccompile.quantized.reading import is_read
 from speccompile.quantized.weight import QuantizedWeights
+from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
 from speccompile.utils.tensor_parallel import tensor_parallel
@@ -78,6 +79,7 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: i
     model, found = loaded
     if is_gguf(name_or_path):
         forget_quantization(model)
+        mark_dequantised(model, "GGUF")
     if missing := sorted(found["missing_keys"]):
         # transformers makes random ones and goes on.
         reason = (

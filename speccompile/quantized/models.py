@@ -15,6 +15,7 @@ from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.reading import open_checkpoint
 from speccompile.quantized.weight import QuantizedWeights
+from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.parameters import owners_by_parameter, put_parameter
 
 
@@ -34,7 +35,9 @@ def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
     for name, weight in weights.items():
         if weight.shape != (wanted := skeleton.get_parameter(name).shape):
             raise checkpoint.source.of(name).damaged(f"it is {list(weight.shape)}, and the model's is {list(wanted)}")
-    return _load(checkpoint, type(skeleton), weights)
+    model = _load(checkpoint, type(skeleton), weights)
+    mark_dequantised(model, checkpoint.weights.format)
+    return model
 
 
 def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, QuantizedWeights]:

@@ -7,6 +7,7 @@ from collections import Counter
 from speccompile.adapters.buffers import PREFIX
 from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import FINAL
 from speccompile.lowering.collective_list import collectives_called
 from speccompile.passes.target.choose_experts import ChooseExperts
@@ -58,7 +59,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "deterministic": _deterministic(config),
         **_ranks(config, build),
         "backend": f"{config.backend.name}: {config.backend.reason}",
-        **_weights(build),
+        "weights": _weights(build) + _dequantised(info),
         **_experts(build),
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
@@ -78,13 +79,13 @@ def _counted(numbers: tuple[int, ...], noun: str) -> str:
     return f"{_list(numbers)} {noun}" + "s" * (numbers != (1,))
 
 
-def _weights(build: Build) -> dict[str, str]:
+def _weights(build: Build) -> str:
     packs = build.packs
     if packs.consumed is not None:
         size = f"{len(packs)} of them in {packs.nbytes / 2**20:.1f} MiB"
-        return {"weights": f"consumed: {size}, which the model itself unpacks whenever it reads them"}
+        return f"consumed: {size}, which the model itself unpacks whenever it reads them"
     if not packs:
-        return {"weights": "the model's own, in one copy"}
+        return "the model's own, in one copy"
     # Tied weights are packed once.
     own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
     quantized = [pack for pack in packs if pack.format]
@@ -101,7 +102,17 @@ def _weights(build: Build) -> dict[str, str]:
     if others:
         lines.append(f"{others} packed, a second copy of {left:.1f} MiB beside the model's own {own:.1f} MiB")
     saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not quantized else ""
-    return {"weights": "; ".join(lines) + saves}
+    return "; ".join(lines) + saves
+
+
+def _dequantised(info: ModelInfo) -> str:
+    if not info.dequantised_from:
+        return ""
+    dtype = str(info.dtype).removeprefix("torch.")
+    advice = "pretrained.load_quantized keeps the integers, if they can be read exactly"
+    return (
+        f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded: {advice}"
+    )
 
 
 def _experts(build: Build) -> dict[str, str]:

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 import speccompile
-from speccompile import pretrained
+from speccompile import pretrained, quantized
 from speccompile.errors import UnsupportedCheckpoint
 from speccompile.quantized.models import load_dequantized
 from support.errors import raises
@@ -38,6 +38,8 @@ def test_the_text_is_that_of_transformers_over_dequantised_weights(name: str, tm
     assert all(torch.equal(tensor, expected[key]) for key, tensor in model.state_dict().items())
     with speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager") as spec:
         assert spec.generate(PROMPT, max_new_tokens=24)[0].tolist() == text(reference)
+        stored = re.escape(quantized.read(path).format)
+        assert re.search(f"stored as {stored} and dequantised to float32", spec.explain())
 
 
 @pytest.mark.parametrize("name", FORMATS)
