@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -144,6 +145,7 @@ Backend = Annotated[str, option_of(WrapOptions, "backend", more=f"{', '.join(_BA
 MaxLen = Annotated[int | None, option_of(WrapOptions, "max_len")]
 _WEIGHTS_HELP = "same, int8, int4, or stored: the integers of a quantised checkpoint, which are dequantised otherwise."
 Weights = Annotated[str, option_of(WrapOptions, "weights", more=_WEIGHTS_HELP)]
+CalibrationFile = Annotated[Path | None, option_of(WrapOptions, "calibration")]
 MaxBatch = Annotated[int, option_of(WrapOptions, "max_batch")]
 Policy = Annotated[
     str | None,

@@ -15,6 +15,7 @@ from speccompile.cli.arguments import (
     STORED,
     TIERS,
     Backend,
+    CalibrationFile,
     MaxBatch,
     MaxLen,
     Mode,
@@ -116,6 +117,7 @@ def generate(
     tiers: SomeTiers = None,
     policy: Policy = None,
     weights: Weights = "same",
+    calibration: CalibrationFile = None,
     backend: Backend = WrapOptions.backend,
     max_len: MaxLen = None,
     chat: Annotated[
@@ -132,6 +134,7 @@ def generate(
             tiers=None if tiers is None else parse_tiers(tiers),
             policy=policy,
             weights=form_of(weights),
+            calibration=calibration,
             backend=backend,
             max_len=max_len,
             mode_options=parse_options(option or []),
@@ -175,6 +178,7 @@ def serve(
     tiers: SomeTiers = None,
     policy: Policy = None,
     weights: Weights = "same",
+    calibration: CalibrationFile = None,
     backend: Backend = WrapOptions.backend,
     warm: Annotated[
         bool, typer.Option("--warm", help="Build what requests of any kind need before the first one comes.")
@@ -205,6 +209,7 @@ def serve(
             state_checkpoints=state_checkpoints,
             policy=policy,
             weights=form_of(weights),
+            calibration=calibration,
             backend=backend,
             adapters=Adapters(len(adapters), max_rank=max_lora_rank) if adapters else None,
             mode_options=parse_options(option or []),
@@ -261,6 +266,8 @@ def inspect(
     trace: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Show this trace, as spec.record_trace writes it.")
     ] = None,
+    weights: Weights = "same",
+    calibration: CalibrationFile = None,
     backend: Backend = WrapOptions.backend,
     option: ModeOptions = None,
 ) -> None:
@@ -272,6 +279,8 @@ def inspect(
             max_batch=max_batch,
             max_len=max_len,
             backend=backend,
+            weights=form_of(weights),
+            calibration=calibration,
             sampling=sampled,
             mode_options=parse_options(option or []),
         )
@@ -292,6 +301,7 @@ def inspect(
         prompts=prompts,
         new_tokens=new_tokens,
         trace=trace,
+        stored=weights == STORED,
     )
 
 

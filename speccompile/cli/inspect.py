@@ -6,17 +6,19 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 from transformers import PreTrainedModel
 
 from speccompile import modes, wrap
-from speccompile.cli.models import encode, load, load_model
+from speccompile.cli.models import encode, load, load_model, load_stored
 from speccompile.cli.prompts import read_prompts
 from speccompile.cli.session import session
 from speccompile.compiler.frontend import BuiltStages, build_stages
 from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.plan import Plan, make_plan
+from speccompile.errors import InvalidOption
 from speccompile.graph.keys import Kind
 from speccompile.modes.auto import first_that_works
 from speccompile.report.collect import collect
@@ -41,6 +43,7 @@ def run(
     prompts: Path | None,
     new_tokens: int,
     trace: Path | None,
+    stored: bool,
 ) -> None:
     """See ``speccompile inspect --help``.
 
@@ -48,22 +51,31 @@ def run(
         options: with ``sampling``, the executables that sample are shown.
         draft_len: the tier to show in the terminal; ``stage``: the one to print instead.
         build: whether to lower what the passes return.
+        stored: with the integers of a quantised checkpoint.
     """
     with session():
         modes.create(options.mode, dict(options.mode_options))
+        if stored and (stage is not None or not build):
+            flag = "--no-build" if stage is None else "--stage"
+            reason = f"the integers of a checkpoint are packed by a build; leave out {flag}, or --weights"
+            raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
         if stage is not None:
             built, _ = _stages(load_model(model), options)
             sys.stdout.write(built.tiers[draft_len, options.max_batch, _kind(options)].stages[stage].python)
             return
         ids: list[list[int]] = []
-        if prompts is None:
+        chosen = None if prompts is None else read_prompts(prompts)
+        weights: dict[str, Any] = {}
+        if stored:
+            target, tokenizer, weights["weights"] = load_stored(model)
+        elif chosen is None:
             target = load_model(model)
         else:
-            chosen = read_prompts(prompts)
             target, tokenizer = load(model)
+        if chosen is not None:
             ids = [encode(tokenizer, prompt.text, prompt.chat)[0].tolist() for prompt in chosen]
         if build:
-            with wrap(target, **options.arguments()) as spec:
+            with wrap(target, **(options.arguments() | weights)) as spec:
                 report = spec.report(
                     html,
                     measure=measure,

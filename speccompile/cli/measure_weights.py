@@ -14,9 +14,10 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from speccompile import wrap
-from speccompile.cli.models import load
+from speccompile.cli.models import load, load_stored
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
+from speccompile.quantized.reading import is_read
 from speccompile.utils.progress import task
 from speccompile.utils.weight_forms import WEIGHT_FORMS
 
@@ -36,6 +37,9 @@ def run(name: str, text: Path, tokens: int, window: int, calibration: Path | Non
             reason = f"it has {len(ids)} tokens, and a window of {window} needs {window + 1}"
             raise InvalidOption(where="the command line", name="--text", value=str(text), reason=reason)
         found = dict(perplexities(model, ids, window, calibration, backend))
+        if is_read(Path(name)):
+            form, value = of_stored(name, ids, window, backend)
+            found[form] = value
     table = Table(title=f"{(len(ids) - 1) // window * window} tokens in windows of {window}", title_justify="left")
     for heading in ("weights", "perplexity", "to float32"):
         table.add_column(heading, justify="left" if heading == "weights" else "right")
@@ -61,6 +65,17 @@ def perplexities(
     cast(Any, model).to(torch.bfloat16)
     with task("measure bfloat16"):
         yield "bfloat16", perplexity(model, ids, window)
+
+
+def of_stored(name: str, ids: torch.Tensor, window: int, backend: str) -> tuple[str, float]:
+    """A quantised checkpoint's form, and the perplexity of its integers over ``ids`` ``[P]``.
+
+    Inputs are rounded, as steps do it. The other forms are of its dequantised weights.
+    """
+    model, _, weights = load_stored(name)
+    spec = wrap(model, "none", tiers=(0,), max_len=window, backend=backend, weights=weights)
+    with spec, task("measure the stored integers"):
+        return f"{weights.format}, stored", perplexity(spec, ids, window)
 
 
 def perplexity(forward: Forward, ids: torch.Tensor, window: int) -> float:

@@ -77,7 +77,7 @@ def load_model(name: str) -> PreTrainedModel:
 def _note_dequantised(name: str, model: PreTrainedModel) -> None:
     if is_gguf(name) or is_read(Path(name)):
         kind = str(model.dtype).removeprefix("torch.")
-        advice = "generate and serve run its integers with --weights stored"
+        advice = "generate, serve and inspect run its integers with --weights stored"
         typer.echo(f"note: the weights of {name} are dequantised to {kind}; {advice}", err=True)
 
 

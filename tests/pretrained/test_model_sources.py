@@ -22,7 +22,7 @@ from tokenizers import pre_tokenizers
 from typer.testing import CliRunner
 
 from speccompile import pretrained
-from speccompile.cli import app, generate
+from speccompile.cli import app, generate, inspect
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import PretrainedError
 from speccompile.pretrained import loading
@@ -94,7 +94,7 @@ def test_generate_reads_a_gguf_file_and_says_what_it_does(gguf_file: tuple[Path,
     options = ["--tiers", "0,1", "--backend", "eager", "--max-len", "64", "--max-new-tokens", "4"]
     result = CliRunner().invoke(app, ["generate", str(path), "--prompt", "abc", *options], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
-    assert f"note: the weights of {path} are dequantised to float32; generate and serve" in result.stderr
+    assert f"note: the weights of {path} are dequantised to float32; generate, serve and inspect" in result.stderr
     assert "4 tokens in " in result.stdout
 
 
@@ -108,6 +108,19 @@ def test_generate_runs_the_stored_integers(
     shown = capsys.readouterr()
     assert "4 tokens in " in shown.out
     assert "dequantised" not in shown.err
+
+
+def test_inspect_shows_the_stored_integers(
+    gguf_file: tuple[Path, np.ndarray[Any, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = gguf_file
+    shown = {"stage": None, "measure": False, "html": None, "as_json": True, "new_tokens": 8, "trace": None}
+    with our_kernels() as backend:
+        options = WrapOptions(mode="none", tiers=(0,), backend=backend, max_len=64)
+        inspect.run(str(path), options, draft_len=0, build=True, prompts=None, stored=True, **shown)
+    assert re.search(r"\d+ of GGUF [^;]*as stored", capsys.readouterr().out)
+    result = CliRunner().invoke(app, ["inspect", str(path), "--weights", "stored", "--no-build"])
+    assert result.exit_code == 2 and "leave out --no-build, or --weights" in result.stderr
 
 
 def test_a_checkpoint_that_is_not_quantised_has_no_stored_integers() -> None:
