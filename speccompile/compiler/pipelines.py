@@ -72,12 +72,20 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         *[ChooseRecurrence(native)] * config.recurrent,
         *[ChooseExperts(native)] * config.experts,
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),
-        *([PackLinears(packs), JoinLinears()] if native else [KeepLinears()]),
+        *_linears(config, packs),
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
         *[AddTreeBodies()] * bool(config.trees),
     ]
     return _pipeline(config, passes, facts("outlined"), "the captured model")
+
+
+def _linears(config: BuildConfig, packs: WeightPacks) -> list[Pass]:
+    if config.kernels.native:
+        return [PackLinears(packs), JoinLinears()]
+    if config.weights.rounds:
+        return [PackLinears(packs, rounded_only=True), JoinLinears()]
+    return [KeepLinears()]
 
 
 def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "greedy") -> Pipeline:

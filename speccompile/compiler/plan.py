@@ -250,7 +250,12 @@ def _learnt_rows(model: PreTrainedModel, config: BuildConfig, mode: Mode, option
 
 
 def _check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: ModelInfo) -> None:
-    if WeightForms.of(options.weights).rounds and not kernels.native:
+    if isinstance(options.weights, QuantizedPacks) and not kernels.native and info.device.type != "cpu":
+        reason = (
+            f"integers of a checkpoint run on a CPU alone, and the model is on {info.device.type}; load it dequantised"
+        )
+        raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
+    if WeightForms.of(options.weights).rounds and not (kernels.native or kernels.rounded):
         reason = f"it needs the C++ ops, and linears run on {kernels.reason}"
         raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
     if options.consume and not kernels.native:
@@ -302,7 +307,9 @@ def _check_network(network: DraftNetwork, config: BuildConfig, model: PreTrained
     if network.weights == "same":
         return
     reason = ""
-    if not config.kernels.native:
+    if config.kernels.rounded:
+        reason = "a drafter's weights are rounded on a CPU alone"
+    elif not config.kernels.native:
         reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
     elif network.module is model and (config.weights.format or config.weights == WeightForms(network.weights)):
         reason = f"the target's own weights are {config.weights} already"

@@ -15,12 +15,13 @@ from speccompile.utils.warn import warn_caller
 @dataclass(frozen=True)
 class Kernels:
     """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: commit
-    and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``reason`` says why, for
-    ``explain()``."""
+    and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
+    weights have a kernel of ours, also where others are torch's own. ``reason`` says why, for ``explain()``."""
 
     native: bool
     reason: str
     step_ops: bool = False
+    rounded: bool = False
 
     def settled(self) -> Kernels:
         """What there is, once all of it is built; the ops can be called then."""
@@ -46,7 +47,10 @@ class _PendingKernels(Kernels):
 STOCK = Kernels(False, "torch's own")
 #: Attention has a Triton kernel there whichever backend runs it: that is what the op is on CUDA.
 ON_CUDA = Kernels(
-    False, "Triton's for attention, choice of tokens, commit and n-gram match; torch's own for linears", True
+    False,
+    "Triton's for attention, choice of tokens, commit and n-gram match; torch's own for linears that are not rounded",
+    step_ops=True,
+    rounded=True,
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from speccompile.ops.attention import SCHEMA
+from speccompile.ops.on_cuda import register_on_cuda
 from speccompile.utils.torch_private import OpOverload
 
 #: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``.
@@ -111,6 +112,30 @@ _FAKES: dict[str, Callable[..., Any]] = {
 }
 for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+
+
+def _linear_on_cuda(*arguments: Any) -> torch.Tensor:
+    from speccompile.ops.triton.rounded_linear import rounded_linear
+
+    return rounded_linear(*arguments)
+
+
+def _linears_on_cuda(*arguments: Any) -> list[torch.Tensor]:
+    from speccompile.ops.triton.rounded_linear import rounded_linears
+
+    return rounded_linears(*arguments)
+
+
+def _embedding_on_cuda(*arguments: Any) -> torch.Tensor:
+    from speccompile.ops.triton.rounded_linear import rounded_embedding
+
+    return rounded_embedding(*arguments)
+
+
+for _form in ROUNDED:
+    register_on_cuda(_library, f"{_form}_linear", _linear_on_cuda)
+    register_on_cuda(_library, f"{_form}_linears", _linears_on_cuda)
+    register_on_cuda(_library, f"{_form}_embedding", _embedding_on_cuda)
 
 
 def needs_library(op: OpOverload) -> bool:

@@ -6,19 +6,27 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 import speccompile
 from speccompile.acceptance import Relaxed
+from speccompile.compiler.options import WrapOptions
+from speccompile.compiler.plan import _check_weights
 from speccompile.errors import InvalidOption, UnknownTier
+from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.heads import Eagle3Head
 from speccompile.lowering import kernel_list as called
 from speccompile.lowering.kernel_list import DRAFTER, KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.cpu.quantized import QuantizedPacks
+from speccompile.quantized import GroupedWeight, QuantizedWeights
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
 from support.tiny import tiny_llama
 
 LAYERS = 2
+PROMPTS = [[5, 9, 23, 9, 5], [7, 7, 31]]
 ATTENTION = ["partial_attention", "combine_attention"]
 
 
@@ -96,6 +104,31 @@ def test_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step["speccompile.accept_commit_: accept_commit_rows"] == 1
     assert step["speccompile.match_ngram: match_partial"] == step["speccompile.match_ngram: match_combine"] == 1
     assert not [call for call in calls if call.kind in ("plain", "c++")]
+
+
+def test_rounded_linears_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the CPU's ops compute them, over the same packs."""
+    assert load_cpu_ops() is None
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
+    with wrapped(weights={"*": "int4", "down_proj": "int8", "o_proj": "same"}) as spec:
+        calls = kernels_called(spec.tiers[3].graph, "cuda", {})
+        assert spec.check(PROMPTS, max_new_tokens=8)
+        assert "rounded to int4 in groups of 32" in spec.explain()
+    (body,) = names(calls, "step", "body")
+    triton = names(calls, body, "triton")
+    assert triton["speccompile.int4_linears: multiply_rounded"] == 5
+    assert triton["speccompile.int8_linear: multiply_rounded"] == 1
+    assert triton["speccompile.int4_linears: round_inputs"] == 2
+    assert names(calls, body, "stock")["aten.linear"] == 1
+    assert not [call for call in calls if call.kind in ("plain", "c++")]
+
+
+def test_a_checkpoints_integers_are_refused_off_the_cpu() -> None:
+    weight = GroupedWeight(torch.zeros(64, 64, dtype=torch.int8), 8, torch.ones(64, 2), None, 32)
+    packs = QuantizedPacks(QuantizedWeights({"model.layers.0.self_attn.q_proj.weight": weight}, "Q8_0"))
+    on_cuda = ModelInfo("Llama", 2, 128, 64, torch.float32, torch.device("cuda"))
+    with raises(InvalidOption, name="weights", reason=re.compile("run on a CPU alone, and the model is on cuda")):
+        _check_weights(WrapOptions(weights=packs), ON_CUDA, "eager", on_cuda)
 
 
 def test_relaxed_acceptance_is_an_op_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

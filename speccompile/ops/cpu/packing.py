@@ -111,11 +111,7 @@ class WeightPacks:
         if path not in self._packs and (quantized := self.find_quantized(weight)) is not None:
             self._packs[path] = quantized
         if path not in self._packs:
-            modules = [name.rpartition(".")[0] for name in self.names_of(path)]
-            key = self.forms.key(modules)
-            if key is not None:
-                self._keys_used.add(key)
-            form = FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary)]
+            form = self.form_of(path, of_vocabulary=of_vocabulary)
             importance = self._importance_of(path) if form.calibrated else None
             tensors = self._known(weight, form) if importance is None else None
             features, depth = weight.shape
@@ -130,6 +126,14 @@ class WeightPacks:
                 importance=importance,
             )
         return self._packs[path]
+
+    def form_of(self, path: str, *, of_vocabulary: bool) -> Form:
+        """The form that the options give the weight at ``path``."""
+        modules = [name.rpartition(".")[0] for name in self.names_of(path)]
+        key = self.forms.key(modules)
+        if key is not None:
+            self._keys_used.add(key)
+        return FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary)]
 
     def find_quantized(self, weight: torch.Tensor) -> Pack | None:
         """The pack of a quantised checkpoint that stands for ``weight``."""

@@ -63,7 +63,7 @@ def check_kernels(packs: WeightPacks) -> None:
         if pack.weight is not None and not pack.format and not pack.form.holds(pack.weight, pack.tensors):
             reason = f"{path} is not what its {pack.form.name} pack holds; wrap with weights='same'"
             raise LoweringError(reason, pack=path)
-        x = torch.randn((2, pack.depth), generator=generator)
+        x = torch.randn((2, pack.depth), generator=generator).to(pack.tensors[0].device)
         numbers, units = quantise(pack.ordered(x))
         expected = F.linear((numbers * units[..., None]).flatten(1)[:, : pack.depth], pack.unpack())
         difference = float((_packed_linear(x, pack, None) - expected).abs().max())

@@ -23,6 +23,8 @@ _TYPES = {
     torch.float32: "*fp32",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
     torch.bool: "*i1",
 }
 

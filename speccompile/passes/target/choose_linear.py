@@ -40,9 +40,11 @@ class PackLinears(Pass):
     """Every linear over a weight of the model reads a packed copy of it; an embedding that is tied to one, too.
 
     ``packs`` choose each weight's form. A weight that is read in any other way keeps its form, and so do its linears.
+    With ``rounded_only``, so does one whose form does not round.
     """
 
     packs: WeightPacks = field(default_factory=WeightPacks, compare=False)
+    rounded_only: bool = False
 
     name: ClassVar[str] = "choose_linear"
     looks_for: ClassVar[str] = "linears"
@@ -66,6 +68,10 @@ class PackLinears(Pass):
             if len(transposed) > 1 or not all(_can_pack(user, node) for user in users) or not _is_packable(port):
                 if quantized is not None:
                     raise _not_multiplied(port, users)
+                kept += len(users)
+                continue
+            vocabulary = _is_of_vocabulary(graph, node)
+            if self.rounded_only and not self.packs.form_of(str(port.path), of_vocabulary=vocabulary).rounds:
                 kept += len(users)
                 continue
             self._pack(graph, node, port, transposed.pop(), ordered)

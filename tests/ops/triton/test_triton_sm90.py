@@ -19,6 +19,7 @@ from speccompile.ops.triton.compile_only import Compiled, compile_launch
 from speccompile.ops.triton.expert_linear import expert_linear_launches
 from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
 from speccompile.ops.triton.launch import Launch
+from speccompile.ops.triton.rounded_linear import embedding_launch, multiply_launch, round_launch
 from speccompile.ops.triton.selective_scan import scan_launches
 from speccompile.ops.triton.threshold import threshold_launch
 from speccompile.ops.triton.within_top import within_top_launch
@@ -254,6 +255,24 @@ def test_one_machine_code_of_a_recurrence_serves_every_width(op: str) -> None:
     sizes = (16, 16, 128, 1) if op == "delta_rule" else (48, 1, 64, 128, 1)
     codes = [[compile_launch(launch).ptx for launch in recurrence_launches(op, sizes, width)] for width in (1, 5, 16)]
     assert all(code == codes[0] for code in codes)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("minimums", [False, True], ids=["offset", "minimums"])
+def test_rounded_linears(form: str, minimums: bool, record_property: Note) -> None:
+    """Of Llama-3.1-8B: gate, for a step of eight rows; and its embedding."""
+    depth, features, rows = 4096, 14336, 8
+    groups = depth // 64
+    numbers, units = meta(rows, groups, 64, dtype=torch.int8), meta(rows, groups, dtype=torch.float32)
+    four = form == "int4"
+    packed = meta(features // 32, depth // 4, 16 if four else 32, 4, dtype=torch.uint8 if four else torch.int8)
+    shape = (features // 32, groups * (2 if four else 1), *([2] * minimums), 32)
+    scales = meta(*shape, dtype=torch.float16 if four and not minimums else torch.float32)
+    x, out = (meta(rows, size, dtype=torch.bfloat16) for size in (depth, features))
+    fits(round_launch(x, numbers, units), record_property, form)
+    multiply = fits(multiply_launch(numbers, units, packed, scales, None, out), record_property, form)
+    assert "mma" in multiply.ptx and ".s32.s8.s8.s32" in multiply.ptx
+    fits(embedding_launch(packed, scales, meta(rows), meta(rows, depth, dtype=torch.float32)), record_property, form)
 
 
 def linears_of_experts(tokens: int, dtype: torch.dtype, *, transposed: bool) -> tuple[Launch, Launch]:

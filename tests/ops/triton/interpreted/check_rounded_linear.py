@@ -1,0 +1,67 @@
+"""Linears and embeddings over rounded weights: the kernels against their definition (run by test_interpreted.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from speccompile.ops.cpu.forms import FORMS
+from speccompile.ops.cpu.forms.grouped import pack_grouped
+from speccompile.ops.cpu.forms.int8 import quantise
+from speccompile.ops.triton.rounded_linear import rounded_embedding, rounded_linear, rounded_linears
+from speccompile.quantized import GroupedWeight
+from support import triton_interpreter  # noqa: F401
+
+
+def expected(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    numbers, units = quantise(x.flatten(0, -2))
+    rounded = (numbers * units[..., None]).flatten(1)[:, : x.shape[-1]]
+    return F.linear(rounded, weight, bias).view(*x.shape[:-1], -1)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize(("depth", "features"), [(128, 64), (70, 45)])
+def test_it_multiplies_with_the_rounded_weight(form: str, depth: int, features: int) -> None:
+    torch.manual_seed(0)
+    weight, x, bias = torch.randn(features, depth), torch.randn(2, 9, depth), torch.randn(features)
+    packed = FORMS[form].pack(weight)
+    values = FORMS[form].unpack(packed, features, depth)
+    torch.testing.assert_close(
+        rounded_linear(x, *packed, None, features), expected(x, values, None), rtol=1e-4, atol=1e-4
+    )
+    joined = rounded_linears(x, *([part] * 2 for part in packed), [bias, -bias], [features] * 2)
+    for given, found in zip((bias, -bias), joined, strict=True):
+        torch.testing.assert_close(found, expected(x, values, given), rtol=1e-4, atol=1e-4)
+    ids = torch.tensor([[3, features - 1], [0, 3]])
+    assert torch.equal(rounded_embedding(*packed, ids, depth), values[ids])
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 32), (8, 128)])
+@pytest.mark.parametrize("minimums", [False, True])
+def test_it_reads_scales_and_minimums_of_any_group(bits: int, group: int, minimums: bool) -> None:
+    torch.manual_seed(0)
+    least = 0 if minimums else -(2 ** (bits - 1))
+    values = torch.randint(least, least + 2**bits if bits == 4 else 127, (40, 256)).to(torch.int8)
+    scales, below = torch.rand(40, 256 // group), torch.rand(40, 256 // group)
+    stored = GroupedWeight(values, bits, scales, below if minimums else None, group)
+    form, packed = pack_grouped(stored)
+    weight, x = form.unpack(packed, 40, 256), torch.randn(3, 256)
+    torch.testing.assert_close(weight, stored.dequantize())
+    torch.testing.assert_close(rounded_linear(x, *packed, None, 40), expected(x, weight, None), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_row_has_the_same_bits_in_any_company(form: str) -> None:
+    torch.manual_seed(0)
+    packed, x = FORMS[form].pack(torch.randn(64, 128)), torch.randn(20, 128)
+    whole = rounded_linear(x, *packed, None, 64)
+    for rows in (slice(0, 1), slice(7, 12), slice(19, 20)):
+        assert torch.equal(rounded_linear(x[rows], *packed, None, 64), whole[rows])
+
+
+def test_zeros_and_what_is_not_a_number_stay_what_they_are() -> None:
+    packed, x = FORMS["int8"].pack(torch.randn(32, 64)), torch.zeros(2, 64)
+    x[1, 5] = torch.nan
+    found = rounded_linear(x, *packed, None, 32)
+    assert (found[0] == 0).all() and found[1].isnan().all()
