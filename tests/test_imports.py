@@ -38,7 +38,7 @@ ALLOWED = {
         "ranks runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
-    "speculator": "graph ops sampling adapters passes hidden_states policies modes lowering runtime compiler report",
+    "speculator": "graph ops sampling graph_capture adapters passes hidden_states policies modes lowering runtime compiler report",
     "wrapping": (
         "quantized ops sampling passes graph_capture adapters hidden_states calibration acceptance modes lowering "
         "ranks runtime compiler speculator"
