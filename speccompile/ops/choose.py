@@ -9,7 +9,7 @@ from speccompile.ops.on_cuda import register_on_cuda
 
 SCHEMA = (
     "(Tensor scores, Tensor? temperature=None, Tensor? seed=None, Tensor? positions=None, int stream=0, "
-    "Tensor? start=None, bool forbids=False) -> Tensor"
+    "Tensor? start=None, bool forbids=False, int first_id=0) -> Tensor"
 )
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
@@ -25,6 +25,7 @@ def reference(
     stream: int = noise.TOKENS,
     start: torch.Tensor | None = None,
     forbids: bool = False,
+    first_id: int = 0,
 ) -> torch.Tensor:
     """The definition, which the tests hold every kernel against: tokens int64 ``[B, T]``, the first of the greatest.
 
@@ -35,6 +36,8 @@ def reference(
         seed, positions, stream, start: what the noise follows from, as :func:`speccompile.ops.noise.keys` has
             them.
         forbids: -inf is what must not come.
+        first_id: whose noise the first score has, where the scores are a part of a vocabulary. Tokens are counted from
+            0 all the same.
 
     Returns:
         -1 where a score is NaN and, with ``forbids``, where nothing may come.
@@ -42,7 +45,7 @@ def reference(
     if temperature is not None:
         assert seed is not None and positions is not None
         scores = scores.to(torch.float32, copy=True)
-        noise.add_gumbel(scores, temperature, seed, positions, stream, start)
+        noise.add_gumbel(scores, temperature, seed, positions, stream, start, first_id)
     tokens = scores.argmax(-1)
     # A NaN counts as greatest.
     greatest = scores.gather(-1, tokens[..., None])[..., 0]
@@ -58,26 +61,29 @@ def native_choose(
     stream: int = noise.TOKENS,
     start: torch.Tensor | None = None,
     forbids: bool = False,
+    first_id: int = 0,
 ) -> torch.Tensor:
     """The same by the C++ op, whose logarithms may differ from torch's in their last bits: it also reports where two
     best scores are so near to each other that this could matter, and such a place is looked at again."""
     tokens: torch.Tensor
-    tokens, close = torch.ops.speccompile.choose_nearly(scores, temperature, seed, positions, stream, start, forbids)
+    tokens, close = torch.ops.speccompile.choose_nearly(
+        scores, temperature, seed, positions, stream, start, forbids, first_id
+    )
     if temperature is not None and close.any():
         assert seed is not None and positions is not None
         for row, place in close.nonzero().tolist():
             own, at = slice(row, row + 1), slice(place, place + 1)
             began = None if start is None else start[own]
             key = (temperature[own], seed[own], positions[own, at], stream, began)
-            tokens[own, at] = reference(scores[own, at], *key, forbids)
+            tokens[own, at] = reference(scores[own, at], *key, forbids, first_id)
     return tokens
 
 
-def _on_cuda(scores, temperature=None, seed=None, positions=None, stream=0, start=None, forbids=False):  # type: ignore[no-untyped-def]
+def _on_cuda(scores, temperature=None, seed=None, positions=None, stream=0, start=None, forbids=False, first_id=0):  # type: ignore[no-untyped-def]
     # triton is there where CUDA is in use, and slow to import where it is not.
     from speccompile.ops.triton.choose import choose
 
-    return choose(scores, temperature, seed, positions, stream, start, forbids=forbids)
+    return choose(scores, temperature, seed, positions, stream, start, forbids=forbids, first_id=first_id)
 
 
 def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]

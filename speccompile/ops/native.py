@@ -28,7 +28,7 @@ for _form in ROUNDED:
 _library.define("native_attention" + SCHEMA)
 _library.define(
     "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
-    "bool forbids) -> (Tensor, Tensor)"
+    "bool forbids, int first_id=0) -> (Tensor, Tensor)"
 )
 _library.define("native_greatest(Tensor scores, int count) -> Tensor")
 _library.define("native_greatest_share(Tensor scores) -> Tensor")

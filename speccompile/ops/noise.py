@@ -63,12 +63,13 @@ def keys(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.
     return key if start is None else _mix64(key + (start[:, None] + 1) * _GOLDEN)
 
 
-def bits(key: torch.Tensor, count: int) -> torch.Tensor:
-    """32 bits for each place and id, int32 ``[B, T, count]``, the same for an id with any ``count``.
+def bits(key: torch.Tensor, count: int, first_id: int = 0) -> torch.Tensor:
+    """32 bits for each place and each id from ``first_id`` on, int32 ``[B, T, count]``, the same for an id with any
+    ``count``.
 
     Two rounds of Wellons' "lowbias32" around the two halves of the key.
     """
-    return bits_of(key[..., None], torch.arange(count, dtype=torch.int32, device=key.device))
+    return bits_of(key[..., None], torch.arange(first_id, first_id + count, dtype=torch.int32, device=key.device))
 
 
 def bits_of(key: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -93,10 +94,24 @@ def uniform(integers: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(
-    seed: torch.Tensor, stream: int, positions: torch.Tensor, count: int, start: torch.Tensor | None = None
+    seed: torch.Tensor,
+    stream: int,
+    positions: torch.Tensor,
+    count: int,
+    start: torch.Tensor | None = None,
+    first_id: int = 0,
 ) -> torch.Tensor:
-    """Standard Gumbels, float32 ``[B, T, count]``: ``argmax(log p + gumbel)`` draws from p."""
-    return _as_gumbel(bits(keys(seed, stream, positions, start), count))
+    """Standard Gumbels, float32 ``[B, T, count]``: ``argmax(log p + gumbel)`` draws from p.
+
+    Args:
+        count, first_id: how many ids, and the first of them.
+    """
+    return _as_gumbel(bits(keys(seed, stream, positions, start), count, first_id))
+
+
+def gumbel_of(seed: torch.Tensor, stream: int, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The Gumbel of one id of each place, float32 ``[B, T]``; ids: int64 ``[B, T]``."""
+    return _as_gumbel(bits_of(keys(seed, stream, positions), ids.to(torch.int32)))
 
 
 def _as_gumbel(integers: torch.Tensor) -> torch.Tensor:
@@ -115,11 +130,13 @@ def add_gumbel(
     positions: torch.Tensor,
     stream: int,
     start: torch.Tensor | None = None,
+    first_id: int = 0,
 ) -> None:
     """Add noise to ``scores`` ``[B, T, V]`` in place, to those of rows with a temperature above 0.
 
     Args:
         temperature: float32 ``[B]``; seed: int64 ``[B]``; positions, start: as :func:`keys` has them.
+        first_id: of the first score.
     """
     draws = temperature > 0
     if traits_of(scores.device).host_memory:
@@ -129,7 +146,7 @@ def add_gumbel(
         if draws.all() and (impossible.numel() - impossible.sum()) * FEW <= impossible.numel():
             row, place, token = impossible.logical_not_().nonzero(as_tuple=True)
             key = keys(seed, stream, positions, start)[row, place]
-            scores[row, place, token] += _as_gumbel(bits_of(key, token.to(torch.int32)))
+            scores[row, place, token] += _as_gumbel(bits_of(key, (token + first_id).to(torch.int32)))
             return
-    noise = gumbel(seed, stream, positions, scores.shape[-1], start)
+    noise = gumbel(seed, stream, positions, scores.shape[-1], start, first_id)
     scores.add_(torch.where(draws[:, None, None], noise, 0.0))

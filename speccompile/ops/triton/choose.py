@@ -78,6 +78,7 @@ def choose_partial(  # type: ignore[no-untyped-def]
     score_row,
     score_place,
     stream,
+    first_id,
     vocab,
     NOISE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -102,7 +103,7 @@ def choose_partial(  # type: ignore[no-untyped-def]
         ids = split * SPAN + offset + lane
         value = tl.load(scores + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
         if NOISE:
-            value = tl.where(draws, value + gumbel_of(bits_of(key, ids)), value)
+            value = tl.where(draws, value + gumbel_of(bits_of(key, first_id + ids)), value)
         spoiled = spoiled | (value != value).to(tl.int32)
         # Of equal ones the first stays.
         chosen = tl.where(value > top, ids, chosen)
@@ -159,6 +160,7 @@ def choose_launches(
     tokens: torch.Tensor,
     best: tuple[torch.Tensor, torch.Tensor],
     forbids: bool,
+    first_id: int = 0,
 ) -> tuple[Launch, Launch]:
     """The two launches; as :func:`choose`, with ``best``, float32 and int32 ``[B, T, splits]``, as a workspace."""
     rows, width, vocab = scores.shape
@@ -176,6 +178,7 @@ def choose_launches(
             "score_row": scores.stride(0),
             "score_place": scores.stride(1),
             "stream": stream,
+            "first_id": first_id,
             "vocab": vocab,
             "NOISE": temperature is not None,
             "BLOCK": BLOCK,
@@ -206,6 +209,7 @@ def choose(
     stream: int = 0,
     start: torch.Tensor | None = None,
     forbids: bool = False,
+    first_id: int = 0,
 ) -> torch.Tensor:
     """``speccompile::choose_tokens`` on CUDA; arguments and result as the op's ``reference`` has them."""
     scores = scores if scores.stride(-1) == 1 else scores.contiguous()
@@ -215,5 +219,6 @@ def choose(
     tokens = torch.empty((rows, width), dtype=torch.int64, device=scores.device)
     shape = rows, width, splits_of(vocab)
     best = scores.new_empty(shape, dtype=torch.float32), scores.new_empty(shape, dtype=torch.int32)
-    run_all(choose_launches(scores, temperature, seed, positions, stream, start, tokens, best, forbids), scores)
+    launches = choose_launches(scores, temperature, seed, positions, stream, start, tokens, best, forbids, first_id)
+    run_all(launches, scores)
     return tokens

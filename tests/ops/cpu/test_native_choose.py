@@ -80,6 +80,8 @@ def test_tokens_are_the_defined_ones(
     arguments = torch.tensor(heat[:rows]), *keys(rows, width, seed, started)
     wanted = choose.reference(scores, *arguments, forbids)
     assert torch.equal(ops.native_choose(scores, *arguments, forbids), wanted)
+    last = scores[..., vocab // 3 :], *arguments, forbids, vocab // 3
+    assert torch.equal(ops.native_choose(*last), choose.reference(*last))
     assert torch.equal(ops.native_choose(scores, forbids=forbids), choose.reference(scores, forbids=forbids))
     assert torch.equal(scores.view(torch.int32), before.view(torch.int32)), "scores are read only"
 

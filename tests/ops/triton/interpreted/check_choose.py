@@ -106,7 +106,10 @@ def test_tokens_are_the_defined_ones(
     positions = torch.randint(10**5, (rows, width), generator=generator)
     start = positions[:, 0].clone() if started else None
     arguments = temperatures, seeds, positions, noise.RESIDUAL, start
-    assert torch.equal(choose(scores, *arguments, forbids=forbids), reference(scores, *arguments, forbids))
+    last = seed % vocab
+    for first in (0, last):
+        own = scores[..., first:], *arguments, forbids, first
+        assert torch.equal(choose(*own), reference(*own))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

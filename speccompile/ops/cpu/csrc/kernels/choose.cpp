@@ -80,7 +80,7 @@ struct Lanes {
 };
 
 template <typename T>
-Best best_typed(const T* scores, int64_t first, int64_t last, std::optional<uint64_t> key) {
+Best best_typed(const T* scores, int64_t first, int64_t last, std::optional<uint64_t> key, int64_t token) {
   float steps[kLanes];
   for (int64_t lane = 0; lane < kLanes; ++lane) {
     steps[lane] = static_cast<float>(lane);
@@ -108,7 +108,7 @@ Best best_typed(const T* scores, int64_t first, int64_t last, std::optional<uint
     }
     if (key) {
       float drawn[kChunk];
-      uniforms(*key, at, drawn);
+      uniforms(*key, token + at, drawn);
       Vec least = Vec::loadu(drawn);
       for (int v = 1; v < kChunkVecs; ++v) {
         least = at::vec::minimum(least, Vec::loadu(drawn + v * kLanes));
@@ -137,14 +137,14 @@ uint64_t key_of(int64_t seed, int64_t stream, int64_t position, std::optional<in
   return start ? mix64(key + (static_cast<uint64_t>(*start) + 1) * kGolden) : key;
 }
 
-Best best_of(Type type, const void* scores, int64_t first, int64_t last, std::optional<uint64_t> key) {
+Best best_of(Type type, const void* scores, int64_t first, int64_t last, std::optional<uint64_t> key, int64_t token) {
   switch (type) {
     case Type::Float:
-      return best_typed(static_cast<const float*>(scores), first, last, key);
+      return best_typed(static_cast<const float*>(scores), first, last, key, token);
     case Type::BFloat16:
-      return best_typed(static_cast<const c10::BFloat16*>(scores), first, last, key);
+      return best_typed(static_cast<const c10::BFloat16*>(scores), first, last, key, token);
     case Type::Half:
-      return best_typed(static_cast<const c10::Half*>(scores), first, last, key);
+      return best_typed(static_cast<const c10::Half*>(scores), first, last, key, token);
   }
   return {};
 }

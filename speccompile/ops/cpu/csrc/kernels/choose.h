@@ -20,8 +20,9 @@ struct Best {
   bool is_nan = false;  // One of them is.
 };
 
-// Of the scores of ids [first, last); with a key, of the scores and the noise that follows from it.
-Best best_of(Type type, const void* scores, int64_t first, int64_t last, std::optional<uint64_t> key);
+// Of the scores of ids [first, last); with a key, of the scores and the noise that follows from it. That of id 0 is the
+// noise of token `token`: the scores may be a part of a vocabulary.
+Best best_of(Type type, const void* scores, int64_t first, int64_t last, std::optional<uint64_t> key, int64_t token);
 
 // `later` is of ids after those of `best`.
 Best join(const Best& best, const Best& later);

@@ -339,7 +339,8 @@ constexpr int64_t kPiece = 16384;
 
 std::tuple<Tensor, Tensor> choose_nearly(
     const Tensor& scores, const std::optional<Tensor>& temperature, const std::optional<Tensor>& seed,
-    const std::optional<Tensor>& positions, int64_t stream, const std::optional<Tensor>& start, bool forbids) {
+    const std::optional<Tensor>& positions, int64_t stream, const std::optional<Tensor>& start, bool forbids,
+    int64_t first_id) {
   const int64_t rows = scores.size(0), width = scores.size(1), vocab = scores.size(2);
   STD_TORCH_CHECK(vocab >= 1 && vocab <= kMostTokens, "speccompile::choose: a vocabulary of ", vocab, " tokens");
   STD_TORCH_CHECK(
@@ -371,7 +372,7 @@ std::tuple<Tensor, Tensor> choose_nearly(
             seed_of[row], stream, position_of[at], start_of ? std::optional<int64_t>(start_of[row]) : std::nullopt);
       }
       const char* place = from + (row * given.stride(0) + at % width * given.stride(1)) * score_size;
-      found[i] = best_of(type, place, piece * kPiece, std::min((piece + 1) * kPiece, vocab), key);
+      found[i] = best_of(type, place, piece * kPiece, std::min((piece + 1) * kPiece, vocab), key, first_id);
     }
   });
   Tensor tokens = torch::stable::new_empty(scores, {rows, width}, ScalarType::Long);
