@@ -28,6 +28,8 @@ class Rule(ABC):
     needs_draft_probs: ClassVar[bool] = False
     #: Drafts may be a tree. Passes of :mod:`speccompile.passes.step.tree_accept` judge them.
     judges_trees: ClassVar[bool] = False
+    #: It has passes of the kind ``drawn``: all that it does with the target's logits is to choose a token.
+    draws_without_scores: ClassVar[bool] = False
     #: It decides nothing about tokens that are drawn: requests that sample are refused.
     greedy_only: ClassVar[bool] = False
     #: Rows get as many drafts as the tier has places, also where the drafter proposes fewer.

@@ -8,6 +8,7 @@ from typing import ClassVar
 from speccompile.acceptance.base import Rule
 from speccompile.graph.keys import Kind
 from speccompile.passes.base import Pass
+from speccompile.passes.step.drawn_accept import DrawnAccept
 from speccompile.passes.step.greedy_accept import GreedyAccept
 from speccompile.passes.step.sample import ExactAccept, ProcessLogits
 
@@ -24,8 +25,11 @@ class Exact(Rule):
     lossless: ClassVar[bool] = True
     text_invariant: ClassVar[bool] = True
     judges_trees: ClassVar[bool] = True
+    draws_without_scores: ClassVar[bool] = True
 
     def passes(self, kind: Kind) -> list[Pass]:
+        if kind == "drawn":
+            return [DrawnAccept()]
         return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), ExactAccept()]
 
     def explain(self) -> str:

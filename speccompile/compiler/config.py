@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from speccompile.acceptance import Exact, Rule
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.calibration.calibration import Calibration
-from speccompile.graph.keys import Kind
+from speccompile.graph.keys import KINDS, Kind
 from speccompile.graph.step_graph import Route
 from speccompile.graph.tree import Tree, chains
 from speccompile.hidden_states.options import SavedRows
@@ -76,6 +76,14 @@ class BuildConfig:
     def kind(self) -> Kind:
         """What requests run that ask for nothing: the user's own processors hold for them too."""
         return "sampled" if self.logits_processors else "greedy"
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of executables that requests may need. Only ranks have steps that draw without the pipeline: these
+        choose from a rank's own part of the logits. The user's passes may have their anchors in the pipeline."""
+        users = bool(self.logits_processors or self.passes)
+        drawn = self.ranks is not None and self.rule.draws_without_scores and not users
+        return tuple(kind for kind in KINDS if kind != "drawn" or drawn)
 
     @property
     def row_fixed(self) -> bool:

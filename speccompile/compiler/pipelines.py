@@ -5,7 +5,7 @@ Modes and acceptance rules give parts of the lists; the user's own passes stand 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from speccompile.acceptance.forced import FillDrafts
 from speccompile.compiler.config import BuildConfig
@@ -29,6 +29,7 @@ from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts, 
 from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
+from speccompile.passes.step.drawn_accept import TreeDrawnAccept
 from speccompile.passes.step.judge_chain import JudgeChain
 from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
@@ -53,6 +54,12 @@ from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.tree_bodies import AddTreeBodies
+
+#: Requests that follow a guide run none of these.
+WITHOUT_GUIDES: tuple[ChunkKind, ...] = ("greedy", "drawn", "inner")
+
+#: The rule ``exact`` on a tree; of the other kinds ``TreeExactAccept``.
+_TREE_RULES: dict[Kind, Callable[[Tree], Pass]] = {"greedy": TreeGreedyAccept, "drawn": TreeDrawnAccept}
 
 
 def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
@@ -106,7 +113,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
 
 def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "greedy") -> Pipeline:
     """Passes that make the step of a tier whose drafts are a tree."""
-    accept: list[Pass] = [TreeGreedyAccept(tree) if kind == "greedy" else TreeExactAccept(tree)]
+    accept: list[Pass] = [_TREE_RULES.get(kind, TreeExactAccept)(tree)]
     scored, mode = kind == "scored", config.mode
     drafts = mode.tree_read_passes(tree) if mode.split else mode.tree_draft_passes(tree, draws=kind != "greedy")
     saved = config.saved is not None
@@ -204,7 +211,7 @@ def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
         goals.add("recurrence_bound")
     if kind != "inner":
         goals.add("sampling_chosen")
-    if kind not in ("greedy", "inner"):
+    if kind not in WITHOUT_GUIDES:
         goals.add("guide_advanced")
         goals.update(["drafts_truncated"] * config.truncates_drafts)
         goals.update(["tree_truncated"] * config.truncates_trees)
@@ -247,13 +254,13 @@ def _broadcast(config: BuildConfig) -> list[Pass]:
 
 
 def _same_choice(config: BuildConfig, kind: Kind) -> list[Pass]:
-    """All ranks choose the same, and greedily without the logits of other ranks."""
+    """All ranks choose the same; without the logits of other ranks where no processor needs them."""
     ranks = config.ranks
     if ranks is None:
         return []
     own_probs = config.rule.uses_draft_probs and config.network is not None and kind != "greedy"
     passes: list[Pass] = [BroadcastChoice(ranks.name, ranks.size, own_probs)]
-    return [*passes, ChooseFromShards(ranks.rank)] if kind == "greedy" else passes
+    return [*passes, ChooseFromShards(ranks.rank)] if kind in ("greedy", "drawn") else passes
 
 
 def _same_proposals(config: BuildConfig, passes: Sequence[Pass]) -> list[Pass]:
@@ -301,7 +308,7 @@ def _after_commit(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
     if config.kernels.native:
         proposes = bool(mode) and "proposed" in config.mode.goals
         passes += [ChooseCommit(), *[ChooseDrafting()] * proposes]
-    if kind not in ("greedy", "inner"):
+    if kind not in WITHOUT_GUIDES:
         passes += [AdvanceGuide(), *[TruncateDrafts()] * config.truncates_drafts]
         passes += [TruncateTree()] * config.truncates_trees
     return passes

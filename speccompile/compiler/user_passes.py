@@ -16,7 +16,6 @@ from speccompile.compiler.pipelines import (
     tree_pipeline,
 )
 from speccompile.errors import InvalidOption
-from speccompile.graph.keys import KINDS
 from speccompile.graph.stage import CAPTURE
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Pass
@@ -62,7 +61,7 @@ def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
     """One of each form that this wrap may build."""
     yield model_pipeline(config, WeightPacks(config.weights))
     width = prefill_widths(config.max_len)[0]
-    for kind in KINDS:
+    for kind in config.kinds:
         for tree in config.trees:
             yield tree_pipeline(config, tree, 1, kind)
             if config.mode.split and (own := drafter_pipeline(config, tree, 1, kind)):

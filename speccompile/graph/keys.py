@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: ``greedy``; ``sampled``, with the whole pipeline; ``scored``, which also records what tokens were chosen from.
-Kind = Literal["greedy", "sampled", "scored"]
+#: ``greedy``; ``drawn``, with temperature and noise alone, which sharded models have; ``sampled``, with the whole
+#: pipeline; ``scored``, which also records what tokens were chosen from.
+Kind = Literal["greedy", "drawn", "sampled", "scored"]
 #: Each one serves what those before it serve.
-KINDS: tuple[Kind, ...] = ("greedy", "sampled", "scored")
+KINDS: tuple[Kind, ...] = ("greedy", "drawn", "sampled", "scored")
+#: Those that draw tokens.
+DRAWING: tuple[Kind, ...] = ("drawn", "sampled")
 #: A prompt's last chunk chooses a token, as a step of that kind does; those before it are ``inner`` ones.
 #: ``prompt_scored`` ones, whichever they are, are ``scored`` and record the prompt's own log-probabilities besides.
 ChunkKind = Kind | Literal["inner", "prompt_scored"]

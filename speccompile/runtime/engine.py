@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.errors import CannotCopy, Closed
 from speccompile.graph.arena import Arena
-from speccompile.graph.keys import ChunkKind, Kind, TierName
+from speccompile.graph.keys import KINDS, ChunkKind, Kind, TierName
 from speccompile.hidden_states.options import SavedRows
 from speccompile.hidden_states.records import RecordSpec
 from speccompile.lowering.tier import Executables, Tier
@@ -143,7 +143,7 @@ class Engine:
         self.adapters = parts.adapters
         self._departures = parts.departures
         self._driver = AsyncDriver(self.turns)
-        self._factory = RequestFactory(target, arena, self.adapters, saver)
+        self._factory = RequestFactory(target, arena, self.adapters, saver, drawn=traits.drawn)
         self._shutdown = Shutdown(self.turns, self._driver, self._departures, ranks, saver)
         open_engines.add(self)
         if saver is not None:
@@ -168,6 +168,11 @@ class Engine:
     def mixed_tiers(self) -> dict[TierName, Tier]:
         """The tiers that read a prompt along."""
         return self.table.mixed_tiers
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of executables that requests may need, built or not."""
+        return tuple(kind for kind in KINDS if kind != "drawn" or self.traits.drawn)
 
     @property
     def prefill_tiers(self) -> dict[tuple[int, ChunkKind], Tier]:

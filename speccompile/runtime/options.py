@@ -33,6 +33,7 @@ class StepTraits:
         captured: executables run once over the arena when they are built (CUDA graphs), so no step may run meanwhile.
         reach: most tokens of a sequence that the mode's network reads; None is no limit.
         segments: a tier's drafter continues that of the next smaller tier, and may be stopped between them.
+        drawn: there are executables of the kind ``drawn``.
         network_on_demand: ``ready``, and a network drafts for the rows without a proposal, by executables of its own.
     """
 
@@ -43,3 +44,4 @@ class StepTraits:
     reach: int | None = None
     segments: bool = False
     network_on_demand: bool = False
+    drawn: bool = False

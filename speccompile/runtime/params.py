@@ -30,6 +30,7 @@ class Params:
         record: the record of its hidden states; None if they are not saved.
         adapter: of the model; None is the model without one.
         prediction: tokens that its new text is expected to have; empty for none.
+        drawn: executables of the kind ``drawn`` choose its tokens.
     """
 
     max_new_tokens: int
@@ -44,8 +45,13 @@ class Params:
     record: RecordSpec | None = None
     prediction: tuple[int, ...] = ()
     adapter: Adapter | None = None
+    drawn: bool = False
 
     @property
     def kind(self) -> Kind:
         """The kind of executables that chooses its tokens."""
-        return "scored" if self.outputs else "sampled" if self.sampling is not None else "greedy"
+        if self.outputs:
+            return "scored"
+        if self.sampling is None:
+            return "greedy"
+        return "drawn" if self.drawn else "sampled"

@@ -52,6 +52,11 @@ class Sampling:
         return self.values.get("prefix_allowed_tokens_fn")
 
     @property
+    def draws_alone(self) -> bool:
+        """Nothing but the temperature changes its logits."""
+        return set(self.values) == {"temperature"}
+
+    @property
     def on_host(self) -> bool:
         """The host decides what each of its tokens may be, so its row has no drafts."""
         return self.asks is not None or any(name in self.values for name in CALLED_ON_HOST)

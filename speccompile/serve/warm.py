@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from speccompile.graph.keys import KINDS
 from speccompile.serve.prompts import text_ids
 from speccompile.serve.service import Service
 
@@ -16,7 +15,7 @@ def warm_up_steps(service: Service) -> list[Callable[[], object]]:
     engine = service.engine
     prompt = text_ids(service.tokenizer, "a", special=True)
     return [
-        *(functools.partial(engine.prepare, kind, watched=True) for kind in KINDS),
+        *(functools.partial(engine.prepare, kind, watched=True) for kind in engine.kinds),
         lambda: engine.submit(prompt, max_new_tokens=2).result(),
         service.guides.start,
     ]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from speccompile.compiler.build import Build
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotCopy, Closed, Rebuilt, UnsupportedSharded
+from speccompile.graph.keys import DRAWING
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.check import Answer, answer_of
 from speccompile.runtime.engine import Engine
@@ -77,6 +78,7 @@ class SpeculatorBase:
                 captured=build.captures is not None,
                 segments=config.drafts_in_segments,
                 reach=None if config.network is None else config.network.max_len,
+                drawn="drawn" in config.kinds,
                 network_on_demand=config.mode.network_on_demand and config.max_draft_len > 0,
             ),
             options=options.engine,
@@ -90,7 +92,9 @@ class SpeculatorBase:
             engine.learn(options.learn, build.drafter.network.module, build.drafter.packs, config.saved, target)
         if options.sampling and (config.ranks is None or config.ranks.leads):
             # No other thread has the engine yet, so no step runs meanwhile.
-            engine.prepare("sampled")
+            for kind in config.kinds:
+                if kind in DRAWING:
+                    engine.prepare(kind)
         answer: Answer = partial(answer_of, target)
         self._answer: Answer | None = answer if config.ranks is None else config.ranks.on_all("a check", answer)
         self._config, self._options, self._model_name = config, options, build.info.name

@@ -16,7 +16,7 @@ from speccompile.adapters.peft_source import read_adapter
 from speccompile.compiler.build import saved_files
 from speccompile.compiler.package import check_savable, make_manifest, write_package
 from speccompile.errors import InvalidOption
-from speccompile.graph.keys import Kind
+from speccompile.graph.keys import DRAWING
 from speccompile.runtime.check import CheckReport, Reference, check_texts
 from speccompile.runtime.collect import save_texts
 from speccompile.runtime.inputs import read_count, read_prompt
@@ -228,7 +228,7 @@ class Speculator(Generation, Inspection, ModelInterface):
         flag("prepare", "sampling", sampling)
         flag("prepare", "mixed", mixed)
         engine, _ = self._open()
-        kinds: set[Kind] = {self._config.kind, "sampled"} if sampling else {self._config.kind}
+        kinds = {self._config.kind, *([kind for kind in self._config.kinds if kind in DRAWING] if sampling else [])}
         for kind in sorted(kinds):
             engine.prepare(kind, watched=mixed)
 

@@ -40,7 +40,7 @@ class BroadcastChoice(Pass):
     provides: ClassVar[Facts] = facts("choice_equal")
 
     def run(self, graph: StepGraph) -> Changes:
-        if not self.own_probs and is_gathered(graph.values["logits"]):
+        if not self.own_probs and gathered_of(graph.values["logits"]) is not None:
             return Changes(0, "all ranks choose from the same logits")
         names = [name for name in CHOSEN if name in graph.values]
         own = [graph.values[name] for name in names]
@@ -51,12 +51,12 @@ class BroadcastChoice(Pass):
         return Changes(len(names), f"{', '.join(names)} of the first rank")
 
 
-def is_gathered(logits: fx.Node) -> bool:
-    """Whether they come from all ranks, maybe through a scale or a soft cap."""
+def gathered_of(logits: fx.Node) -> fx.Node | None:
+    """The collective that ``logits`` come from, maybe through a scale or a soft cap; None if there is none."""
     node = logits
     while node.target is not torch.ops.speccompile.all_gather.default:
         inputs = node.all_input_nodes
         if node.op != "call_function" or len(inputs) != 1:
-            return False
+            return None
         (node,) = inputs
-    return True
+    return node

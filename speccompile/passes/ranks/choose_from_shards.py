@@ -1,25 +1,32 @@
-"""Greedy choice without the logits of other ranks."""
+"""A choice without the logits of other ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.noise import TOKENS, gumbel_of
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.ranks.broadcast_choice import gathered_of
 
 aten = torch.ops.aten
+
+#: What may stand between the logits and a choice: each number depends on one logit. Of ``slice`` see :func:`_is_local`.
+POINTWISE = (aten.alias.default, aten._to_copy.default, aten.div.Tensor, aten.mul.Tensor, aten.tanh.default)
 
 
 @dataclass(frozen=True)
 class ChooseFromShards(Pass):
     """Each rank chooses among the logits of its part of the vocabulary, and 16 bytes of each rank and place decide.
 
-    It applies where nothing but the choice reads the logits, and they are what the lm_head's parts gave: not where the
-    model changes them afterwards (a soft cap), or a drafter reads them. There the logits are gathered.
+    Noise is that of the token's id in the whole vocabulary, so what is drawn is what one process draws. It applies
+    where nothing but the choice reads the logits, or numbers that depend on one of them each (a scale, a soft cap, a
+    temperature). Elsewhere the logits are gathered.
 
     Source: ``get_local_max_and_combined`` of TensorRT-LLM's one-model speculation.
 
@@ -36,76 +43,98 @@ class ChooseFromShards(Pass):
     provides: ClassVar[Facts] = facts("chosen_from_shards")
 
     def run(self, graph: StepGraph) -> Changes:
-        gathered = graph.values["logits"]
-        if gathered.target is not torch.ops.speccompile.all_gather.default:
-            return Changes(0, "the model changes the gathered logits")
-        choices, others = _choices(gathered)
+        gathered = gathered_of(graph.values["logits"])
+        if gathered is None:
+            return Changes(0, "the lm_head is whole on every rank")
+        readers = list(_readers(gathered))
+        choices = [node for node in readers if _is_choice(node)]
+        others = sorted({node.name for node in readers} - {node.name for node in choices})
         if others or not choices:
-            return Changes(0, f"the gathered logits are also read by {', '.join(sorted(others)) or 'nothing'}")
+            return Changes(0, f"the gathered logits are also read by {', '.join(others) or 'nothing'}")
         local, size, group, ranks = gathered.args
         assert isinstance(local, fx.Node) and isinstance(ranks, int)
-        options = {"size": size, "group": group, "ranks": ranks, "rank": self.rank}
-        for choice, places in choices.items():
-            (chosen,) = graph.insert(choose_from_part, local, before=choice, places=places, **options)
-            names = [name for name, node in graph.values.items() if node is choice]
-            choice.replace_all_uses_with(chosen)
-            places_read = choice.args[0]
-            graph.graph.erase_node(choice)
-            if places_read is not gathered and not places_read.users:  # type: ignore[union-attr]
-                graph.graph.erase_node(places_read)  # type: ignore[arg-type]
-            for name in names:
-                graph.name_value(name, chosen)
-        graph.values["logits"] = local
-        graph.anchors = graph.anchors.mapped(lambda node: local if node is gathered else node)
-        gathered.replace_all_uses_with(local)
-        graph.graph.erase_node(gathered)
+        graph.replace(gathered, local)
+        graph.propagate()
+        for choice in choices:
+            given = _arguments(choice)
+            inputs = [given[name] for name in ("scores", "temperature", "seed", "positions") if given.get(name)]
+            options = {"size": size, "group": group, "ranks": ranks, "rank": self.rank}
+            forbids = given.get("forbids", False)
+            (chosen,) = graph.insert(choose_from_part, *inputs, before=choice, forbids=forbids, **options)
+            graph.replace(choice, chosen)
         return Changes(len(choices), f"{16 * ranks} bytes a place instead of the logits")
 
 
-def _choices(logits: fx.Node) -> tuple[dict[fx.Node, int | None], set[str]]:
-    """Greedy choices among ``logits``, each with the number of places that it reads (None: all), and the names of other
-    readers. The step's output is none: the commit leaves a step without one."""
-    found: dict[fx.Node, int | None] = {}
-    others: set[str] = set()
-    for user in logits.users:
-        if _is_greedy(user):
-            found[user] = None
-        elif user.target is aten.alias.default or _begins_at_first_place(user):
-            places = None if user.target is aten.alias.default else user.args[3]
-            assert places is None or isinstance(places, int)
-            found |= {reader: places for reader in user.users if _is_greedy(reader)}
-            others |= {reader.name for reader in user.users if not _is_greedy(reader)}
+def _readers(gathered: fx.Node) -> Iterator[fx.Node]:
+    """Nodes that read the logits, or numbers that depend on one logit each. The step's output is none: the commit
+    leaves a step without one."""
+    for user in gathered.users:
+        if _is_local(user, gathered):
+            yield from _readers(user)
         elif user.op != "output":
-            others.add(user.name)
-    return found, others
+            yield user
 
 
-def _begins_at_first_place(node: fx.Node) -> bool:
-    return node.target is aten.slice.Tensor and node.args[1:3] == (1, 0) and len(node.args) == 4
+def _is_local(node: fx.Node, logits: fx.Node) -> bool:
+    """Whether each number of ``node`` depends on one of ``logits``, and on nothing that differs between tokens."""
+    if node.target is aten.slice.Tensor:
+        return bool(node.args[1] == 1)
+    if node.target not in POINTWISE or node.args[0] is not logits:
+        return False
+    others = [other.meta["val"].shape for other in node.all_input_nodes if other is not logits]
+    return all(not shape or shape[-1] == 1 for shape in others)
 
 
-def _is_greedy(node: fx.Node) -> bool:
-    return node.target is torch.ops.speccompile.choose.default and len(node.args) == 1 and not node.kwargs
+def _is_choice(node: fx.Node) -> bool:
+    if node.target is not torch.ops.speccompile.choose.default:
+        return False
+    given = _arguments(node)
+    return given.get("stream", TOKENS) == TOKENS and given.get("start") is None
+
+
+def _arguments(choice: fx.Node) -> dict[str, Any]:
+    names = [argument.name for argument in torch.ops.speccompile.choose.default._schema.arguments]
+    return {**dict(zip(names, choice.args, strict=False)), **choice.kwargs}
 
 
 def choose_from_part(
-    logits: torch.Tensor, *, places: int | None, size: int, group: str, ranks: int, rank: int
+    scores: torch.Tensor,
+    temperature: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    *,
+    forbids: bool,
+    size: int,
+    group: str,
+    ranks: int,
+    rank: int,
 ) -> tuple[torch.Tensor]:
-    """The first of the greatest logits of all ranks, int64 ``[B, T]``; -1 where one of them is NaN.
+    """What :func:`speccompile.ops.choose.reference` chooses among the scores of all ranks, int64 ``[B, T]``.
 
     Args:
-        logits: ``[B, T, c]``, this rank's; what is beyond ``size`` in the last rank's is padding.
+        scores: ``[B, T, c]``, this rank's; what is beyond ``size`` in the last rank's is padding.
+        temperature: ``[B]``; seed: ``[B]``; positions: ``[B, T]``; of the noise. None is none.
     """
-    logits = logits if places is None else logits[:, :places]
-    count = logits.shape[-1]
-    if (rank + 1) * count > size:
-        beyond = torch.arange(count, device=logits.device) >= size - rank * count
-        logits = logits.masked_fill(beyond, float("-inf"))
-    own = torch.ops.speccompile.choose(logits)
-    best = logits.gather(-1, own.clamp(min=0)[..., None])[..., 0].float()
+    count = scores.shape[-1]
+    first = rank * count
+    if first + count > size:
+        beyond = torch.arange(count, device=scores.device) >= size - first
+        scores = scores.masked_fill(beyond, float("-inf"))
+    if temperature is None:
+        own = torch.ops.speccompile.choose(scores)
+    else:
+        own = torch.ops.speccompile.choose(scores, temperature, seed, positions, TOKENS, first_id=first)
+    token = first + own.clamp(min=0)
+    best = scores.gather(-1, own.clamp(min=0)[..., None])[..., 0].float()
+    if temperature is not None and seed is not None and positions is not None:
+        noise = gumbel_of(seed, TOKENS, positions, token)
+        best = best + torch.where(temperature[:, None] > 0, noise, 0.0)
     # As integers, so that one tensor holds both.
-    pair = torch.stack([best.view(torch.int32).long(), torch.where(own < 0, -1, own + rank * count)], -1)
+    pair = torch.stack([best.view(torch.int32).long(), torch.where(own < 0, -1, token)], -1)
     pairs = torch.ops.speccompile.all_gather(pair, 2 * ranks, group, ranks)
     values, tokens = pairs[..., 0::2].int().view(torch.float32), pairs[..., 1::2]
-    chosen = tokens.gather(-1, values.argmax(-1, keepdim=True))[..., 0]
-    return (torch.where((tokens < 0).any(-1), -1, chosen),)
+    greatest = values.argmax(-1, keepdim=True)
+    none = (tokens < 0).any(-1)
+    if forbids:
+        none = none | (values.gather(-1, greatest)[..., 0] == float("-inf"))
+    return (torch.where(none, -1, tokens.gather(-1, greatest)[..., 0]),)

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.ops import collective
-from speccompile.passes.ranks.broadcast_choice import is_gathered
+from speccompile.passes.ranks.broadcast_choice import gathered_of
 from speccompile.passes.ranks.broadcast_proposals import keep_first_ranks
 
 LOCAL, HIDDEN, WEIGHT = torch.zeros(1, 1, 4), torch.zeros(1, 1, 4), torch.zeros(8, 4)
@@ -27,15 +27,15 @@ def test_logits_that_were_gathered_are_known_through_scales_and_caps() -> None:
     def gathered(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.speccompile.all_gather(x, 8, "g", 2)
 
-    assert is_gathered(logits_of(gathered, LOCAL))
-    assert is_gathered(logits_of(lambda x: ((gathered(x) / 30).tanh() * 30)[:, :1].float(), LOCAL))
+    assert gathered_of(logits_of(gathered, LOCAL)) is not None
+    assert gathered_of(logits_of(lambda x: ((gathered(x) / 30).tanh() * 30)[:, :1].float(), LOCAL)) is not None
 
 
 def test_logits_of_a_whole_lm_head_are_each_ranks_own() -> None:
-    assert not is_gathered(logits_of(lambda x, w: torch.nn.functional.linear(x, w), HIDDEN, WEIGHT))
+    assert gathered_of(logits_of(lambda x, w: torch.nn.functional.linear(x, w), HIDDEN, WEIGHT)) is None
     # A sum over ranks before it makes hidden states equal, and not what the lm_head computes of them.
     summed = torch.ops.speccompile.all_reduce
-    assert not is_gathered(logits_of(lambda x, w: torch.nn.functional.linear(summed(x, "g", 2), w), HIDDEN, WEIGHT))
+    assert gathered_of(logits_of(lambda x, w: torch.nn.functional.linear(summed(x, "g", 2), w), HIDDEN, WEIGHT)) is None
 
 
 def test_proposals_of_the_rows_are_kept_in_their_slots() -> None:

@@ -1,4 +1,4 @@
-"""Greedy choice from the ranks' parts of the logits, without processes: their parts are gathered here."""
+"""The choice from the ranks' parts of the logits, without processes: their parts are gathered here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.ops import collective
+from speccompile.ops.noise import TOKENS
 from speccompile.passes.ranks.broadcast_drafts import first_ranks
 from speccompile.passes.ranks.choose_from_shards import choose_from_part
 
 
 def chosen(
-    logits: torch.Tensor, ranks: int, patch: pytest.MonkeyPatch, places: int | None = None
+    logits: torch.Tensor, ranks: int, patch: pytest.MonkeyPatch, *noise: torch.Tensor, forbids: bool = False
 ) -> list[torch.Tensor]:
     """What every rank chooses."""
     size = logits.shape[-1]
@@ -29,8 +30,8 @@ def chosen(
         return x.expand(ranks, *x.shape)
 
     def run() -> list[torch.Tensor]:
-        options = {"places": places, "size": size, "group": "g", "ranks": ranks}
-        return [choose_from_part(part, rank=rank, **options)[0] for rank, part in enumerate(parts)]
+        options = {"forbids": forbids, "size": size, "group": "g", "ranks": ranks}
+        return [choose_from_part(part, *noise, rank=rank, **options)[0] for rank, part in enumerate(parts)]
 
     patch.setattr(collective, "_gathered", record)
     run()
@@ -53,10 +54,22 @@ def test_all_ranks_choose_what_one_rank_chooses(ranks: int, values: list[list[fl
             assert torch.equal(own, torch.ops.speccompile.choose(logits))
 
 
-def test_only_the_places_that_are_judged_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0))
-    for own in chosen(logits, 3, monkeypatch, places=2):
-        assert torch.equal(own, logits[:, :2].argmax(-1))
+@given(
+    ranks=st.integers(2, 4),
+    vocab=st.sampled_from([5, 64, 301]),
+    heat=st.lists(st.sampled_from([0.0, 0.7, 1.0]), min_size=2, max_size=2),
+    kept=st.sampled_from([0.0, 0.02, 1.0]),
+    seed=st.integers(0, 2**40),
+)
+def test_all_ranks_draw_what_one_rank_draws(ranks: int, vocab: int, heat: list[float], kept: float, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    scores = torch.randn(2, 3, vocab, generator=rng)
+    scores[torch.rand(scores.shape, generator=rng) >= kept] = float("-inf")
+    noise = torch.tensor(heat), torch.tensor([seed, 5]), torch.randint(1000, (2, 3), generator=rng)
+    expected = torch.ops.speccompile.choose(scores, *noise, TOKENS, forbids=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for own in chosen(scores, ranks, patch, *noise, forbids=True):
+            assert torch.equal(own, expected)
 
 
 def test_drafts_of_the_first_rank_keep_their_shapes() -> None:
