@@ -253,7 +253,10 @@ def inspect(
     stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
     build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Whether to time the steps.")] = True,
+    measure: Annotated[
+        bool | None,
+        typer.Option("--measure/--no-measure", help="Whether to time the steps; yes, unless torchrun started it."),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write a report to this file: one page that loads nothing.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from speccompile import modes, wrap
 from speccompile.cli.models import encode, load, load_model, load_stored
 from speccompile.cli.prompts import read_prompts
+from speccompile.cli.ranks import follow, leave_ranks
 from speccompile.cli.session import session
 from speccompile.compiler.frontend import BuiltStages, build_stages
 from speccompile.compiler.options import WrapOptions
@@ -28,6 +30,7 @@ from speccompile.report.render.terminal import show
 from speccompile.report.source import of_stages
 from speccompile.report.traces import trace_report
 from speccompile.runtime.trace_reader import read_trace
+from speccompile.utils.tensor_parallel import started_processes
 
 
 def run(
@@ -37,7 +40,7 @@ def run(
     draft_len: int,
     stage: str | None,
     build: bool,
-    measure: bool,
+    measure: bool | None,
     html: Path | None,
     as_json: bool,
     prompts: Path | None,
@@ -50,16 +53,21 @@ def run(
     Args:
         options: with ``sampling``, the executables that sample are shown.
         draft_len: the tier to show in the terminal; ``stage``: the one to print instead.
-        build: whether to lower what the passes return.
+        build: whether to lower what the passes return; a sharded model is always built.
+        measure: whether to time the steps; None is all but those of a sharded model.
         stored: with the integers of a quantised checkpoint.
     """
     with session():
         modes.create(options.mode, dict(options.mode_options))
+        ranks = started_processes()
+        if ranks > 1 and not build:
+            reason = "the processes of a sharded model build it together; leave it out"
+            raise InvalidOption(where="the command line", name="--no-build", value=True, reason=reason)
         if stored and (stage is not None or not build):
             flag = "--no-build" if stage is None else "--stage"
             reason = f"the integers of a checkpoint are packed by a build; leave out {flag}, or --weights"
             raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
-        if stage is not None:
+        if stage is not None and ranks == 1:
             built, _ = _stages(load_model(model), options)
             sys.stdout.write(built.tiers[draft_len, options.max_batch, _kind(options)].stages[stage].python)
             return
@@ -67,18 +75,27 @@ def run(
         chosen = None if prompts is None else read_prompts(prompts)
         weights: dict[str, Any] = {}
         if stored:
-            target, tokenizer, weights["weights"] = load_stored(model)
+            target, tokenizer, weights["weights"] = load_stored(model, ranks=ranks)
         elif chosen is None:
-            target = load_model(model)
+            target = load_model(model, ranks=ranks)
         else:
-            target, tokenizer = load(model)
+            target, tokenizer = load(model, ranks=ranks)
         if chosen is not None:
             ids = [encode(tokenizer, prompt.text, prompt.chat)[0].tolist() for prompt in chosen]
         if build:
-            with wrap(target, **(options.arguments() | weights)) as spec:
+            with contextlib.ExitStack() as after:
+                after.callback(leave_ranks)
+                spec = after.enter_context(wrap(target, **(options.arguments() | weights)))
+                if spec.rank != 0:
+                    follow(spec)
+                    return
+                if stage is not None:
+                    tier = spec.engine.tiers[draft_len, options.max_batch, _kind(options)]
+                    sys.stdout.write(tier.stages[stage].python)
+                    return
                 report = spec.report(
                     html,
-                    measure=measure,
+                    measure=ranks == 1 if measure is None else measure,
                     prompts=ids,
                     max_new_tokens=new_tokens,
                     trace=trace,

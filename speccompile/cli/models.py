@@ -36,9 +36,7 @@ def load(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedToken
         PretrainedError: there is no such model, or it cannot be loaded.
         InvalidOption: it cannot be loaded in parts.
     """
-    if ranks > 1 and (name == TINY or is_gguf(name) or is_read(Path(name))):
-        reason = "a sharded model is read from safetensors files that are not quantised; give a folder or a hub id"
-        raise InvalidOption(where="the command line", name="MODEL", value=name, reason=reason)
+    _check_in_parts(name, ranks)
     if name == TINY:
         return tiny_model(), tiny_tokenizer()
     model, tokenizer = pretrained.load(name, ranks=ranks)
@@ -65,13 +63,24 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
     return model, pretrained.load_tokenizer(name), weights
 
 
-def load_model(name: str) -> PreTrainedModel:
+def load_model(name: str, *, ranks: int = 1) -> PreTrainedModel:
     """As :func:`load`, but the model alone, which needs no tokenizer beside it."""
+    _check_in_parts(name, ranks)
     if name == TINY:
         return tiny_model()
-    model = pretrained.load_model(name)
+    model = pretrained.load_model(name, ranks=ranks)
     _note_dequantised(name, model)
     return model
+
+
+def _check_in_parts(name: str, ranks: int) -> None:
+    """
+    Raises:
+        InvalidOption: there are several processes, and ``name`` cannot be loaded in parts.
+    """
+    if ranks > 1 and (name == TINY or is_gguf(name) or is_read(Path(name))):
+        reason = "a sharded model is read from safetensors files that are not quantised; give a folder or a hub id"
+        raise InvalidOption(where="the command line", name="MODEL", value=name, reason=reason)
 
 
 def _note_dequantised(name: str, model: PreTrainedModel) -> None:

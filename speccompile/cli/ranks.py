@@ -33,8 +33,13 @@ def loaded(
         else:
             yield *load(name, ranks=ranks), {}
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_ranks()
+
+
+def leave_ranks() -> None:
+    """Leave the processes that torchrun started, if a model was loaded over them."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def follow(spec: Speculator) -> None:

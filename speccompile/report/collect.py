@@ -14,6 +14,7 @@ from speccompile.compiler.names import tier_name
 from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, tier_pipeline
 from speccompile.graph.stage import Stages
 from speccompile.graph.tree import Tree
+from speccompile.lowering.collective_list import CollectiveCall, collectives_called
 from speccompile.lowering.kernel_list import kernels_called
 from speccompile.passes.base import Pass
 from speccompile.report.bandwidth import read_bandwidth
@@ -22,6 +23,7 @@ from speccompile.report.costs import floor_ms, kernel_rows, region_costs, times_
 from speccompile.report.data import (
     FORMAT,
     Acceptance,
+    Collective,
     Decoded,
     Executable,
     Machine,
@@ -188,7 +190,13 @@ def _tier(
         cost=None,
         buffers_read=tuple(sorted({name for node in nodes for name in node.reads})),
         buffers_written=tuple(sorted({name for node in nodes for name in node.writes})),
+        collectives=tuple(_collective(call) for graph in (*drafters, graph) for call in collectives_called(graph)),
     )
+
+
+def _collective(call: CollectiveCall) -> Collective:
+    dtype = str(call.dtype).removeprefix("torch.")
+    return Collective(call.caller, call.name, call.calls, call.shape, dtype, call.nbytes)
 
 
 def _host_ms(decoded: Decoded, step_ms: Mapping[str, float]) -> float:

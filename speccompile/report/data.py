@@ -134,6 +134,22 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """What the ranks of a sharded model send one another: ``calls`` times in one step, for all calls of ``caller``.
+
+    Args:
+        shape, dtype: of this rank's part; nbytes: of its parts in all calls.
+    """
+
+    caller: str
+    name: str
+    calls: int
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class RegionCost:
     """A part of a step: ``floor_ms`` is the time that memory needs for its bytes."""
 
@@ -204,6 +220,7 @@ class TierReport:
         floor_ms: the time that memory needs for ``nbytes``, what a step reads.
         drafters: what runs before the step.
         buffers_read, buffers_written: names.
+        collectives: of a sharded model; those of a body are of all its calls.
         cost: step time over that of K=0. It is the acceptance length at which the tier breaks even.
         explanation: why it takes the time that it takes, a sentence each.
     """
@@ -227,6 +244,7 @@ class TierReport:
     buffers_read: tuple[str, ...]
     buffers_written: tuple[str, ...]
     explanation: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ def _parts(report: Report, tier: TierReport) -> Iterator[RenderableType]:
     for program in (report.model, *tier.drafters, tier.program):
         yield _passes(program)
     yield _kernels(tier, subject.backend)
+    if tier.collectives:
+        yield _collectives(tier)
     yield _executables(report)
     yield _buffers(report.buffers)
     yield _memory(report)
@@ -149,6 +151,15 @@ def _kernels(tier: TierReport, backend: str | None) -> Table:
             table.add_row("", f"called by {caller}:", "", "")
         whose = body if kernel.kind == "body" else _KINDS[kernel.kind]  # type: ignore[index]
         table.add_row(str(kernel.calls), _shortened(kernel), _ms(kernel.ms), whose)
+    return table
+
+
+def _collectives(tier: TierReport) -> Table:
+    numbers = ("calls", "bytes")
+    table = _table(f"Collectives of {tier.name}", "calls", "collective", "of", "called by", "bytes", numbers=numbers)
+    for call in tier.collectives:
+        shape = f"{call.dtype}[{', '.join(map(str, call.shape))}]"
+        table.add_row(str(call.calls), call.name, shape, call.caller, f"{call.nbytes:,}")
     return table
 
 

@@ -17,7 +17,21 @@ function Kernels({ tier }) {
   return html`<${Section} id="kernels" title=${`Kernels of ${tier.name}`}
       lead="Calls are those of one run of the caller; bytes and times those of a whole step. Kernels that Inductor wrote are measured together.">
     <${Sortable} caption="Kernels" columns=${columns} rows=${tier.kernels} initial=${initial} key=${tier.name} />
+    ${tier.collectives.length > 0 && html`<${Collectives} tier=${tier} />`}
   </${Section}>`;
+}
+
+function Collectives({ tier }) {
+  const columns = [
+    { name: "called from", of: (call) => call.caller },
+    { name: "collective", of: (call) => call.name, show: (call) => html`<span class="mono">${call.name}</span>` },
+    { name: "type and shape", of: (call) => call.shape.join(), show: (call) => html`<span class="mono">${call.dtype}[${call.shape.join(", ")}]</span>` },
+    { name: "calls", number: true, of: (call) => call.calls },
+    { name: "sends", number: true, of: (call) => call.nbytes, show: (call) => bytes(call.nbytes) },
+  ];
+  return html`<h3>Collectives</h3>
+    <p class="muted">Calls and bytes are those of a whole step, sent by each rank.</p>
+    <${Sortable} caption="Collectives" columns=${columns} rows=${tier.collectives} />`;
 }
 
 const OPEN_GROUPS = ["KV", "sequence", "drafter", "recurrent state"];
