@@ -37,7 +37,9 @@ def join_ranks(model: Any, options: WrapOptions) -> tuple[Any, Ranks | None]:
     ranks = Ranks(group, options.rank_timeout)
     with abandoned_on_error(ranks):
         ranks.check_equal("torch and transformers", f"{torch.__version__} and {transformers.__version__}")
-        ranks.check_equal("options of wrap", str({name: getattr(options, name) for name in COMPARED}))
+        compared = {name: getattr(options, name) for name in COMPARED}
+        compared["passes"] = [item.name for item in options.passes]
+        ranks.check_equal("options of wrap", str(compared))
         return shard_of(model, ShardPlace(ranks.name, ranks.size, ranks.rank)), ranks
 
 

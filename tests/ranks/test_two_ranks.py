@@ -29,18 +29,19 @@ from speccompile.heads import DFlashHead, Eagle3Head, MtpHead, save_dflash
 from speccompile.modes.eagle3.save import save_eagle3
 from speccompile.modes.mtp.save import save_mtp
 from support.families import model_of
-from support.guide_tokenizers import common
+from support.guide_tokenizers import EOS, common
 from support.medusa import fitted_heads
 from support.rank_cases import (
-    DRAWING,
-    DRAWN,
+    BY_COINS,
     FAMILIES,
     HEAD_IDS,
+    HOT,
     MODES,
     NEW,
     PROMPTS,
     SIZES,
     VOCAB,
+    all_texts,
     log_probabilities,
     rounded_spec,
     texts,
@@ -61,6 +62,9 @@ SMALL: dict[str, Any] = dict(
     bos_token_id=None,
     pad_token_id=None,
 )
+ONE_PROCESS = {name: value for name, value in SIZES.items() if name != "rank_timeout"}
+#: Of the texts that each mode writes.
+KINDS = ("greedy", "alone", "mixed")
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
@@ -148,9 +152,8 @@ def folder(
 @pytest.fixture(scope="module")
 def plain(target: LlamaForCausalLM) -> dict[str, Any]:
     """Of one process without drafts."""
-    options = {name: value for name, value in SIZES.items() if name != "rank_timeout"}
-    with wrap(target, "none", tiers=(0,), scores=True, **options) as spec:
-        return {"greedy": texts(spec), "drawn": texts(spec, **DRAWN), "scored": log_probabilities(spec)}
+    with wrap(target, "none", tiers=(0,), scores=True, **ONE_PROCESS) as spec:
+        return all_texts(spec) | {"scored": log_probabilities(spec)}
 
 
 def dflash(target: LlamaForCausalLM) -> DFlashHead:
@@ -171,10 +174,7 @@ def error_of(folder: Path, name: str, rank: int) -> tuple[str, float]:
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_write_the_text_of_one(folder: Path, plain: dict[str, Any], mode: str) -> None:
     found = of(folder, mode)
-    assert found["greedy"] == plain["greedy"]
-    if mode in DRAWING:
-        assert found["drawn"] == plain["drawn"]
-        assert re.fullmatch("([ab]{2}c){2}", found["guided"][0]) and found["guided"][1]
+    assert {name: found[name] for name in KINDS} == {name: plain[name] for name in KINDS}
     # Rank 1 has followed to the end, and was equal after each run.
     assert of(folder, mode, 1) is None
     assert "2 (tensor parallel), this is 0" in found["explain"]
@@ -204,14 +204,28 @@ def test_all_ranks_emit_and_draft_what_the_first_one_does_where_their_own_number
     assert of(folder, "own_numbers", 1) is None
 
 
-def test_a_rule_over_draft_probabilities_accepts_the_same_on_all_ranks(folder: Path) -> None:
-    assert [len(text) for text in of(folder, "rejection")["drawn"]] == [NEW + 2 * index for index in range(4)]
+def test_a_rule_over_draft_probabilities_accepts_what_it_accepts_in_one_process(
+    folder: Path, target: LlamaForCausalLM
+) -> None:
+    options = BY_COINS | ONE_PROCESS | {"draft": str(folder / "eagle3")}
+    with wrap(target, "eagle3_one_model", tiers=(0, 3), **options) as spec:
+        assert of(folder, "rejection")["drawn"] == texts(spec, **HOT)
+        assert spec.stats.acceptance_length > 1.1
     assert of(folder, "rejection", 1) is None
 
 
 def test_log_probabilities_are_those_of_one_process(folder: Path, plain: dict[str, Any]) -> None:
-    for found, expected in zip(of(folder, "scored"), plain["scored"], strict=True):
+    for found, expected in zip(of(folder, "scored")["scored"], plain["scored"], strict=True):
         assert flat(found) == pytest.approx(flat(expected), abs=1e-4)
+
+
+def test_a_pass_that_reads_the_logits_has_those_of_all_ranks(folder: Path, plain: dict[str, Any]) -> None:
+    found = of(folder, "scored")
+    assert found["notes"] == {
+        "best_logits": f"of {VOCAB} tokens",
+        "choose_from_shards": "the gathered logits are also read by amax",
+    }
+    assert found["greedy"] == [text[: 4 + 2 * index] for index, text in enumerate(plain["greedy"])]
 
 
 def flat(values: Any) -> list[float]:
@@ -238,10 +252,10 @@ def test_the_engine_over_two_ranks_whose_logits_differ_in_their_last_bits(folder
     assert difference["position"] == 7 and difference["expected"] == (difference["got"] + 1) % VOCAB
     assert 0 < difference["logit_change"] < 100
     assert found["after silence"] == [*PROMPTS[0], *shortest[0]]
-    text, ended = found["guided"]
-    assert re.fullmatch("([ab]{2}c){2}", text) and ended
+    assert {name: found[name] for name in KINDS} == {name: plain[name] for name in KINDS}
+    for text in (found["mixed"][0], found["mixed"][2]):
+        assert re.fullmatch("([ab]{2}c){2}", common().decode(text[:-1])) and text[-1] == EOS
     assert [token in (7, 8, 10 + place) for place, token in enumerate(found["allowed"])] == [True] * 6
-    assert found["drawn"] == plain["drawn"]
     assert of(folder, "engine", 1) is None
 
 
@@ -273,10 +287,14 @@ def test_collectives_are_ops_of_the_graph(folder: Path) -> None:
         ["all_gather", 1, 16 * rows * places],
     ]
     assert "torch.ops.speccompile.all_gather" in found["stage"]
+    # So does a draw with a temperature alone.
+    assert found["drawn collectives"] == ["all_gather", 16 * rows * places]
 
 
 def test_what_needs_the_model_or_one_process_is_refused_by_name(folder: Path) -> None:
     both = {
+        "tiers": "RanksDiffer",
+        "passes": "RanksDiffer",
         "consume": "InvalidOption",
         "save_hidden_states": "InvalidOption",
         "calibration": "InvalidOption",

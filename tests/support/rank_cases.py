@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,9 +24,12 @@ import speccompile
 from speccompile import Speculator, Tree
 from speccompile.cli import generate
 from speccompile.compiler.options import WrapOptions
-from speccompile.errors import UserError
+from speccompile.errors import RankError, UserError
+from speccompile.graph.step_graph import StepGraph
 from speccompile.guides import regex_guide
+from speccompile.lowering.collective_list import collectives_called
 from speccompile.modes.dflash.checkpoints import load_dflash
+from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.policies import Fixed
 from speccompile.runtime import check
 from support.dice import Dice
@@ -58,19 +61,22 @@ def repeated(tokens: list[int], draft_len: int) -> list[int]:
     return tokens[before[-1] + 1 :][:draft_len] if before else []
 
 
+#: No processor but the temperature: each rank chooses from its part of the logits.
+ALONE: dict[str, Any] = {"do_sample": True, "temperature": 1.1, "top_k": 0}
+
 #: Options of ``wrap`` by mode; a text as ``draft`` is a folder. The policy asks for any tier at any step, and each text
 #: is that of the plain decoder.
 MODES: dict[str, dict[str, Any]] = {
     "early_exit": {"exit_layer": 1},
+    "draft_target": {"draft": "one_head"},
     "eagle3": {"draft": "eagle3"},
-    "suffix_and_head": {"mode": ["suffix", "eagle3_one_model"], "draft": "eagle3"},
+    "suffix_and_head": {"mode": ["suffix", "eagle3_one_model"], "draft": "eagle3", "prefill_budget": None},
     "tree": {"mode": "eagle3_one_model", "draft": "eagle3", "tiers": (0, TREE), "policy": Fixed(TREE)},
-    "mtp": {"draft": "mtp", "tiers": (0, 2)},
+    "mtp": {"mode": ["prediction", "mtp"], "draft": "mtp", "tiers": (0, 2)},
+    "mtp_eagle": {"draft": "mtp", "tiers": (0, 2)},
     "dflash": {"draft": "dflash"},
     "user_provided": {"draft": repeated, "host": True},
 }
-#: Each mode that draws and follows a guide besides.
-DRAWING = ("mtp",)
 FAMILIES = ("qwen3_moe", "gemma2", "qwen3_next", "gpt_oss")
 #: Its steps commit recurrent state, so it has drafts.
 RECURRENT = "qwen3_next"
@@ -103,24 +109,28 @@ def together(spec: Speculator, lead: Callable[[], Any]) -> Any:
         return lead() if spec.rank == 0 else spec.follow()
 
 
-def guided(spec: Speculator) -> list[Any]:
-    """A text that follows a guide, and whether it ended."""
-    guide = regex_guide("([ab]{2}c){2}", common())
-    result = spec.engine.submit(PROMPTS[2], max_new_tokens=9, guide=guide, eos_token_id=EOS).result()
-    return [common().decode(result.token_ids[:-1]), result.token_ids[-1] == EOS]
+def all_texts(spec: Speculator) -> dict[str, Any]:
+    """Of requests of each kind. Those that follow a guide run beside others that draw."""
+    guide = {"guide": regex_guide("([ab]{2}c){2}", common()), "eos_token_id": EOS}
+    mixed = [ALONE | guide, DRAWN, guide, ALONE]
+    return {
+        "greedy": texts(spec),
+        "alone": texts(spec, **ALONE),
+        "mixed": [
+            request.result().token_ids
+            for request in [
+                spec.engine.submit(prompt, max_new_tokens=9 + index, seed=index, **options)
+                for index, (prompt, options) in enumerate(zip(PROMPTS, mixed, strict=True))
+            ]
+        ],
+    }
 
 
 def mode(name: str) -> Case:
     def case(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-        spec = wrapped(model, folder, **({"mode": name} | MODES[name]))
-
-        def lead() -> Any:
-            found = {"greedy": texts(spec), "explain": spec.explain()}
-            if name in DRAWING:
-                found |= {"drawn": texts(spec, **DRAWN), "guided": guided(spec)}
-            return found
-
-        return together(spec, lead)
+        # Fewer steps to build: that of one mode, and of the case ``engine``, read prompts along with the rows.
+        spec = wrapped(model, folder, **({"mode": name, "prefill_budget": 16} | MODES[name]))
+        return together(spec, lambda: all_texts(spec) | {"explain": spec.explain()})
 
     return case
 
@@ -142,12 +152,26 @@ def own_numbers(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     return together(spec, lambda: {"greedy": texts(spec), "acceptance": spec.stats.acceptance_length})
 
 
+#: The rule compares with the drafter's probabilities, and its text depends on them.
+BY_COINS: dict[str, Any] = {"draft": "eagle3", "acceptance": "rejection", "policy": "fixed:3"}
+HOT: dict[str, Any] = {"do_sample": True, "temperature": 1.5}
+
+
 def rejection(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """The rule compares with the drafter's probabilities, which are others on rank 1."""
-    spec = wrapped(model, folder, "eagle3_one_model", draft="eagle3", acceptance="rejection", policy="fixed:3")
+    """Probabilities of the drafter, and logits of the target, which are other numbers on rank 1: its whole lm_head and
+    its part of the sums differ in their last bits, and its drafter is another one."""
+    other = AutoModelForCausalLM.from_pretrained(folder / "target", distributed_config=WHOLE_LM_HEAD)
+    spec = wrapped(other.eval(), folder, "eagle3_one_model", **BY_COINS)
     if rank == 1:
+        _nudge(spec)
         _negate(spec._build.drafter.network.module.parameters())  # type: ignore[union-attr]
-    return together(spec, lambda: {"drawn": texts(spec, do_sample=True, temperature=1.5)})
+    return together(spec, lambda: {"drawn": texts(spec, **HOT)})
+
+
+def _nudge(spec: Speculator) -> None:
+    """Change the last bit of every weight."""
+    for weight in spec._build.weights.values():  # type: ignore[union-attr]
+        weight.data = torch.nextafter(weight.data, torch.full_like(weight.data, torch.inf))
 
 
 def _negate(weights: Iterable[torch.Tensor]) -> None:
@@ -157,9 +181,28 @@ def _negate(weights: Iterable[torch.Tensor]) -> None:
 
 
 def scored(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """Log-probabilities."""
-    spec = wrapped(model, folder, "none", tiers=(0,), policy=None, scores=True)
-    return together(spec, lambda: log_probabilities(spec))
+    """Log-probabilities, and a pass that reads the logits."""
+    spec = wrapped(model, folder, "none", tiers=(0,), policy=None, scores=True, passes=[BestLogits()])
+
+    def lead() -> Any:
+        notes = {name: spec.stages[name].note for name in ("best_logits", "choose_from_shards")}
+        return {"scored": log_probabilities(spec), "notes": notes, "greedy": texts(spec, new=4)}
+
+    return together(spec, lead)
+
+
+@dataclass(frozen=True)
+class BestLogits(Pass):
+    """Reads the logits of all ranks."""
+
+    name: ClassVar[str] = "best_logits"
+    looks_for: ClassVar[str] = "logits"
+    before: ClassVar[str] = "choose_from_shards"
+    requires: ClassVar[Facts] = facts("step_logits")
+
+    def run(self, graph: StepGraph) -> Changes:
+        graph.insert(lambda logits: logits.amax(-1), graph.values["logits"])
+        return Changes(1, f"of {graph.values['logits'].meta['val'].shape[-1]} tokens")
 
 
 def log_probabilities(spec: Speculator) -> list[Any]:
@@ -197,8 +240,7 @@ def engine(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     differ in their last bits; what is chosen is the same on both."""
     spec = wrapped(model, folder, ["suffix", "ngram"], rank_timeout=1.5, policy="fixed:3")
     if rank == 1:
-        for weight in spec._build.weights.values():  # type: ignore[union-attr]
-            weight.data = torch.nextafter(weight.data, torch.full_like(weight.data, torch.inf))
+        _nudge(spec)
 
     def lead() -> Any:
         rng, found = random.Random(0), {}
@@ -207,12 +249,11 @@ def engine(model: PreTrainedModel, rank: int, folder: Path) -> Any:
             spec.set_tier(rng.choice((0, 3)))
             spec.engine.step()
         found["random tiers"] = [request.result().token_ids for request in requests]
-        found["guided"] = guided(spec)
+        found |= all_texts(spec)
         allowed = spec.engine.submit(
             PROMPTS[2], max_new_tokens=6, prefix_allowed_tokens_fn=lambda row, ids: [7, 8, 9 + len(ids)]
         )
         found["allowed"] = allowed.result().token_ids
-        found["drawn"] = texts(spec, **DRAWN)
         kept = []
         for steps in range(6):
             stays = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW)
@@ -231,6 +272,8 @@ def engine(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         found["after silence"] = spec.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=NEW)[0].tolist()
         found["collectives"] = [(call.name, call.calls, call.nbytes) for call in spec.collectives(3)]
         found["stage"] = spec.stages["choose_from_shards"].python
+        drawn = spec.engine.tiers[3, 2, "drawn"].graph
+        found["drawn collectives"] = [(call.name, call.nbytes) for call in collectives_called(drawn)][-1]
         return found
 
     return together(spec, lead)
@@ -282,9 +325,11 @@ def refused(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     def note(name: str, call: Callable[[], Any]) -> None:
         try:
             call()
-        except UserError as error:
+        except (UserError, RankError) as error:
             found[name] = type(error).__name__
 
+    note("tiers", lambda: wrapped(model, folder, "ngram", tiers=(0, 2 + rank)))
+    note("passes", lambda: wrapped(model, folder, "ngram", passes=[BestLogits()] * rank))
     for option in ({"consume": True}, {"save_hidden_states": str(folder / "states")}, {"calibration": "file"}):
         note(next(iter(option)), lambda option=option: wrapped(model, folder, "ngram", **option))
     saving = {"mode": "save_hidden_states", "output_directory": str(folder / "states"), "tiers": (0,), "policy": None}
