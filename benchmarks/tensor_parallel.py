@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,6 +103,12 @@ def collective_seconds(group: str, ranks: int, hidden: int, calls: int = 200) ->
     return found
 
 
+def step_times(path: Path) -> dict[int, float]:
+    """Seconds of a step by width, of a file that ``--json`` wrote."""
+    tiers = json.loads(path.read_text())["tiers"]
+    return {int(size) + 1: tier["milliseconds"] / 1e3 for size, tier in tiers.items()}
+
+
 def add_paper(tiers: dict[str, Any], model: ShardedModel, machine: Machine, ranks: int) -> None:
     """The milliseconds of each tier by :mod:`speccompile.tools.rank_costs`, beside the measured ones."""
     for draft_len, tier in tiers.items():
@@ -115,6 +121,12 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads of all ranks together.")] = 2,
     one: Annotated[
         Path | None, typer.Option(help="What one process with the threads of one rank wrote (--json): for paper_ms.")
+    ] = None,
+    shared: Annotated[
+        Path | None,
+        typer.Option(
+            help="What one process with the threads of all ranks wrote: they share the memory of one machine."
+        ),
     ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> None:
@@ -135,9 +147,10 @@ def main(
         tiers = measure(spec, waiting, steps)
     result: dict[str, Any] = {"ranks": ranks, "threads": threads, **describe(), "tiers": tiers}
     if one is not None:
-        timed = json.loads(one.read_text())["tiers"]
-        of_one = {int(size) + 1: tier["milliseconds"] / 1e3 for size, tier in timed.items()}
-        machine = fitted(sizes, of_one, alone, ring=False)
+        machine = fitted(sizes, step_times(one), alone, ring=False)
+        if shared is not None:
+            together = fitted(sizes, step_times(shared), alone, ring=False)
+            machine = replace(machine, read=min(machine.read, together.read / ranks))
         add_paper(tiers, sizes, machine, ranks)
         result["machine"] = asdict(machine)
         result["model"] = asdict(sizes)
