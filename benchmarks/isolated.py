@@ -21,7 +21,8 @@ import typer
 from transformers import PreTrainedModel, StaticCache
 
 from speccompile import wrap
-from speccompile.cli.models import load
+from speccompile.cli.arguments import STORED
+from speccompile.cli.models import load, load_stored
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.utils.transformers_version import CACHE
 
@@ -102,14 +103,18 @@ def main(
     if what not in (SPECULATOR, COMPILED_FORWARD, TRANSFORMERS):
         raise typer.BadParameter(f"choose from {SPECULATOR}, {COMPILED_FORWARD}, {TRANSFORMERS}")
     with session():
-        target, _ = load(model)
+        form: Any = weights
+        if weights == STORED:
+            target, _, form = load_stored(model)
+        else:
+            target, _ = load(model)
         ids = (torch.arange(_PROMPT_TOKENS) % target.config.vocab_size)[None]
         started = time.perf_counter()
         parts: dict[str, float] = {}
         if what == SPECULATOR:
             options = parse_options(option or [])
             draft_lens = parse_tiers(tiers)
-            options |= {"consume": consume, "weights": weights}
+            options |= {"consume": consume, "weights": form}
             spec = wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, **options)
             seconds = time.perf_counter() - started
             parts = spec.build_seconds
