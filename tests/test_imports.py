@@ -38,7 +38,9 @@ ALLOWED = {
         "ranks runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
-    "speculator": "graph ops sampling graph_capture adapters passes hidden_states policies modes lowering runtime compiler report",
+    "speculator": (
+        "graph ops sampling graph_capture adapters passes hidden_states policies modes lowering runtime compiler report"
+    ),
     "wrapping": (
         "quantized ops sampling passes graph_capture adapters hidden_states calibration acceptance modes lowering "
         "ranks runtime compiler speculator"
@@ -52,8 +54,7 @@ ALLOWED = {
     "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
         "__init__ ops graph adapters hidden_states calibration policies pretrained quantized modes lowering runtime "
-        "compiler "
-        "report speculator serve tools training"
+        "compiler report speculator serve tools training"
     ),
     "__main__": "cli",
 }
