@@ -272,8 +272,15 @@ def test_a_command_runs_on_both_ranks(folder: Path, one_head: LlamaForCausalLM) 
     ids = common()("one two", return_tensors="pt").input_ids
     text = common().decode(one_head.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :])
     printed = of(folder, "command")
-    assert printed.startswith(text) and "8 tokens in" in printed
-    assert of(folder, "command", 1) == ""
+    assert printed["generate"].startswith(text) and "8 tokens in" in printed["generate"]
+    # Attention is whole on both ranks, so each layer has one sum.
+    tier = json.loads(printed["inspect"])["tiers"][-1]
+    assert [(call["name"], call["calls"]) for call in tier["collectives"]] == [
+        *(("all_reduce", 1), ("all_reduce", one_head.config.num_hidden_layers)),
+        ("all_gather", 1),
+    ]
+    assert tier["measured"] is None
+    assert of(folder, "command", 1) == {"generate": "", "inspect": ""}
 
 
 def test_collectives_are_ops_of_the_graph(folder: Path) -> None:

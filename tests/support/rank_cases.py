@@ -22,7 +22,7 @@ from transformers.distributed import DistributedConfig
 
 import speccompile
 from speccompile import Speculator, Tree
-from speccompile.cli import generate
+from speccompile.cli import generate, inspect
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import RankError, UserError
 from speccompile.graph.step_graph import StepGraph
@@ -299,14 +299,18 @@ def example(model: PreTrainedModel, rank: int, folder: Path) -> Any:
 
 
 def command(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """What ``speccompile generate`` prints of the same model."""
+    """What ``speccompile generate`` and ``speccompile inspect`` print of the same model."""
     options = WrapOptions(mode="ngram", backend="eager", tiers=(0, 3), policy="fixed:3", max_len=512)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with printing() as printed:
         generate.run(str(folder / "one_head"), "one two", options, {"max_new_tokens": 8}, chat=False, stored=False)
+    shown: dict[str, Any] = {"draft_len": 3, "stage": None, "build": True, "measure": None, "html": None}
+    with printing() as inspected:
+        more: dict[str, Any] = {"as_json": True, "prompts": None, "new_tokens": 8, "trace": None}
+        inspect.run(str(folder / "one_head"), options, **shown, **more)
     for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
         signal.signal(number, handler)
-    return printed.getvalue()
+    return {"generate": printed.getvalue(), "inspect": inspected.getvalue()}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from speccompile.report.data import Buffer, Report
+from speccompile.report.data import Buffer, Collective, Report
 from speccompile.report.render.terminal import show
 from support.reports import tiny_report, tree_report
 
@@ -52,3 +52,13 @@ def test_recurrent_state_has_the_bytes_of_one_slot() -> None:
     line = next(line for line in text.splitlines() if "of one slot" in line)
     assert "recurrent state" in line and "448" in line
     assert "of one slot" not in text_of(tiny_report(), 3)
+
+
+def test_collectives_are_listed_with_their_bytes() -> None:
+    report = tiny_report()
+    calls = (Collective("decoder_layer", "all_reduce", 4, (1, 4, 64), "float32", 4096),)
+    tiers = tuple(dataclasses.replace(tier, collectives=calls) for tier in report.tiers)
+    text = text_of(dataclasses.replace(report, tiers=tiers), 3)
+    (line,) = [line for line in text.splitlines() if "all_reduce" in line]
+    assert line.split() == ["4", "all_reduce", "float32[1,", "4,", "64]", "decoder_layer", "4,096"]
+    assert "Collectives" not in text_of(report, 3)
