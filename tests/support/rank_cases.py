@@ -306,7 +306,7 @@ def command(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         generate.run(str(folder / "one_head"), "one two", options, {"max_new_tokens": 8}, chat=False, stored=False)
     shown: dict[str, Any] = {"draft_len": 3, "stage": None, "build": True, "measure": None, "html": None}
     with printing() as inspected:
-        more: dict[str, Any] = {"as_json": True, "prompts": None, "new_tokens": 8, "trace": None}
+        more: dict[str, Any] = {"as_json": True, "prompts": None, "new_tokens": 8, "trace": None, "stored": False}
         inspect.run(str(folder / "one_head"), options, **shown, **more)
     for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
         signal.signal(number, handler)
