@@ -22,7 +22,7 @@ from speccompile.cli.measure import Clock, Variant, tier_variant
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
-from speccompile.pretrained import SMOLLM2
+from speccompile.utils.model_names import SMOLLM2
 from speccompile.utils.progress import task
 from speccompile.utils.weight_forms import read_weights
 
