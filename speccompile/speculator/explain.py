@@ -7,7 +7,6 @@ from collections import Counter
 from speccompile.adapters.buffers import PREFIX
 from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
-from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import FINAL
 from speccompile.lowering.collective_list import collectives_called
 from speccompile.passes.target.choose_experts import ChooseExperts
@@ -59,7 +58,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "deterministic": _deterministic(config),
         **_ranks(config, build),
         "backend": f"{config.backend.name}: {config.backend.reason}",
-        "weights": _weights(build) + _dequantised(info),
+        "weights": _weights(build) + _dequantised(build),
         **_experts(build),
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
@@ -105,7 +104,8 @@ def _weights(build: Build) -> str:
     return "; ".join(lines) + saves
 
 
-def _dequantised(info: ModelInfo) -> str:
+def _dequantised(build: Build) -> str:
+    info = build.info
     if not info.dequantised_from:
         return ""
     dtype = str(info.dtype).removeprefix("torch.")
