@@ -54,6 +54,8 @@ def llama_cpp(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Ge
         n_threads_batch=threads,
         n_batch=512,
         draft_model=lookup,
+        # Its buffer for the logits of drafts is too small otherwise.
+        logits_all=lookup is not None,
         verbose=False,
     )
 
