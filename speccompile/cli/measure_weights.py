@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+import typer
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
@@ -16,8 +17,9 @@ from transformers import PreTrainedModel
 from speccompile import wrap
 from speccompile.cli.models import load, load_stored
 from speccompile.cli.session import session
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidOption, UnsupportedCheckpoint
 from speccompile.quantized.reading import is_read
+from speccompile.utils.model_names import is_gguf
 from speccompile.utils.progress import task
 from speccompile.utils.weight_forms import WEIGHT_FORMS
 
@@ -37,9 +39,13 @@ def run(name: str, text: Path, tokens: int, window: int, calibration: Path | Non
             reason = f"it has {len(ids)} tokens, and a window of {window} needs {window + 1}"
             raise InvalidOption(where="the command line", name="--text", value=str(text), reason=reason)
         found = dict(perplexities(model, ids, window, calibration, backend))
-        if is_read(Path(name)):
-            form, value = of_stored(name, ids, window, backend)
-            found[form] = value
+        if is_gguf(name) or is_read(Path(name)):
+            try:
+                form, value = of_stored(name, ids, window, backend)
+                found[form] = value
+            except UnsupportedCheckpoint as error:
+                # Dequantised, it was measured.
+                typer.echo(f"note: {error}", err=True)
     table = Table(title=f"{(len(ids) - 1) // window * window} tokens in windows of {window}", title_justify="left")
     for heading in ("weights", "perplexity", "to float32"):
         table.add_column(heading, justify="left" if heading == "weights" else "right")

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from speccompile import pretrained
 from speccompile.cli import app, generate, inspect
+from speccompile.cli.measure_weights import of_stored, perplexity
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import PretrainedError
 from speccompile.pretrained import loading
@@ -121,6 +122,17 @@ def test_inspect_shows_the_stored_integers(
     assert re.search(r"\d+ of GGUF [^;]*as stored", capsys.readouterr().out)
     result = CliRunner().invoke(app, ["inspect", str(path), "--weights", "stored", "--no-build"])
     assert result.exit_code == 2 and "leave out --no-build, or --weights" in result.stderr
+
+
+def test_the_perplexity_of_stored_integers_is_about_that_of_their_values(
+    gguf_file: tuple[Path, np.ndarray[Any, Any]],
+) -> None:
+    path, _ = gguf_file
+    ids = torch.randint(0, VOCAB, (65,), generator=torch.Generator().manual_seed(0))
+    with our_kernels() as backend:
+        form, value = of_stored(str(path), ids, 32, backend)
+    assert form == "GGUF Q8_0, stored"
+    assert value == pytest.approx(perplexity(pretrained.load_model(str(path)), ids, 32), rel=0.02)
 
 
 def test_a_checkpoint_that_is_not_quantised_has_no_stored_integers() -> None:
