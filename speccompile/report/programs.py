@@ -12,13 +12,12 @@ import torch
 from torch import fx
 
 from speccompile.graph import stage as graph_stage
-from speccompile.graph.fakes import faking
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import state_writes, written
 from speccompile.passes.base import Pass
 from speccompile.report.data import Body, Node, Program, Region, Stage
 from speccompile.report.regions import op_name, regions_of_body, regions_of_passes, regions_of_step
-from speccompile.report.traffic import Reads, of_call, of_step
+from speccompile.report.traffic import Reads, body_values, of_call, of_step
 
 CAPTURE = "Exports the model as a flat graph in which every tensor has a name."
 
@@ -149,27 +148,6 @@ def _text(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
 
 
-class _Values(fx.Interpreter):
-    """Runs a body, and notes what each of its calls returns."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.found: dict[fx.Node, str] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        self.found[n] = _text(value)
-        return value
-
-
-def _values(module: fx.GraphModule, call: fx.Node) -> dict[fx.Node, str]:
-    """Of each call of a body, where ``call`` calls it."""
-    runner = _Values(module)
-    with faking():
-        runner.run(*fx.map_arg(call.args, lambda node: node.meta["val"]))
-    return runner.found
-
-
 def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tuple[Body, ...]:
     """The bodies that a step calls, each with the bytes and times of all of its calls."""
     calls: dict[str, list[fx.Node]] = {}
@@ -180,10 +158,10 @@ def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tup
     for name, callers in calls.items():
         body = graph.bodies[name]
         regions = regions_of_body(graph, body.module.graph)
-        values = _values(body.module, callers[0])
+        values = body_values(graph, callers[0])
         nbytes: dict[fx.Node, int] = {}
         for call in callers:
-            for node, count in of_call(graph, call, reads).items():
+            for node, count in of_call(graph, call, reads, values).items():
                 nbytes[node] = nbytes.get(node, 0) + count
         measured = {} if times is None else times.of_bodies.get(name, {})
         found.append(
@@ -194,7 +172,7 @@ def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tup
                     Node(
                         name=node.name,
                         op=op_name(node),
-                        value=values[node],
+                        value=_text(values[node]),
                         region=region,
                         added_by="",
                         since=0,

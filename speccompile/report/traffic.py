@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import fx
 
 from speccompile.adapters.buffers import PREFIX
+from speccompile.graph.fakes import faking
 from speccompile.graph.port import Port
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
-from speccompile.graph.verify import written
-from speccompile.report.regions import op_name
+from speccompile.graph.verify import views_of, written
+from speccompile.report.regions import is_ours, op_name
+from speccompile.utils.torch_private import OpOverload
+
+#: Linears whose weights are those of chosen experts.
+_OF_EXPERTS = frozenset({"expert_linear", "native_expert_linear"})
 
 
 @dataclass(frozen=True)
@@ -42,39 +49,100 @@ class Reads:
 
 def of_step(graph: StepGraph, reads: Reads) -> dict[fx.Node, int]:
     """Of every call of a step; a body's are those of one call of it."""
-    found = {}
-    for node in graph.graph.nodes:
-        if node.op == "call_module":
-            found[node] = sum(of_call(graph, node, reads).values())
-        elif node.op == "call_function":
-            found[node] = _of_node(graph, node, {name: graph.ports[name] for name in _ports_of(graph, node)}, reads)
+    ports = {node: graph.ports[node.name] for node in graph.placeholders}
+    calls = [node for node in graph.graph.nodes if node.op == "call_module"]
+    values = {node: node.meta.get("val") for node in graph.graph.nodes}
+    found = _of_calls(graph, graph.graph, ports, values, reads)
+    # Equal calls have equal values.
+    inside: dict[object, Mapping[fx.Node, Any]] = {}
+    for call in calls:
+        key = call.target, call.all_input_nodes[0].meta["val"].shape
+        if key not in inside:
+            inside[key] = body_values(graph, call) if _has_experts(graph, call) else {}
+        found[call] = sum(of_call(graph, call, reads, inside[key]).values())
     return found
 
 
-def of_call(graph: StepGraph, call: fx.Node, reads: Reads) -> dict[fx.Node, int]:
-    """Of every call inside of a body, where ``call`` calls it."""
+def of_call(graph: StepGraph, call: fx.Node, reads: Reads, values: Mapping[fx.Node, Any]) -> dict[fx.Node, int]:
+    """Of every call inside of a body, where ``call`` calls it. ``values`` are its :func:`body_values`."""
     body = graph.bodies[str(call.target)].module.graph
     given = zip(body.find_nodes(op="placeholder"), call.args, strict=False)
     ports = {
-        inner.name: graph.ports[outer.name]
+        inner: graph.ports[outer.name]
         for inner, outer in given
         if isinstance(outer, fx.Node) and outer.name in graph.ports
     }
-    return {node: _of_node(graph, node, ports, reads) for node in body.nodes if node.op == "call_function"}
+    return _of_calls(graph, body, ports, values, reads)
 
 
-def _ports_of(graph: StepGraph, node: fx.Node) -> Iterator[str]:
-    return (source.name for source in node.all_input_nodes if source.name in graph.ports)
+def body_values(graph: StepGraph, call: fx.Node) -> dict[fx.Node, Any]:
+    """What each node of a body returns, a fake tensor, where ``call`` calls it."""
+    runner = _Values(graph.bodies[str(call.target)].module)
+    with faking():
+        runner.run(*fx.map_arg(call.args, lambda node: node.meta["val"]))
+    return runner.found
 
 
-def _of_node(graph: StepGraph, node: fx.Node, ports: Mapping[str, Port], reads: Reads) -> int:
-    sources = [source for source in node.all_input_nodes if source.op == "placeholder" and source.name in ports]
+class _Values(fx.Interpreter):
+    """Runs a body, and notes what each of its nodes returns."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.found[n] = super().run_node(n)
+        return self.found[n]
+
+
+def _has_experts(graph: StepGraph, call: fx.Node) -> bool:
+    return any(is_ours(node, _OF_EXPERTS) for node in graph.bodies[str(call.target)].module.graph.nodes)
+
+
+def _of_calls(
+    graph: StepGraph, calls: fx.Graph, ports: Mapping[fx.Node, Port], values: Mapping[fx.Node, Any], reads: Reads
+) -> dict[fx.Node, int]:
+    """Of every function that ``calls`` calls."""
+    # A view reads nothing. What reads it reads the tensor.
+    roots = {node: node for node in ports}
+    found = {}
+    for node in calls.nodes:
+        if node.op != "call_function":
+            continue
+        if isinstance(node.target, OpOverload) and node.target.is_view:
+            found[node] = 0
+        else:
+            found[node] = _of_node(graph, node, roots, ports, values, reads)
+        for source in views_of(node):
+            if source in roots:
+                roots[node] = roots[source]
+    return found
+
+
+def _of_node(
+    graph: StepGraph,
+    node: fx.Node,
+    roots: Mapping[fx.Node, fx.Node],
+    ports: Mapping[fx.Node, Port],
+    values: Mapping[fx.Node, Any],
+    reads: Reads,
+) -> int:
+    sources = list(dict.fromkeys(roots[source] for source in node.all_input_nodes if source in roots))
     if "embedding" in op_name(node):
         # Of its rows only those of the tokens are read.
-        weights = [ports[source.name] for source in sources if ports[source.name].role == "weight"]
-        value = node.meta.get("val")
+        weights = [ports[source] for source in sources if ports[source].role == "weight"]
+        value = values.get(node)
         features = 1 if value is None else value.shape[-1]
         count = reads.rows if value is None else math.prod(value.shape[:-1])
         return sum(count * features * weight.dtype.itemsize for weight in weights[:1])
-    targets = set(written(graph, node))
-    return sum(reads.of_port(ports[source.name]) for source in sources if source not in targets)
+    targets = {roots.get(target, target) for target in written(graph, node)}
+    nbytes = sum(reads.of_port(ports[source]) for source in sources if source not in targets)
+    return _of_chosen(node, nbytes, values) if is_ours(node, _OF_EXPERTS) else nbytes
+
+
+def _of_chosen(node: fx.Node, nbytes: int, values: Mapping[fx.Node, Any]) -> int:
+    """Of ``nbytes`` of all experts those of as many as the step's tokens can choose."""
+    chosen, weight = (values.get(argument) for argument in node.args[1:3])  # type: ignore[call-overload]
+    if not (isinstance(chosen, torch.Tensor) and isinstance(weight, torch.Tensor)):
+        return nbytes
+    return nbytes * min(chosen.numel(), weight.shape[0]) // weight.shape[0]

@@ -14,6 +14,7 @@ from speccompile.errors import InvalidOption, InvalidTrace
 from speccompile.report.data import Node, Program
 from speccompile.report.names import short_names
 from support.errors import raises
+from support.families import model_of
 from support.reports import PROMPT, TREE, tiny_report, tree_report
 from support.tiny import tiny_llama
 
@@ -63,6 +64,18 @@ def test_a_step_reads_each_weight_of_its_linears_once() -> None:
     # Keys and values, 2 layers, 2 heads of 16 float32 numbers; beside them the row's slot and position.
     assert tier.measured is not None
     assert read["attention"] == pytest.approx(2 * 2 * tier.measured.context * 2 * 16 * 4, abs=100)
+
+
+def test_a_step_reads_the_weights_of_as_many_experts_as_its_tokens_can_choose() -> None:
+    """One of four for each token. The model reads them through views."""
+    model = model_of("dbrx")
+    with speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=40, backend="eager") as spec:
+        one, four = ({cost.region: cost.nbytes for cost in tier.regions} for tier in spec.report(measure=False).tiers)
+    experts = sum(weight.nbytes for name, weight in model.named_parameters() if ".experts." in name)
+    # Beside them the router and the norms, and a few bytes for each token.
+    rest = sum(weight.nbytes for name, weight in model.named_parameters() if ".router." in name or ".norm_2." in name)
+    assert one["mlp"] == pytest.approx(experts / 4 + rest, rel=0.01)
+    assert four["mlp"] == pytest.approx(experts + rest, rel=0.01)
 
 
 def test_nodes_come_and_go_with_the_passes_that_added_and_removed_them() -> None:
