@@ -142,6 +142,8 @@ class _Probe:
             inputs = self._inputs(at, first, width) | {
                 "row_absorbed": torch.full((at.rows,), absorbed, device=self.arena.device),
                 "row_settled": torch.full((at.rows,), settled, device=self.arena.device),
+                # Where the prompt ends does not depend on the placement.
+                "row_prompt": torch.zeros(at.rows, dtype=torch.int64, device=self.arena.device),
             }
             absorbed = settled
             logits = _run((run, graph), self.arena, inputs)

@@ -251,11 +251,13 @@ class RecurrentShape:
         state: shape of a slot's state. Empty for a convolution, whose state is its newest inputs.
         inputs: numbers that it reads of one place, F.
         window: the newest settled places whose inputs it reads in every step.
+        prompts_differ: it computes the same token otherwise in a prompt than after one.
     """
 
     state: tuple[int, ...]
     inputs: int
     window: int = 0
+    prompts_differ: bool = False
 
 
 def recurrent_names(observed: Mapping[str, RecurrentShape]) -> list[str]:

@@ -103,11 +103,13 @@ class Recurrent:
     Args:
         tensors: of the arena, by name.
         absorbed, settled: int64 ``[B]``.
+        prompt: int64 ``[B]``, how many tokens of each row are its prompt's.
     """
 
     tensors: Mapping[str, torch.Tensor]
     absorbed: torch.Tensor
     settled: torch.Tensor
+    prompt: torch.Tensor
 
 
 class SlotCache(StepCache):

@@ -55,17 +55,18 @@ class Step(nn.Module):
         recurrent: list[torch.Tensor],
         row_absorbed: torch.Tensor,
         row_settled: torch.Tensor,
+        row_prompt: torch.Tensor,
     ) -> torch.Tensor:
-        """input_ids, position_ids ``[B, T]``; row_slots, row_absorbed, row_settled ``[B]``; returns logits
-        ``[B, T, V]``."""
+        """input_ids, position_ids ``[B, T]``; row_slots, row_absorbed, row_settled, row_prompt ``[B]``; returns
+        logits ``[B, T, V]``."""
         share_sizes((input_ids, position_ids), (0, 1))
-        share_sizes((input_ids, row_slots, row_absorbed, row_settled), (0,))
+        share_sizes((input_ids, row_slots, row_absorbed, row_settled, row_prompt), (0,))
         if keys:
             share_sizes((*keys, *values, *index), (0, 1))
         route, layers = self.observed.route, self.observed.kv
         by_layer = dict(zip(layers, keys, strict=True)), dict(zip(layers, values, strict=True))
         by_name = dict(zip(recurrent_names(self.observed.recurrent), recurrent, strict=True))
-        own = Recurrent(by_name, row_absorbed, row_settled) if by_name else None
+        own = Recurrent(by_name, row_absorbed, row_settled, row_prompt) if by_name else None
         of_index = dict(zip(self.observed.index, index, strict=True))
         gather = route == "eager"
         cache = SlotCache(*by_layer, row_slots, position_ids, gather=gather, recurrent=own, index=of_index)
@@ -90,9 +91,9 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
 
     Returns:
         A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), for a
-        recurrent state also ``row_absorbed`` and ``row_settled`` (``[B]``), the output ``logits``, and the facts
-        ``captured`` and ``logits``. Its B and T are two primes found nowhere else in the model, so a size that varies
-        differs from one that does not. N and S are those of the layout.
+        recurrent state also ``row_absorbed``, ``row_settled`` and ``row_prompt`` (``[B]``), the output ``logits``, and
+        the facts ``captured`` and ``logits``. Its B and T are two primes found nowhere else in the model, so a size
+        that varies differs from one that does not. N and S are those of the layout.
 
     Raises:
         UnsupportedModel: export failed; says where.
@@ -155,13 +156,12 @@ def _export(
         [example(shape.value, shape.dtype) for shape in observed.kv.values()],
         [example((shape.size,), shape.dtype) for shape in observed.index.values()],
         [torch.empty((slots, *tensor.shape[1:]), dtype=tensor.dtype, device=device) for tensor in kept],
-        torch.zeros(rows, dtype=torch.int64, device=device),
-        torch.zeros(rows, dtype=torch.int64, device=device),
+        *(torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)),
     )
     dynamic = torch.export.Dim.DYNAMIC
     both, first = {0: dynamic, 1: dynamic}, {0: dynamic}
     layers = [both] * len(observed.kv)
-    shapes = (both, both, first, layers, layers, [both] * len(observed.index), [first] * len(kept), first, first)
+    shapes = (both, both, first, layers, layers, [both] * len(observed.index), [first] * len(kept), first, first, first)
     place = ModuleTracker(model)
     with (
         altering(model),

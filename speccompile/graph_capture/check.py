@@ -194,6 +194,8 @@ class Probe:
             "row_slots": slots[piece.rows],
             "row_absorbed": torch.tensor(piece.absorbed, device=device),
             "row_settled": torch.tensor(piece.settled, device=device),
+            # The model's own forward reads all of it at once.
+            "row_prompt": torch.full((len(piece.rows),), self.text.shape[1], device=device),
         }
         return [values[n.name] if n.name in values else _bound(graph, n.name, self.arena) for n in graph.placeholders]
 

@@ -24,9 +24,10 @@ def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) 
         "input_ids": Port("input_ids", "input", both, int64, device, high=layout.vocab_size),
         "position_ids": Port("position_ids", "input", both, int64, device, high=last_place, distinct=True),
         "row_slots": Port("row_slots", "input", both[:1], int64, device, high=layout.max_batch + 1, distinct=True),
-        # Where a row's recurrent state stands; of examples it has absorbed nothing.
+        # Where a row's recurrent state stands; of examples it has absorbed nothing, and nothing is a prompt's.
         "row_absorbed": Port("row_absorbed", "input", both[:1], int64, device, high=1),
         "row_settled": Port("row_settled", "input", both[:1], int64, device, high=1),
+        "row_prompt": Port("row_prompt", "input", both[:1], int64, device, high=1),
     }
 
 

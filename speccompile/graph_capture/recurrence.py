@@ -136,7 +136,8 @@ def _mamba2_scan(
     name = cache.recurrence("scan")
     if isinstance(cache, RecordingCache):
         heads, depth = hidden_states.shape[2:]
-        cache.note(name, RecurrentShape((heads, depth, B.shape[3]), _of_a_place(hidden_states, dt, B)))
+        inputs, limited = _of_a_place(hidden_states, dt, B), tuple(dt_limit) != NO_LIMIT
+        cache.note(name, RecurrentShape((heads, depth, B.shape[3]), inputs, prompts_differ=limited))
         given = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit}
         result: tuple[torch.Tensor, torch.Tensor] = own(hidden_states, dt, A, B, C, **given, **options)
         return result
@@ -146,8 +147,8 @@ def _mamba2_scan(
         dt = F.softplus(dt)
     state, *rest = _state(cache, name)
     if tuple(dt_limit) != NO_LIMIT:
-        *_, positions, _, settled = rest
-        of_prompt = positions < settled[:, None]
+        assert isinstance(cache, SlotCache)
+        of_prompt = cache.positions < cache.recurrent.prompt[:, None]
         dt = torch.where(of_prompt[..., None], dt.clamp(*dt_limit), dt)
     x = hidden_states.float()
     inputs = x, dt.float(), A.float()[:, None], B.float(), C.float()

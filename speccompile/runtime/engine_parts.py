@@ -80,6 +80,7 @@ def connect_parts(
         reuse=prefix_reuse,
         clear=traits.reads_dead_places,
         state_checkpoints=options.state_checkpoints,
+        prompts_differ=traits.prompts_differ,
     )
     # A longer chunk would pass over checkpoints.
     widths = sorted({width for width, _ in table.prefill})

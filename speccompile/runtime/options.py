@@ -34,6 +34,7 @@ class StepTraits:
         reach: most tokens of a sequence that the mode's network reads; None is no limit.
         segments: a tier's drafter continues that of the next smaller tier, and may be stopped between them.
         drawn: there are executables of the kind ``drawn``.
+        prompts_differ: the same tokens leave another state in a prompt than after one.
         network_on_demand: ``ready``, and a network drafts for the rows without a proposal, by executables of its own.
     """
 
@@ -43,5 +44,6 @@ class StepTraits:
     captured: bool = False
     reach: int | None = None
     segments: bool = False
+    prompts_differ: bool = False
     network_on_demand: bool = False
     drawn: bool = False

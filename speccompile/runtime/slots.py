@@ -40,6 +40,7 @@ class Slots:
         reuse: whether to look for known prefixes.
         clear: whether attention reads places after the end of a sequence, if only to mask them.
         state_checkpoints: tokens between two checkpoints of a recurrent state; None keeps none.
+        prompts_differ: the same tokens leave another state in a prompt than after one, so that only prompts are known.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Slots:
         reuse: bool,
         clear: bool,
         state_checkpoints: int | None = None,
+        prompts_differ: bool = False,
     ) -> None:
         self._arena = arena
         self._state_of_weights = state_of_weights
         self._reuse = reuse
         self._clear = clear
+        self._prompts_differ = prompts_differ
         # The last places of a known prefix, whose state depends on tokens after the prefix.
         self._lookahead = max(tensor.looks_ahead for tensor in arena.layout.tensors.values())
         self._weights: dict[int, Hashable] = {}
@@ -142,7 +145,7 @@ class Slots:
         if failed:
             self._arena.clear_text_state(slot, 0)
             self._checkpoints.drop(slot)
-        self._free[slot] = [] if failed else _text_with_kv(request)
+        self._free[slot] = [] if failed else self._known_text(request)
 
     def save_checkpoint(self, request: Request) -> None:
         """Called after each step and prompt chunk of ``request``: its recurrent state is copied, if one is due."""
@@ -151,7 +154,7 @@ class Slots:
     def _longest_prefix(self, prompt: Sequence[int], weights: Hashable) -> tuple[int, KnownPrefix]:
         """The slot that knows the longest prefix of ``prompt`` (-1 if none knows any), and what it knows. The prompt's
         last token never belongs to it: its logits choose the first new token."""
-        texts = self._free | {slot: _text_with_kv(request) for slot, request in self._owners.items()}
+        texts = self._free | {slot: self._known_text(request) for slot, request in self._owners.items()}
         shared = {
             slot: max(0, _common_prefix(prompt, text, len(prompt) - 1) - self._lookahead)
             for slot, text in texts.items()
@@ -169,6 +172,11 @@ class Slots:
         if source < 0 or not found[source].length:
             return -1, KnownPrefix(shared=most)
         return source, replace(found[source], shared=most)
+
+    def _known_text(self, request: Request) -> list[int]:
+        """The tokens of ``request`` whose KV another prompt may have a copy of."""
+        text = request.prompt if self._prompts_differ else request.prompt + request.new_tokens
+        return text[: request.cached]
 
     def _is_spoiled(self, request: Request) -> bool:
         """Whether the KV of ``request`` has a NaN. A first token shows that it has none. A NaN at a token spoils also
@@ -192,10 +200,6 @@ class Slots:
         empty = [slot for slot, text in self._free.items() if not text]
         others = [slot for slot in self._free if slot != source]
         return (empty or others or [source])[0]
-
-
-def _text_with_kv(request: Request) -> list[int]:
-    return (request.prompt + request.new_tokens)[: request.cached]
 
 
 def _common_prefix(prompt: Sequence[int], text: Sequence[int], most: int) -> int:

@@ -151,6 +151,8 @@ def _recurrent(config: BuildConfig, build: Build, engine: Engine) -> dict[str, s
     elif not engine.prefix_reuse:
         known = "Prompts are read from their beginning"
         known += ", and state_checkpoints has no effect, since prefix reuse is off" * (interval is not None)
+    if engine.prefix_reuse and any(shape.prompts_differ for shape in build.observed.recurrent.values()):
+        known += ". Of known sequences only prompts serve: the model limits the time steps of a prompt's tokens alone"
     return {
         "recurrent state": f"{len(build.observed.recurrent)} recurrences, {size:.0f} KiB for each slot; a step absorbs "
         f"the tokens that the one before it accepted. {known}. Prompts have chunks of their own, and drafts are chains"

@@ -26,14 +26,14 @@ class BindRecurrence(Pass):
     prompt: bool = False
 
     name: ClassVar[str] = "bind_recurrence"
-    looks_for: ClassVar[str] = "the inputs row_absorbed and row_settled"
+    looks_for: ClassVar[str] = "the inputs row_absorbed, row_settled and row_prompt"
     requires: ClassVar[Facts] = facts("target_inputs")
     provides: ClassVar[Facts] = facts("recurrence_bound")
 
     def run(self, graph: StepGraph) -> Changes:
-        state = [graph.state(name) for name in (ABSORBED, "length")]
+        state = [graph.state(name) for name in (ABSORBED, "length", "prompt_length")]
         values = [graph.values[name] for name in ("slots", "positions")]
-        absorbed, settled = graph.insert(
+        absorbed, settled, of_prompt = graph.insert(
             advance,
             *state,
             *values,
@@ -41,7 +41,7 @@ class BindRecurrence(Pass):
             prompt=self.prompt,
             kept=graph.layout.max_width,
         )
-        bound = {"row_absorbed": absorbed, "row_settled": settled}
+        bound = {"row_absorbed": absorbed, "row_settled": settled, "row_prompt": of_prompt}
         read = [name for name in bound if name in graph.ports]
         for name in read:
             graph.bind_input(name, bound[name])
@@ -51,16 +51,18 @@ class BindRecurrence(Pass):
 def advance(
     absorbed_length: torch.Tensor,
     length: torch.Tensor,
+    prompt_length: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
     *,
     prompt: bool,
     kept: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many tokens the state of each row has absorbed, and how many it is to absorb, both int64 ``[B]``.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """How many tokens the state of each row has absorbed, how many it is to absorb, and how many are its prompt's, all
+    int64 ``[B]``.
 
     Args:
-        absorbed_length, length: int64 ``[N]``; the first one is written.
+        absorbed_length, length, prompt_length: int64 ``[N]``; the first one is written.
         slots: int64 ``[B]``; positions: int64 ``[B, T]``.
         kept: places whose inputs are kept.
     """
@@ -72,4 +74,4 @@ def advance(
     if prompt:
         settled = torch.minimum(torch.maximum(length[slots], first), first + positions.shape[1])
     absorbed_length.index_put_((slots,), settled)
-    return absorbed, settled
+    return absorbed, settled, prompt_length[slots]

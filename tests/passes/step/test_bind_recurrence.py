@@ -13,7 +13,9 @@ def bound(absorbed: int, length: int, first: int, width: int, *, prompt: bool) -
     """Of the row of slot 1: before, after, and what the arena holds afterwards."""
     absorbed_length, lengths = torch.tensor([9, absorbed, 9]), torch.tensor([1, length, 1])
     positions = torch.arange(first, first + width)[None]
-    before, after = advance(absorbed_length, lengths, torch.tensor([1]), positions, prompt=prompt, kept=KEPT)
+    of_prompt, slots = torch.tensor([1, 7, 1]), torch.tensor([1])
+    before, after, own = advance(absorbed_length, lengths, of_prompt, slots, positions, prompt=prompt, kept=KEPT)
+    assert own.tolist() == [7]
     assert absorbed_length[[0, 2]].tolist() == [9, 9]
     return int(before), int(after), int(absorbed_length[1])
 
