@@ -200,29 +200,58 @@ def _arguments(graph: StepGraph, arena: Arena, inputs: dict[str, torch.Tensor]) 
 
 
 def _first_op(captured: StepGraph, probe: _Probe, one: Placement, other: Placement) -> str:
-    """Run the flat graph op by op with the context in both places; the first op whose values differ."""
-    first, second = _Recorder(captured, one), _Recorder(captured, other)
-    for recorder in (first, second):
-        probe.logits(recorder.run, captured, recorder.at)
-    for name, value in first.seen.items():
-        if not torch.equal(value, second.seen[name]):
-            return name
+    """Run the flat graph op by op with the context in both places. At the first position where a value differs, the
+    first op that computes one: all that it reads of earlier positions is equal."""
+    first, second = _Recorder(captured, one.row), _Recorder(captured, other.row)
+    for recorder, at in ((first, one), (second, other)):
+        probe.logits(recorder.run, captured, at)
+    for place in sorted(first.seen.keys() & second.seen.keys()):
+        if not torch.equal(first.seen[place], second.seen[place]):
+            return first.names[place[1]]
     return "one inside a compiled decoder layer (none in eager mode)"
 
 
 class _Recorder(fx.Interpreter):
-    """Keeps what every op computed for one row and place in the newest run."""
+    """Keeps what every op computed for one row at each position. Of a position that is read again, the newest."""
 
-    def __init__(self, graph: StepGraph, at: Placement) -> None:
+    def __init__(self, graph: StepGraph, row: int) -> None:
         super().__init__(fx.GraphModule(torch.nn.Module(), graph.graph))
-        # The example sizes occur nowhere else, so they tell a [B, T, ...] value from, say, a [B, H, ...] one.
-        self.leading = (graph.sizes["B"], graph.sizes["T"])
-        self.at = at
-        self.seen: dict[str, torch.Tensor] = {}
+        self.row = row
+        # The example sizes occur nowhere else, so they show which dimensions are those of rows and places.
+        self.rows, self.width = graph.sizes["B"], graph.sizes["T"]
+        # Scores of all places of a slot: they differ where attention hides them.
+        self.cache_len = graph.layout.cache_len
+        #: By position and number of the op.
+        self.seen: dict[tuple[int, int], torch.Tensor] = {}
+        self.names: list[str] = []
+        self._first, self._width, self._number = 0, 0, 0
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self._number = 0
+        return super().run(*args, **kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        example = n.meta.get("val")
-        if n.op == "call_function" and isinstance(example, torch.Tensor) and example.shape[:2] == self.leading:
-            self.seen[f"{n.target} ({n.name})"] = value[self.at.row, self.at.place].clone()
+        if n.name == "position_ids":
+            self._first, self._width = int(value[self.row, 0]), value.shape[1]
+        if n.op == "call_function":
+            self._keep(n, value)
+            self._number += 1
         return value
+
+    def _keep(self, node: fx.Node, value: Any) -> None:
+        if self._number == len(self.names):
+            self.names.append(f"{node.target} ({node.name})")
+        example = node.meta.get("val")
+        if isinstance(example, torch.Tensor) and self.cache_len not in example.shape:
+            for place, found in enumerate(self._places(value, list(example.shape))):
+                self.seen[self._first + place, self._number] = found.clone()
+
+    def _places(self, value: torch.Tensor, sizes: list[int]) -> Iterable[torch.Tensor]:
+        """What of ``value`` belongs to each place of the row; ``sizes`` are those of the example."""
+        both = self.rows * self.width
+        if [size for size in sizes if size in (self.rows, self.width)] == [self.rows, self.width]:
+            return value.movedim(sizes.index(self.width), -1).select(sizes.index(self.rows), self.row).movedim(-1, 0)
+        if both in sizes:
+            return value.movedim(sizes.index(both), 0).unflatten(0, (-1, self._width))[self.row]
+        return ()
