@@ -17,6 +17,8 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
+from speccompile.graph_capture.pointwise import sigmoid
+from speccompile.graph_capture.shard_styles import Sharded
 
 #: The name of our implementation in transformers' interface.
 EXPERTS = "speccompile"
@@ -91,12 +93,15 @@ def _longcat(
 def _llama4(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs are scaled by the experts' scores, which are 0 for all but the chosen ones."""
     tokens = hidden_states.reshape(-1, self.hidden_dim)
-    scores, logits = self.router(tokens)
-    values, chosen = scores.topk(self.top_k, dim=1)
+    _, logits = self.router(tokens)
+    chosen_logits, chosen = logits.topk(self.top_k, dim=1)
+    values = sigmoid(chosen_logits)
     of = self.experts
     gate, up = expert_linear(tokens[:, None] * values[..., None], chosen, of.gate_up_proj, None, True).chunk(2, dim=-1)
-    outputs = expert_linear(up * of.act_fn(gate), chosen, of.down_proj, None, True)
-    return self.shared_expert(tokens) + outputs.sum(1), logits
+    outputs = expert_linear(up * of.act_fn(gate), chosen, of.down_proj, None, True).sum(1)
+    # A rank has a slice of every expert.
+    routed = of.summed(outputs) if isinstance(of, Sharded) else outputs
+    return self.shared_expert(tokens) + routed, logits
 
 
 def _jetmoe_gating(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
 
@@ -22,6 +21,7 @@ from speccompile.graph.state import RecurrentShape
 from speccompile.graph_capture.attention import current_run
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
 from speccompile.graph_capture.masks import UnsupportedByRoute
+from speccompile.graph_capture.pointwise import silu, softplus
 
 ops = torch.ops.speccompile
 
@@ -86,7 +86,7 @@ def _causal_conv(
     )
     out = out.transpose(1, 2).to(weight.dtype)
     if activation is not None:
-        out = ACT2FN[activation](out)
+        out = silu(out) if activation in ("silu", "swish") else ACT2FN[activation](out)
     return out.to(hidden_states.dtype)
 
 
@@ -144,7 +144,7 @@ def _mamba2_scan(
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)
     if dt_softplus:
-        dt = F.softplus(dt)
+        dt = softplus(dt)
     state, *rest = _state(cache, name)
     if tuple(dt_limit) != NO_LIMIT:
         assert isinstance(cache, SlotCache)
@@ -186,7 +186,7 @@ def _mamba_scan(
     if delta_bias is not None:
         dt = dt + delta_bias.to(dt.dtype)
     if delta_softplus:
-        dt = F.softplus(dt)
+        dt = softplus(dt)
     inputs = (
         hidden_states.transpose(1, 2).float()[..., None],
         dt.float(),
@@ -199,7 +199,7 @@ def _mamba_scan(
     if D is not None:
         out = out + hidden_states * D[:, None]
     if z is not None:
-        out = out * F.silu(z)
+        out = out * silu(z)
     return out, state
 
 
