@@ -14,7 +14,7 @@ from speccompile.graph.state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph_capture.masks import UnsupportedByRoute
 
 INDEX = "chooses the keys to attend to by an index of another kind than DeepSeek-V3.2's"
-RECURRENT = "keeps a recurrent or linear-attention state, which cannot be rewound to the accepted tokens yet"
+RECURRENT = "keeps a recurrent or linear-attention state of a kind that is not captured yet"
 
 
 class StepCache(Cache):

@@ -31,18 +31,24 @@ ROWS, WIDTH = 2, 5
 PROBE_LENGTHS = (7, 2**17)
 
 
+_SUMMED_KEYS = "keeps one key for several tokens, and beside it the tokens that none stands for yet"
 _COUNTED_DISTANCES = "scores keys by their distance, counted from one length that all rows of a cache share"
 #: Modules that no route captures, by the name of transformers' class, and why.
-UNSUPPORTED = dict.fromkeys(
-    (
-        "InklingRelativeLogits",
-        "Inkling2RelativeLogits",
-        # From transformers 5.24 on.
-        "Inkling2RelativePositionBias",
-        "Inkling2LoopRelativePositionBias",
-    ),
-    _COUNTED_DISTANCES,
-)
+UNSUPPORTED = {
+    "InklingRelativeLogits": _COUNTED_DISTANCES,
+    "Inkling2RelativeLogits": _COUNTED_DISTANCES,
+    # From transformers 5.24 on.
+    "Inkling2RelativePositionBias": _COUNTED_DISTANCES,
+    "Inkling2LoopRelativePositionBias": _COUNTED_DISTANCES,
+    "DeepseekV4CSACompressor": _SUMMED_KEYS,
+    "DeepseekV4HCACompressor": _SUMMED_KEYS,
+    "Qwen4ExpTextNGramEmbedding": "looks up a token's vector by the ids before it, which it keeps as recurrent state",
+    "Qwen4ExpTextQSAIndexer": "chooses keys by an index that also keeps the positions of all tokens in the cache",
+    "RecurrentGemmaRglru": "keeps its state in itself, not in a cache",
+    "RwkvSelfAttention": "returns its state, and keeps it in no cache",
+    "ZayaCCAProjection": "joins each value with a part of the token's before it, which it keeps as recurrent state",
+    "xLSTMLayer": "keeps its state in a cache of another kind than transformers' common one",
+}
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,11 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
     Raises:
         UnsupportedModel: there is none; names the layer, its class, and the reason for the last route tried.
     """
-    if not cache_argument(model):
-        raise UnsupportedModel(model=info.name, reason=_no_cache(model))
     for path, module in model.named_modules():
         if reason := UNSUPPORTED.get(type(module).__name__):
             raise UnsupportedModel(model=info.name, reason=f"{path} ({type(module).__name__}) {reason}")
+    if not cache_argument(model):
+        raise UnsupportedModel(model=info.name, reason=_no_cache(model))
     reasons: list[str] = []
     for route in routes:
         try:

@@ -141,7 +141,7 @@ def test_a_convolution_is_found_by_its_inputs(make: Callable[[], StepCache]) -> 
     for state, own in enumerate(inputs[:2]):
         assert cache.update_conv_state(own, 4, state_idx=state, conv_kernel_size=4) is own
     assert cache.conv_of(inputs[1]) == "conv_4_1"
-    with pytest.raises(UnsupportedByRoute, match=r"cannot be rewound .* \(conv_4\)"):
+    with pytest.raises(UnsupportedByRoute, match=r"of a kind that is not captured .* \(conv_4\)"):
         cache.check_read()
     assert cache.conv_of(inputs[0]) == "conv_4"
     cache.check_read()
@@ -162,10 +162,10 @@ def test_recurrences_are_named_by_the_layer_that_asked_for_its_state(make: Calla
 @EACH_CACHE
 def test_a_state_of_no_known_recurrence_is_refused(make: Callable[[], StepCache]) -> None:
     cache = make()
-    with pytest.raises(UnsupportedByRoute, match="cannot be rewound"):
+    with pytest.raises(UnsupportedByRoute, match="of a kind that is not captured"):
         cache.recurrence("scan")
     cache.get_recurrent_state(2)
-    with pytest.raises(UnsupportedByRoute, match="cannot be rewound"):
+    with pytest.raises(UnsupportedByRoute, match="of a kind that is not captured"):
         cache.update_recurrent_state(torch.zeros(1), 2)
 
 
@@ -178,7 +178,7 @@ def test_a_layer_that_runs_twice_has_no_one_state() -> None:
 
 
 def test_a_cache_without_recurrent_state_has_none_to_give() -> None:
-    with pytest.raises(UnsupportedByRoute, match="cannot be rewound"):
+    with pytest.raises(UnsupportedByRoute, match="of a kind that is not captured"):
         _ = SlotCache(*arena(), torch.tensor([0]), torch.tensor([[0]]), gather=False).recurrent
 
 

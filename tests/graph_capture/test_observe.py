@@ -35,7 +35,7 @@ FAMILIES = {family.name: family for family in causal_lm_families()}
 F32 = torch.float32
 FULL, WINDOW, CHUNK = Mask(), Mask(window=8), Mask(chunk=8)
 INTERFACE = "transformers' attention interface"
-RECURRENT = "keeps a recurrent or linear-attention state, which cannot be rewound to the accepted tokens yet"
+RECURRENT = "keeps a recurrent or linear-attention state of a kind that is not captured yet"
 
 
 def family(name: str, **overrides: Any) -> PreTrainedModel:
@@ -177,9 +177,12 @@ def bidirectional_bert() -> PreTrainedModel:
 
 REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
     ("inkling", lambda: family("inkling_text"), r"\(InklingRelativeLogits\) scores keys by their distance, counted"),
-    ("rwkv", lambda: family("rwkv"), rf"rwkv\.blocks\.0 \(RwkvBlock\) {RECURRENT}"),
-    ("zaya", lambda: family("zaya"), RECURRENT),
-    ("recurrent_gemma", lambda: family("recurrent_gemma"), RECURRENT),
+    ("rwkv", lambda: family("rwkv"), r"rwkv\.blocks\.0\.attention \(RwkvSelfAttention\) returns its state"),
+    ("zaya", lambda: family("zaya"), r"\(ZayaCCAProjection\) joins each value with a part of the token's before it"),
+    ("recurrent_gemma", lambda: family("recurrent_gemma"), r"\(RecurrentGemmaRglru\) keeps its state in itself"),
+    ("xlstm", lambda: family("xlstm"), r"\(xLSTMLayer\) keeps its state in a cache of another kind"),
+    ("deepseek_v4", lambda: family("deepseek_v4"), r"\(DeepseekV4HCACompressor\) keeps one key for several tokens"),
+    ("qwen4_exp", lambda: family("qwen4_exp_text"), r"\(Qwen4ExpTextQSAIndexer\) chooses keys by an index that also"),
     ("openai-gpt", lambda: family("openai-gpt"), "^it keeps no KV cache$"),
     ("xlnet", lambda: family("xlnet"), "^it keeps no KV cache$"),
     ("reformer", lambda: family("reformer"), "^it keeps no KV cache$"),
