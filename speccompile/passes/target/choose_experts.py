@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 import speccompile.ops  # noqa: F401  defines the ops
+from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.verify import views_of
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.choose_native import choose_native
+from speccompile.utils.torch_private import OpOverload
 
 ops = torch.ops.speccompile
 
@@ -30,10 +35,27 @@ class ChooseExperts(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         op, native = ops.expert_linear.default, ops.native_expert_linear.default
+        size = sum(math.prod(port.shape) * port.dtype.itemsize for port in _read_by(graph, op)) / 2**20
         chosen = choose_native(graph, {op: native if self.native else op})
         kernel = ops.native_expert_linear if self.native else ops.expert_linear
-        note = f"{chosen.matched} linears call {kernel}; their weights are the model's own, neither packed nor rounded"
+        note = (
+            f"{chosen.matched} linears call {kernel}; their weights, {size:.1f} MiB, are the model's own, neither "
+            "packed nor rounded"
+        )
         return Changes(chosen.matched, note)
+
+
+def _read_by(graph: StepGraph, op: OpOverload) -> Iterable[Port]:
+    """The ports of the weights of all calls of ``op``, each once. Some models read them through views."""
+    found: dict[str, Port] = {}
+    for node in graph.graph.find_nodes(op="call_function", target=op):
+        weight: Any = node.args[2]
+        while weight is not None and weight.op != "placeholder":
+            weight = next(views_of(weight), None)
+        # What is computed from weights is none.
+        if weight is not None:
+            found[weight.name] = graph.ports[weight.name]
+    return found.values()
 
 
 def has_experts(graph: StepGraph) -> bool:
