@@ -24,7 +24,7 @@ from speccompile.errors import Closed, LoweringError, Rebuilt
 from speccompile.graph.keys import Kind
 from speccompile.lowering import inductor
 from speccompile.runtime.engine import Engine
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.tracer_isolation import exported_alone, module_twin, silenced, traced_alone
 from support.errors import raises
@@ -57,7 +57,7 @@ def text_of(spec: Speculator, **options: Any) -> list[int]:
 def test_eight_threads_wrap_draw_their_first_tokens_and_generate(backend: str) -> None:
     models = [tiny_llama(seed=seed) for seed in range(5)]
     # This one's attention is captured by its own masks, which transformers looks up by name for every model.
-    models.append(tiny_model(next(family for family in causal_lm_families() if family.name == "falcon")))
+    models.append(tiny_model(find_families(["falcon"])[0]))
     texts = [greedy(model, PROMPT, NEW) for model in models]
     # By the eager backend, so that the first body that Inductor compiles is compiled while these decode.
     serving = [wrapped(model) for model in models[:2]]

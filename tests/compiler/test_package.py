@@ -22,7 +22,7 @@ from speccompile.errors import CannotSave, Closed, CorruptPackage, ForeignPackag
 from speccompile.lowering import inductor
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.policy_controller import Fixed
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.storage import CacheFolder, PackageStorage
 from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
@@ -297,7 +297,7 @@ def test_what_is_no_file_is_told(model: LlamaForCausalLM, tmp_path: Path) -> Non
         (lambda: tiny_llama(dtype=torch.bfloat16), r"\.weight$", r"^float32\[128, 64\]$", r"^bfloat16\[128, 64\]$"),
         (lambda: tiny_llama(rms_norm_eps=1e-3), "^configuration$", "^[0-9a-f]{16}$", "^[0-9a-f]{16}$"),
         (
-            lambda: tiny_model(next(family for family in causal_lm_families() if family.name == "gpt2")),
+            lambda: tiny_model(find_families(["gpt2"])[0]),
             "^model class$",
             r"LlamaForCausalLM$",
             r"GPT2LMHeadModel$",

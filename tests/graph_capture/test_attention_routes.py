@@ -17,7 +17,7 @@ from speccompile.graph_capture.attention import ROUTES, Route, Running, captured
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
 from speccompile.graph_capture.experts import EXPERTS
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from support.tiny import tiny_llama
 
 SLOTS, PLACES, HEADS, GROUPS, DIM, VALUE = 3, 16, 4, 2, 8, 6
@@ -27,7 +27,7 @@ POSITIONS = torch.tensor([[9, 10, 11], [3, 4, 5]])
 
 
 def family(name: str) -> PreTrainedModel:
-    return tiny_model(next(family for family in causal_lm_families() if family.name == name))
+    return tiny_model(find_families([name])[0])
 
 
 def slot_cache(gather: bool = False) -> SlotCache:

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import speccompile
 from speccompile.errors import UnsupportedModel
 from speccompile.graph.step_graph import StepGraph
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
 from support.tiny import Captured, captured, tiny_llama
 
@@ -53,7 +53,7 @@ class Recorder(fx.Interpreter):
 
 
 def family(name: str) -> PreTrainedModel:
-    return tiny_model(next(family for family in causal_lm_families() if family.name == name))
+    return tiny_model(find_families([name])[0])
 
 
 def runnable(model: LlamaForCausalLM) -> Runnable:

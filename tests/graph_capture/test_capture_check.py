@@ -22,7 +22,7 @@ from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.masks import Mask
 from speccompile.lowering.backends import Eager
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from support import tiny
 from support.errors import raises
 from support.tiny import Captured, tiny_llama
@@ -51,7 +51,7 @@ def lower(graph: StepGraph) -> Run:
 
 
 def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
+    return tiny_model(find_families([name])[0], **overrides)
 
 
 def captured(model: PreTrainedModel, max_len: int) -> Checked:

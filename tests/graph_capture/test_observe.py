@@ -26,12 +26,11 @@ from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, observe
-from speccompile.tools.families.tiny import causal_lm_families, tiny_config, tiny_model
+from speccompile.tools.families import find_families, tiny_config, tiny_model
 from speccompile.utils.transformers_version import CACHE, FROM_5_24
 from support.errors import raises
 from support.tiny import tiny_llama
 
-FAMILIES = {family.name: family for family in causal_lm_families()}
 F32 = torch.float32
 FULL, WINDOW, CHUNK = Mask(), Mask(window=8), Mask(chunk=8)
 INTERFACE = "transformers' attention interface"
@@ -39,7 +38,7 @@ RECURRENT = "keeps a recurrent or linear-attention state of a kind that is not c
 
 
 def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(FAMILIES[name], **overrides)
+    return tiny_model(find_families([name])[0], **overrides)
 
 
 def seen(model: PreTrainedModel, *routes: Route) -> Observation:
@@ -170,7 +169,7 @@ def test_a_layer_may_have_several_recurrences() -> None:
 
 
 def bidirectional_bert() -> PreTrainedModel:
-    config = tiny_config(FAMILIES["bert"])
+    config = tiny_config(find_families(["bert"])[0])
     config.is_decoder = False
     return BertLMHeadModel(config).eval()
 

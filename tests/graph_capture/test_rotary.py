@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 import speccompile
 from speccompile.errors import UnsupportedModel
 from speccompile.graph_capture.rotary import changing_tables, check_rotary, fixed_rotary
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
 from support.tiny import tiny_llama
 
@@ -32,7 +32,7 @@ DEFAULT = {"rope_theta": 10000.0, "rope_type": "default"}
 
 
 def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
+    return tiny_model(find_families([name])[0], **overrides)
 
 
 def dynamic_llama() -> PreTrainedModel:

@@ -19,7 +19,7 @@ from speccompile.graph.printing import to_python
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.storage import CacheFolder
 from support.errors import raises
 from support.tiny import captured, tiny_llama
@@ -44,7 +44,7 @@ def wrap(
 
 
 def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
+    return tiny_model(find_families([name])[0], **overrides)
 
 
 def text_of(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:

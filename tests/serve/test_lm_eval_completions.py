@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.models.huggingface import HFLM
-from lm_eval.models.openai_completions import LocalCompletionsAPI
 from transformers import LlamaForCausalLM
 
 from support import serving
-from support.lm_eval_tasks import local_tasks, results_of
 from support.serving import Client
 
 DOCUMENTS = [
@@ -26,6 +23,12 @@ MAX_LEN = 200
 def test_log_likelihoods_and_texts_are_those_of_transformers(
     client: Client, target: LlamaForCausalLM, tmp_path: Path, batch: int, concurrent: int
 ) -> None:
+    # Imported here: it takes seconds, which a process that runs other tests need not spend.
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    from support.lm_eval_tasks import local_tasks, results_of
+
     tokenizer = serving.tokenizer()
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     choose, write = local_tasks(tmp_path, DOCUMENTS)

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile import Speculator
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 
 TIERS = (0, 3)
 NEW_TOKENS = 24
@@ -19,7 +19,7 @@ SIZES = {"max_batch": 4, "max_len": 38 + NEW_TOKENS, "backend": "eager"}
 
 def model_of(name: str, **options: object) -> PreTrainedModel:
     """The tiny random model of a family, with windows of ``WINDOW``."""
-    family = next(family for family in causal_lm_families() if family.name == name)
+    family = find_families([name])[0]
     return tiny_model(family, window=WINDOW, **options)  # type: ignore[arg-type]
 
 

@@ -24,12 +24,20 @@ class Family:
     model_class: type[PreTrainedModel]
 
 
+#: Names of causal-LM classes by family, of which none is imported yet.
+MAPPED: dict[str, str] = MODEL_FOR_CAUSAL_LM_MAPPING._model_mapping
+
+
+@functools.cache
+def _mapped_family(name: str) -> Family:
+    models: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return Family(name, CONFIG_MAPPING[name], models[CONFIG_MAPPING[name]])
+
+
 @functools.cache
 def _families() -> dict[str, Family]:
-    names: dict[str, str] = MODEL_FOR_CAUSAL_LM_MAPPING._model_mapping
-    models: Any = MODEL_FOR_CAUSAL_LM_MAPPING
-    found = [Family(name, CONFIG_MAPPING[name], models[CONFIG_MAPPING[name]]) for name in names]
-    mapped = {"AutoModelForCausalLM", *names.values()}
+    found = [_mapped_family(name) for name in MAPPED]
+    mapped = {"AutoModelForCausalLM", *MAPPED.values()}
     for name in dir(transformers):
         if name.endswith("ForCausalLM") and name not in mapped:
             model_class = getattr(transformers, name)
@@ -43,11 +51,14 @@ def causal_lm_families() -> list[Family]:
 
 
 def find_families(names: Collection[str]) -> list[Family]:
-    """The families of these names, in order of the names.
+    """The families of these names, in order of the names. Only their own modules of transformers are imported, unless
+    ``AutoModelForCausalLM`` does not take one of them: importing all takes seconds.
 
     Raises:
         UnknownFamily: names all that do not exist, and what comes close to each.
     """
+    if all(name in MAPPED for name in names):
+        return [_mapped_family(name) for name in names]
     known = _families()
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -17,7 +17,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import verify
 from speccompile.passes.target.bound_positions import BoundPositions
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.transformers_version import FROM_5_24
 from support.errors import raises
 from support.tiny import captured, tiny_llama
@@ -35,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def family(name: str) -> PreTrainedModel:
     overrides = FAMILIES[name]
-    return tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
+    return tiny_model(find_families([name])[0], **overrides)
 
 
 def wrap(model: PreTrainedModel, max_len: int, **options: Any) -> speccompile.Speculator:

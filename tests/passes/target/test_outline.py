@@ -15,7 +15,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import verify
 from speccompile.passes.target.choose_attention import ChooseAttention
 from speccompile.passes.target.outline import OutlineLayers
-from speccompile.tools.families.tiny import causal_lm_families, tiny_model
+from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
 from support.tiny import captured, tiny_llama
 
@@ -220,7 +220,7 @@ def test_keys_do_not_depend_on_names_and_do_on_constants(three_layers: StepGraph
 
 
 def family(name: str, **overrides: Any) -> StepGraph:
-    model = tiny_model(next(family for family in causal_lm_families() if family.name == name), **overrides)
+    model = tiny_model(find_families([name])[0], **overrides)
     return captured(model, 32).graph
 
 

@@ -203,6 +203,12 @@ def test_close_names_are_those_of_families() -> None:
         find_families(["GPT-NeoX"])
 
 
+def test_families_by_name_are_those_of_the_list() -> None:
+    """Found by name, they are imported alone."""
+    for family in causal_lm_families():
+        assert find_families([family.name]) == [family]
+
+
 def test_every_causal_lm_class_is_listed() -> None:
     listed = {family.model_class.__name__ for family in causal_lm_families()}
     public = {name for name in dir(transformers) if name.endswith("ForCausalLM")} - {"AutoModelForCausalLM"}

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.errors import CannotBeTiny, InvalidOption, SpecCompileError
-from speccompile.tools.families import Family, causal_lm_families, tiny_config, tiny_model
+from speccompile.tools.families import Family, causal_lm_families, find_families, tiny_config, tiny_model
 from speccompile.tools.families.tiny import TEXT_VOCAB, VOCAB
 from support.errors import raises
 
@@ -41,7 +41,7 @@ LENGTH = 48
 
 
 def family(name: str) -> Family:
-    return next(family for family in causal_lm_families() if family.name == name)
+    return find_families([name])[0]
 
 
 @functools.cache
