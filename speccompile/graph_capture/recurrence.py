@@ -151,8 +151,8 @@ def _mamba2_scan(
         of_prompt = cache.positions < cache.recurrent.prompt[:, None]
         dt = torch.where(of_prompt[..., None], dt.clamp(*dt_limit), dt)
     x = hidden_states.float()
-    inputs = x, dt.float(), A.float()[:, None], B.float(), C.float()
-    out = ops.selective_scan_(*inputs, state, *rest)
+    A = A.float()[:, None]
+    out = ops.selective_scan_(x, dt.float(), A, B.float(), C.float(), state, *rest)
     if D is not None:
         out = out + x * D[:, None]
     return out, state

@@ -142,7 +142,7 @@ def _of_node(
 
 def _of_chosen(node: fx.Node, nbytes: int, values: Mapping[fx.Node, Any]) -> int:
     """Of ``nbytes`` of all experts those of as many as the step's tokens can choose."""
-    chosen, weight = (values.get(argument) for argument in node.args[1:3])  # type: ignore[call-overload]
+    chosen, weight = (values.get(argument) for argument in node.args[1:3] if isinstance(argument, fx.Node))
     if not (isinstance(chosen, torch.Tensor) and isinstance(weight, torch.Tensor)):
         return nbytes
     return nbytes * min(chosen.numel(), weight.shape[0]) // weight.shape[0]

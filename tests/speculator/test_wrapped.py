@@ -270,7 +270,8 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
     assert "as many as keep a step within 2 usual ones" in text["engine"]
     assert "prefix reuse on" in text["engine"]
     assert "results are read when a step ends" in text["engine"]
-    assert text["policy"] == str(spec.policy)
+    # Behind it the costs of steps, if a test has measured them.
+    assert text["policy"].startswith(str(spec.policy))
     assert text["acceptance"].startswith("exact")
     assert text["deterministic"].startswith("no")
     assert text["backend"].startswith("eager: asked for")
