@@ -39,15 +39,14 @@ def kind(value: Any) -> Hashable:
 
 
 def of_kind(known: Any) -> Any:
-    """A new fake, or a size, of the given :func:`kind`."""
+    """A new fake, or a size, of the given :func:`kind`; for use in :func:`faking`."""
     if len(known) == 2:
         return known[1]
     shape, dtype, stride, offset, device = known
-    with faking():
-        if not offset:
-            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-        extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, stride, offset)
+    if not offset:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, stride, offset)
 
 
 def settings() -> Hashable:
@@ -68,13 +67,13 @@ class _Call:
 
 def result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The fake result of ``op``. It is cached for inputs of equal :func:`kind`, which layers and tiers repeat."""
-    with faking():
-        return _result(_Call(op, _input_key([*args, *kwargs.items()]), settings(), args, kwargs))
+    return _result(_Call(op, _input_key([*args, *kwargs.items()]), settings(), args, kwargs))
 
 
 @functools.lru_cache(maxsize=4096)
 def _result(call: _Call) -> Any:
-    return call.op(*call.args, **call.kwargs)
+    with faking():
+        return call.op(*call.args, **call.kwargs)
 
 
 def new_result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

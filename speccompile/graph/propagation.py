@@ -30,7 +30,7 @@ def propagate(graph: fx.Graph, ports: Mapping[str, Port], bodies: Mapping[str, B
                 port = ports[node.name]
                 same = old is not None and (tuple(old.shape), old.dtype) == (port.shape, port.dtype)
                 value = old if same else fake(port.shape, port.dtype, device)
-            elif is_current(node) and fresh.isdisjoint(node.all_input_nodes):
+            elif is_current(node) and (not fresh or fresh.isdisjoint(node.all_input_nodes)):
                 continue
             else:
                 value = fake_call(node, bodies)

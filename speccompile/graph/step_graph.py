@@ -138,7 +138,7 @@ class StepGraph:
     @property
     def placeholders(self) -> list[fx.Node]:
         """The nodes of the ports, in the order in which ``step`` receives them."""
-        return [node for node in self.graph.nodes if node.op == "placeholder"]
+        return list(self.graph.find_nodes(op="placeholder"))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

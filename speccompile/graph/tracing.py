@@ -60,8 +60,7 @@ class Tracer:
         Raises:
             ValueError: the function creates a tensor from Python numbers.
         """
-        with faking():
-            kinds = tuple(kind(node.meta["val"]) for node in nodes)
+        kinds = tuple(kind(node.meta["val"]) for node in nodes)
         given = kinds, tuple(map(nodes.index, nodes)), torch.get_default_dtype(), constants
         try:
             return _kept(Call(function, _call_key(function, constants), *given))

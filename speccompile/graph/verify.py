@@ -77,6 +77,13 @@ def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
                 yield from _nodes_of(node, index, name)
 
 
+def _shares_memory(node: fx.Node) -> bool:
+    """Whether :func:`written` or :func:`views_of` may yield something. Most ops have neither."""
+    if node.op == "call_function" and isinstance(node.target, OpOverload):
+        return bool(_aliases(node.target))
+    return node.op != "placeholder"
+
+
 def views_of(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments that the result of ``node`` shares memory with."""
     if node.target is operator.getitem:
@@ -114,15 +121,17 @@ def _check_mutation(graph: StepGraph, fail: Fail) -> None:
     born: dict[fx.Node, int] = {}
     for index, node in enumerate(graph.graph.nodes):
         born[node] = index
-        targets = list(written(graph, node))
-        for argument in node.all_input_nodes:
+        # Before the first write no view is older than one.
+        for argument in node.all_input_nodes if writes else ():
             origin = root.get(argument)
             if origin is not None and argument is not origin and born[argument] < writes.get(origin, -1):
                 fail(
                     f"node {node.name!r} reads {argument.name!r}, a view of state {origin.name!r} that was taken "
                     f"before that state was written"
                 )
-        for target in targets:
+        if not _shares_memory(node):
+            continue
+        for target in written(graph, node):
             origin = root.get(target)
             if origin is None:
                 continue  # a temporary of the step's own

@@ -17,7 +17,8 @@ from speccompile.ops.noise import coins
 
 def fakes() -> list[torch.Tensor]:
     """Two of ``[3, 4]``."""
-    return [of_kind((torch.Size((3, 4)), torch.float32, (4, 1), 0, torch.device("cpu"))) for _ in range(2)]
+    with faking():
+        return [of_kind((torch.Size((3, 4)), torch.float32, (4, 1), 0, torch.device("cpu"))) for _ in range(2)]
 
 
 def calls_of(graph: fx.Graph) -> list[Any]:

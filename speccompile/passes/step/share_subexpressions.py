@@ -33,8 +33,9 @@ class ShareSubexpressions(Pass):
     optional: ClassVar[bool] = True
 
     def run(self, graph: StepGraph) -> Changes:
-        storages = _storages(graph)
-        written_anywhere = {item for node in graph.graph.nodes for item in _written_storages(graph, node, storages)}
+        storages, placeholders = _storages(graph), frozenset(graph.placeholders)
+        writes = {node: _written_storages(graph, node, storages) for node in graph.graph.nodes}
+        written_anywhere: set[fx.Node] = set().union(*writes.values())
         anchors = graph.anchors
         kept = {anchors.tokens, anchors.positions, anchors.start, *anchors.layers, anchors.final_norm, anchors.lm_head}
         kept.update(graph.values.values(), graph.output.all_input_nodes)
@@ -42,8 +43,8 @@ class ShareSubexpressions(Pass):
         first: dict[Hashable, fx.Node] = {}
         shared = 0
         for node in list(graph.graph.nodes):
-            if node.op == "call_function" and _is_pure(graph, node):
-                own = storages[node] - set(graph.placeholders)
+            if node.op == "call_function" and not writes[node] and not _is_random(node):
+                own = storages[node] - placeholders
                 if not own & written_anywhere:
                     key = _key(node, storages, versions)
                     if key not in first:
@@ -52,7 +53,7 @@ class ShareSubexpressions(Pass):
                         graph.replace(node, first[key])
                         shared += 1
                         continue
-            versions.update(_written_storages(graph, node, storages))
+            versions.update(writes[node])
         return Changes(shared, f"{shared} ops computed once")
 
 
@@ -69,9 +70,8 @@ def _written_storages(graph: StepGraph, node: fx.Node, storages: dict[fx.Node, f
     return {storage for target in written(graph, node) for storage in storages[target]}
 
 
-def _is_pure(graph: StepGraph, node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return not any(written(graph, node)) and torch.Tag.nondeterministic_seeded not in tags
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _key(node: fx.Node, storages: dict[fx.Node, frozenset[fx.Node]], versions: Counter[fx.Node]) -> Hashable:
