@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from lm_eval.models.huggingface import HFLM
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import speccompile
 from speccompile import Speculator
 from support.letters import tokenizer
-from support.lm_eval_tasks import local_tasks, results_of
 from support.tiny import tiny_llama
 
 DOCUMENTS = [
@@ -45,6 +43,9 @@ def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    # Imported here: lm-eval takes seconds, which a process that runs other tests need not spend.
+    from support.lm_eval_tasks import local_tasks
+
     choose, write = local_tasks(tmp_path_factory.mktemp("tasks"), DOCUMENTS)
     return [
         choose | {"target_delimiter": "", "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]},
@@ -55,7 +56,11 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def evaluated(
     model: Any, letters: PreTrainedTokenizerFast, tasks: list[dict[str, Any]], batch_size: int
 ) -> tuple[Any, Any]:
-    """See :func:`results_of`."""
+    """See :func:`support.lm_eval_tasks.results_of`."""
+    from lm_eval.models.huggingface import HFLM
+
+    from support.lm_eval_tasks import results_of
+
     harness = HFLM(pretrained=model, tokenizer=letters, max_length=60, batch_size=batch_size)
     return results_of(harness, tasks)
 
