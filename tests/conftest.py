@@ -23,12 +23,23 @@ settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 
 
+#: One test or fixture of each takes half a minute or more, most of it waiting for other processes. They begin first, so
+#: that no process is left with one of them when the others have ended.
+LONGEST = (
+    "tests/docs/test_site.py",
+    "tests/ops/cpu/test_other_cpus.py",
+    "tests/ops/triton/test_interpreted.py",
+    "tests/ranks/test_two_ranks.py",
+)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Tiny tensors gain nothing from a second thread, and tests may share their cores with others.
     torch.set_num_threads(2 if item.get_closest_marker("real") else 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU")
