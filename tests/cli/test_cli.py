@@ -24,8 +24,6 @@ from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, Spe
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.utils.progress import listener, task
 
-pytestmark = pytest.mark.usefixtures("all_prompt_widths")
-
 QUICK = ["--tiers", "0,3", "--backend", "eager"]
 
 
@@ -51,7 +49,7 @@ def test_inspect_without_build_lowers_nothing(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(f"speccompile.lowering.backends.{backend}.lower", refuse)
     result = call("inspect", "tiny", "--no-build", "--tiers", "0,3", "--max-len", "64")
     assert result.exit_code == 0
-    for text in ("capture", "outline", "commit", "tier K=3", "prefill T=8", "1 x 4", "not lowered", "speccompile."):
+    for text in ("capture", "outline", "commit", "tier K=3", "prefill T=16", "1 x 4", "not lowered", "speccompile."):
         assert text in result.stdout, text
 
 
