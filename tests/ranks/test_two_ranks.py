@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from support.guide_tokenizers import EOS, common
 from support.medusa import fitted_heads
 from support.rank_cases import (
     BY_COINS,
+    DRAWS_ALONE,
     FAMILIES,
     HEAD_IDS,
     HOT,
@@ -127,25 +129,19 @@ def folder(
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     tests = Path(__file__).parents[1]
-    of_both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     paths = {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])}
-    with contextlib.ExitStack() as files:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "support.rank_worker", str(folder)],
-                env=os.environ | of_both | paths | {"RANK": rank, "LOCAL_RANK": rank},
-                stdout=files.enter_context((folder / f"log.{rank}").open("w")),
-                stderr=subprocess.STDOUT,
-            )
-            for rank in "01"
-        ]
-        try:
-            codes = [process.wait(timeout=400) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
+    both = subprocess.Popen(
+        [sys.executable, "-m", "support.rank_worker", str(folder), port],
+        env=os.environ | paths | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        both.wait(timeout=400)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(both.pid, signal.SIGKILL)
     logs = "\n".join((folder / f"log.{rank}").read_text()[-3000:] for rank in "01")
-    assert codes == [0, 0], logs
+    assert (folder / "codes").is_file() and json.loads((folder / "codes").read_text()) == [0, 0], logs
     return folder
 
 
@@ -174,7 +170,9 @@ def error_of(folder: Path, name: str, rank: int) -> tuple[str, float]:
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_write_the_text_of_one(folder: Path, plain: dict[str, Any], mode: str) -> None:
     found = of(folder, mode)
-    assert {name: found[name] for name in KINDS} == {name: plain[name] for name in KINDS}
+    kinds = [name for name in KINDS if name in found]
+    assert {name: found[name] for name in kinds} == {name: plain[name] for name in kinds}
+    assert ("alone" in found) == (mode in DRAWS_ALONE)
     # Rank 1 has followed to the end, and was equal after each run.
     assert of(folder, mode, 1) is None
     assert "2 (tensor parallel), this is 0" in found["explain"]
@@ -209,7 +207,7 @@ def test_a_rule_over_draft_probabilities_accepts_what_it_accepts_in_one_process(
 ) -> None:
     options = BY_COINS | ONE_PROCESS | {"draft": str(folder / "eagle3")}
     with wrap(target, "eagle3_one_model", tiers=(0, 3), **options) as spec:
-        assert of(folder, "rejection")["drawn"] == texts(spec, **HOT)
+        assert of(folder, "rejection")["drawn"] == texts(spec, new=20, **HOT)
         assert spec.stats.acceptance_length > 1.1
     assert of(folder, "rejection", 1) is None
 
@@ -331,7 +329,7 @@ def test_a_stalled_rank_is_an_error_on_both_within_the_time_out(folder: Path) ->
 
 def test_a_killed_rank_is_an_error_on_the_other_at_once() -> None:
     """Each of the two while they decode, and the first one in ``wrap``; at random moments."""
-    command = [sys.executable, "-m", "benchmarks.killed_ranks", "--moments", "3", "--timeout", "20"]
+    command = [sys.executable, "-m", "benchmarks.killed_ranks", "--moments", "3", "--timeout", "20", "--span", "0.5"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 moments ended with RankLost within 20 s" in done.stdout

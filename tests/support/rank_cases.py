@@ -38,7 +38,7 @@ from support.our_kernels import our_kernels
 
 PROMPTS = ([5, 6, 7, 8] * 4, list(range(30)), [3], [9, 9, 8, 7, 9, 9, 8])
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_parallel.py"
-NEW = 20
+NEW = 14
 HEAD_IDS = [0, 7, 149, 150, 299]
 REFERENCES: tuple[check.Reference, ...] = ("transformers", "plain")
 #: Of the target: more than the tokens of the guide.
@@ -77,6 +77,9 @@ MODES: dict[str, dict[str, Any]] = {
     "dflash": {"draft": "dflash"},
     "user_provided": {"draft": repeated, "host": True},
 }
+#: Each mode whose requests with a temperature alone are tried in steps of their own; elsewhere they would differ in
+#: nothing that the mode does.
+DRAWS_ALONE = ("suffix_and_head", "tree", "mtp")
 FAMILIES = ("qwen3_moe", "gemma2", "qwen3_next", "gpt_oss")
 #: Its steps commit recurrent state, so it has drafts.
 RECURRENT = "qwen3_next"
@@ -109,13 +112,13 @@ def together(spec: Speculator, lead: Callable[[], Any]) -> Any:
         return lead() if spec.rank == 0 else spec.follow()
 
 
-def all_texts(spec: Speculator) -> dict[str, Any]:
+def all_texts(spec: Speculator, *, alone: bool = True) -> dict[str, Any]:
     """Of requests of each kind. Those that follow a guide run beside others that draw."""
     guide = {"guide": regex_guide("([ab]{2}c){2}", common()), "eos_token_id": EOS}
-    mixed = [ALONE | guide, DRAWN, guide, ALONE]
+    mixed = [ALONE | guide, DRAWN, guide, DRAWN]
     return {
         "greedy": texts(spec),
-        "alone": texts(spec, **ALONE),
+        **({"alone": texts(spec, **ALONE)} if alone else {}),
         "mixed": [
             request.result().token_ids
             for request in [
@@ -130,7 +133,7 @@ def mode(name: str) -> Case:
     def case(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         # Fewer steps to build: that of one mode, and of the case ``engine``, read prompts along with the rows.
         spec = wrapped(model, folder, **({"mode": name, "prefill_budget": 16} | MODES[name]))
-        return together(spec, lambda: all_texts(spec) | {"explain": spec.explain()})
+        return together(spec, lambda: all_texts(spec, alone=name in DRAWS_ALONE) | {"explain": spec.explain()})
 
     return case
 
@@ -165,7 +168,7 @@ def rejection(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     if rank == 1:
         _nudge(spec)
         _negate(spec._build.drafter.network.module.parameters())  # type: ignore[union-attr]
-    return together(spec, lambda: {"drawn": texts(spec, **HOT)})
+    return together(spec, lambda: {"drawn": texts(spec, new=20, **HOT)})
 
 
 def _nudge(spec: Speculator) -> None:
