@@ -136,8 +136,8 @@ def _mamba2_scan(
     name = cache.recurrence("scan")
     if isinstance(cache, RecordingCache):
         heads, depth = hidden_states.shape[2:]
-        inputs, limited = _of_a_place(hidden_states, dt, B), tuple(dt_limit) != NO_LIMIT
-        cache.note(name, RecurrentShape((heads, depth, B.shape[3]), inputs, prompts_differ=limited))
+        size, limited = _of_a_place(hidden_states, dt, B), tuple(dt_limit) != NO_LIMIT
+        cache.note(name, RecurrentShape((heads, depth, B.shape[3]), size, prompts_differ=limited))
         given = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit}
         result: tuple[torch.Tensor, torch.Tensor] = own(hidden_states, dt, A, B, C, **given, **options)
         return result
