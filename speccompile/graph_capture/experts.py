@@ -18,7 +18,6 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph_capture.pointwise import sigmoid
-from speccompile.graph_capture.shard_styles import Sharded
 
 #: The name of our implementation in transformers' interface.
 EXPERTS = "speccompile"
@@ -98,10 +97,8 @@ def _llama4(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch
     values = sigmoid(chosen_logits)
     of = self.experts
     gate, up = expert_linear(tokens[:, None] * values[..., None], chosen, of.gate_up_proj, None, True).chunk(2, dim=-1)
-    outputs = expert_linear(up * of.act_fn(gate), chosen, of.down_proj, None, True).sum(1)
-    # A rank has a slice of every expert.
-    routed = of.summed(outputs) if isinstance(of, Sharded) else outputs
-    return self.shared_expert(tokens) + routed, logits
+    outputs = expert_linear(up * of.act_fn(gate), chosen, of.down_proj, None, True)
+    return self.shared_expert(tokens) + outputs.sum(1), logits
 
 
 def _jetmoe_gating(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:

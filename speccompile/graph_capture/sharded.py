@@ -23,6 +23,8 @@ from speccompile.utils.tracer_isolation import shared_with_twin
 #: logit.
 COMPARED_TOKENS = 8
 COMPARED_SHARE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+#: Modules that the forward of another one reads while a model is captured (``experts.py``), by transformers' name.
+WITHOUT_COLLECTIVES = ("Llama4TextExperts",)
 #: Projections whose outputs are keys, as transformers names them.
 KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
 
@@ -111,6 +113,9 @@ def _restore_forward(name: str, path: str, module: nn.Module, style: str | None)
 def _install(
     name: str, path: str, module: nn.Module, style: str, place: ShardPlace, whole: dict[int, torch.Size]
 ) -> None:
+    if type(module).__name__ in WITHOUT_COLLECTIVES:
+        reason = f"{path} ({type(module).__name__}) is captured by another forward, which has no sum over the ranks"
+        raise UnsupportedModel(model=name, reason=reason)
     if style not in STYLES:
         raise UnsupportedModel(model=name, reason=f"its plan shards {path} by {style!r}, which is not supported")
     kind = STYLES[style]

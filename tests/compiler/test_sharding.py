@@ -8,6 +8,9 @@ import pytest
 
 from speccompile.compiler.sharding import abandoned_on_error
 from speccompile.errors import RankLost, UnsupportedModel
+from speccompile.graph_capture.sharded import ShardPlace, _install
+from support.errors import raises
+from support.families import model_of
 
 
 class Ranks:
@@ -36,3 +39,11 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
     assert raised.value is error and ranks.abandoned
     with pytest.raises(type(error)), abandoned_on_error(None):
         raise error
+
+
+def test_experts_whose_forward_is_another_ones_are_refused_on_all_ranks_before_any_exchange() -> None:
+    path = "model.layers.0.feed_forward.experts"
+    module = model_of("llama4_text").get_submodule(path)
+    reason = f"{path} (Llama4TextExperts) is captured by another forward, which has no sum over the ranks"
+    with raises(UnsupportedModel, model="Llama4ForCausalLM", reason=reason):
+        _install("Llama4ForCausalLM", path, module, "moe_tp_experts", ShardPlace("group", 2, 0), {})
