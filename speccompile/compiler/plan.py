@@ -37,6 +37,7 @@ from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
+from speccompile.utils.devices import traits_of
 from speccompile.utils.warn import warn_caller
 from speccompile.utils.weight_forms import WeightForms
 
@@ -250,7 +251,7 @@ def _learnt_rows(model: PreTrainedModel, config: BuildConfig, mode: Mode, option
 
 
 def _check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: ModelInfo) -> None:
-    if isinstance(options.weights, QuantizedPacks) and not kernels.native and info.device.type != "cpu":
+    if isinstance(options.weights, QuantizedPacks) and not (kernels.native or traits_of(info.device).cpp_ops):
         reason = (
             f"integers of a checkpoint run on a CPU alone, and the model is on {info.device.type}; load it dequantised"
         )

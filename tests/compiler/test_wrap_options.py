@@ -110,7 +110,7 @@ def test_the_command_line_shows_the_sentences_and_bounds_of_the_options() -> Non
                 sentence = "Draft lengths to build, 0 among them" if name == "tiers" else WrapOptions.sentence(name)
                 assert info.help.startswith(sentence) and info.min == WrapOptions.least(name)
                 shown.add(name)
-    assert shown == {"mode", "tiers", "max_batch", "max_len", "backend", "policy", "weights"}
+    assert shown == {"mode", "tiers", "max_batch", "max_len", "backend", "policy", "weights", "calibration"}
 
 
 def test_the_command_line_has_the_defaults_of_the_options() -> None:

@@ -93,7 +93,8 @@ def _is_choice(node: fx.Node) -> bool:
 
 
 def _arguments(choice: fx.Node) -> dict[str, Any]:
-    names = [argument.name for argument in torch.ops.speccompile.choose.default._schema.arguments]
+    op: Any = choice.target
+    names = [argument.name for argument in op._schema.arguments]
     return {**dict(zip(names, choice.args, strict=False)), **choice.kwargs}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,9 @@ import torch
 
 import speccompile
 from speccompile.acceptance import Forced
-from speccompile.errors import InvalidOption
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.lowering.kernels import ON_CUDA, choose_kernels
 from speccompile.speculator.speculator import Speculator
-from support.errors import raises
 from support.tiny import tiny_llama
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 1, 9, 1, 9, 1, 2, 3, 9, 1]])
@@ -79,8 +76,3 @@ def test_cuda_has_a_kernel_for_each(op: str) -> None:
 def test_cuda_takes_them() -> None:
     info = replace(inspect_model(tiny_llama()), device=torch.device("cuda"))
     assert choose_kernels(info) is ON_CUDA and ON_CUDA.step_ops
-
-
-def test_int8_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with raises(InvalidOption, name="weights", reason=re.compile("linears run on Triton's for attention")):
-        wrapped(monkeypatch, step_ops=True, mode="ngram", weights="int8")
