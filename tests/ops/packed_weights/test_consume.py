@@ -187,5 +187,7 @@ def test_memory_of_five_tiers() -> None:
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * (max_len + width) * 2 * 4
     weights = 134_515_008 * 4
     arguments = ["--tiers", "0,1,3,7,15", "--max-len", str(max_len), "--consume"]
-    measured = isolated.run(isolated.SPECULATOR, str(fetch_smollm2()), arguments, {})
+    # A first build generates code, which needs about 100 MB of its own.
+    for _ in range(2):
+        measured = isolated.run(isolated.SPECULATOR, str(fetch_smollm2()), arguments, {})
     assert measured["peak_rss_bytes"] <= 1.3 * weights + kv + 600e6
