@@ -60,10 +60,11 @@ class Policies:
     def policy(self, policy: AnyPolicy) -> None:
         if not isinstance(policy, Policy | LearningPolicy):
             policy = parse_policy(policy, self._draft_lens)
-        if isinstance(policy, LearningPolicy):
+        # A protocol's isinstance is too slow for every step.
+        if learning := isinstance(policy, LearningPolicy):
             policy.check(chains(self._draft_lens))
         # Tiers may be timed between two steps only, and this may be another thread than the one that steps.
-        self._policy, self._chooser = policy, None
+        self._policy, self._learning, self._chooser = policy, learning, None
 
     def prepare(self) -> Chooser:
         """Return the chooser. The tiers are timed first if the policy needs it."""
@@ -80,7 +81,7 @@ class Policies:
     @property
     def learns(self) -> bool:
         """Whether the policy or a recorder uses the inputs and results of steps."""
-        return isinstance(self._policy, LearningPolicy) or self._recorder is not None
+        return self._learning or self._recorder is not None
 
     def choose(self, rows: Sequence[Row], unread: int) -> int:
         """A draft length that a tier has.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -34,7 +34,7 @@ class ExtraOutputs:
     top_logprobs: int = 0
 
     def __bool__(self) -> bool:
-        return any(astuple(self))
+        return bool(self.logprobs or self.prompt_logprobs or self.logits or self.scores or self.top_logprobs)
 
 
 def check_kept(where: str, name: str, value: int, arena: Arena) -> None:
