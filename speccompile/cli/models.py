@@ -33,7 +33,7 @@ def load(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedToken
         ranks: how many processes load their part of it.
 
     Raises:
-        PretrainedError: there is no such model, or it cannot be loaded.
+        PretrainedError: the model does not exist, or cannot be loaded.
         InvalidOption: it cannot be loaded in parts.
     """
     _check_in_parts(name, ranks)

@@ -32,7 +32,7 @@ def families(
 
     exact: the text of transformers' generate, in ragged batches, tiers changing
     refused: wrap says what it cannot do
-    not made: there is no tiny model, or transformers cannot generate with it
+    not made: no tiny model exists, or transformers cannot generate with it
     wrong, broken: faults of speccompile; the exit code is then 1
     route: attention (layers call the attention op) or eager (they keep their own)
     acceptance length: after a periodic prompt; 1.00 if no draft was accepted

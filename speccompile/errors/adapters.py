@@ -14,7 +14,7 @@ class InvalidAdapter(UserError):
 class UnknownAdapter(UserError):
     """No adapter of that name is loaded."""
 
-    template = "there is no adapter {name!r}; loaded: {loaded}. Add it with spec.add_adapter(name, folder)."
+    template = "no adapter is named {name!r}; loaded: {loaded}. Add it with spec.add_adapter(name, folder)."
 
 
 class AdapterRemoved(SpecCompileError):

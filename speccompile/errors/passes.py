@@ -66,4 +66,4 @@ class VerifierError(PassError):
 class UnknownStage(UserError):
     """A tier has no stage of that name."""
 
-    template = "there is no stage {name!r} in {tier}. Stages: {available}."
+    template = "{tier} has no stage {name!r}. Stages: {available}."

@@ -36,7 +36,7 @@ def load(
         ranks: how many processes load their part of it: ``torchrun --nproc-per-node 2``.
 
     Raises:
-        PretrainedError: there is no such model, or it cannot be loaded.
+        PretrainedError: the model does not exist, or cannot be loaded.
     """
     check_tokenizer(name_or_path)
     check_model_name(name_or_path)
@@ -49,7 +49,7 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of ``"smollm2"``, a local folder, a GGUF file, or a hub id.
 
     Raises:
-        PretrainedError: there is no such tokenizer, or it cannot be loaded.
+        PretrainedError: the tokenizer does not exist, or cannot be loaded.
     """
     source = _source(name_or_path)
     with _loading_errors(name_or_path), without_gguf_bar(name_or_path):

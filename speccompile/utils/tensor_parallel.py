@@ -22,7 +22,7 @@ def tensor_parallel(source: str, ranks: int) -> DistributedConfig:
         source: a folder, or a hub id.
 
     Raises:
-        OSError: there is no such model.
+        OSError: the model does not exist.
     """
     config = AutoConfig.from_pretrained(source)
     text = config.get_text_config(decoder=True)

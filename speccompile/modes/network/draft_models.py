@@ -19,7 +19,7 @@ def load_draft(name_or_path: str, target: ModelInfo) -> PreTrainedModel:
     """A draft model in the target's dtype, on its device.
 
     Raises:
-        PretrainedError: there is no such model, or its weights are not all there.
+        PretrainedError: the model does not exist, or its weights are not all there.
     """
     model = load_model(name_or_path, dtype=target.dtype)
     # Its types know no devices but strings.

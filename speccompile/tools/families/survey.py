@@ -41,7 +41,7 @@ _PAD = 0
 class Verdict(enum.StrEnum):
     """What became of a family.
 
-    ``REFUSED``: ``wrap`` says what it cannot do. ``NOT_MADE``: there is no tiny model to try, or transformers cannot
+    ``REFUSED``: ``wrap`` says what it cannot do. ``NOT_MADE``: no tiny model exists, or transformers cannot
     generate with it. ``WRONG`` and ``BROKEN`` are faults of this package: another text, or an error that is none of
     its own.
     """
