@@ -32,10 +32,9 @@ struct Inputs {
   }
 };
 
-// A part's products. Not inlined: in the loop over steps all of the registers are wanted for these, and the compiler
-// would keep other sums in some of them.
+// A part's products: in line for a row or two, so that the next part's loads begin meanwhile.
 template <int ROWS, int LINES>
-[[gnu::noinline]] void add_part(
+[[gnu::always_inline]] inline void add_part(
     const Inputs* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
     const ScaleRows& scales, Ahead ahead, int64_t first_step, Scaled<ROWS>& scaled) {
   const __m512i low_half = _mm512_set1_epi8(15);
@@ -51,8 +50,7 @@ template <int ROWS, int LINES>
       whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offsets[part]);
     }
   }
-#pragma GCC unroll 1
-  for (int64_t step = 0; step < kPartSteps; ++step) {
+  const auto step_of = [&](int64_t step) __attribute__((always_inline)) {
     const __m512i both = _mm512_loadu_si512(packed + step * kStepBytes);
     const __m512i low = _mm512_and_si512(both, low_half);
     const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
@@ -64,16 +62,40 @@ template <int ROWS, int LINES>
       const __m512i own = _mm512_set1_epi32(four);
       whole[row][0] = _mm512_dpbusd_epi32(whole[row][0], low, own);
       whole[row][1] = _mm512_dpbusd_epi32(whole[row][1], high, own);
-      // Products in another order would want more registers than there are.
-      asm("" : "+v"(whole[row][0]), "+v"(whole[row][1]));
+      if constexpr (ROWS > kFewRows) {
+        // Products in another order would want more registers than there are.
+        asm("" : "+v"(whole[row][0]), "+v"(whole[row][1]));
+      }
+    }
+  };
+  if constexpr (ROWS > kFewRows) {
+#pragma GCC unroll 1
+    for (int64_t step = 0; step < kPartSteps; ++step) {
+      step_of(step);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int64_t step = 0; step < kPartSteps; ++step) {
+      step_of(step);
     }
   }
-  // Without it, the offsets are kept until here, for the minimums that there may be.
-  asm("" ::: "memory");
+  if constexpr (ROWS > kFewRows) {
+    // Without it, the offsets are kept until here, for the minimums that there may be.
+    asm("" ::: "memory");
+  }
   const auto input = [&](int row) {
     return static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / kOffset);
   };
   scaled.add(whole, scales, part == 0, part == kParts - 1, input, input_scales, groups);
+}
+
+// Not inlined: in the loop over steps all of the registers are wanted for the products of many rows, and the compiler
+// would keep other sums in some of them.
+template <int ROWS, int LINES>
+[[gnu::noinline]] void add_part_apart(
+    const Inputs* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
+    const ScaleRows& scales, Ahead ahead, int64_t first_step, Scaled<ROWS>& scaled) {
+  add_part<ROWS, LINES>(inputs, input_scales, groups, part, packed, scales, ahead, first_step, scaled);
 }
 
 template <int ROWS, int LINES>
@@ -82,10 +104,17 @@ void tile(
     float* y, int64_t y_stride, Ahead ahead) {
   Scaled<ROWS> scaled;
   for (int64_t group = 0; group < groups; ++group) {
+#pragma GCC unroll 2
     for (int64_t part = 0; part < kParts; ++part, scales.next()) {
-      add_part<ROWS, LINES>(
-          inputs + group, input_scales + group, groups, part, packed + group * kGroupBytes + part * kPartBytes, scales,
-          ahead, (group * kParts + part) * kPartSteps, scaled);
+      const uint8_t* const of_part = packed + group * kGroupBytes + part * kPartBytes;
+      const int64_t first_step = (group * kParts + part) * kPartSteps;
+      if constexpr (ROWS > kFewRows) {
+        add_part_apart<ROWS, LINES>(
+            inputs + group, input_scales + group, groups, part, of_part, scales, ahead, first_step, scaled);
+      } else {
+        add_part<ROWS, LINES>(
+            inputs + group, input_scales + group, groups, part, of_part, scales, ahead, first_step, scaled);
+      }
     }
   }
   scaled.store(y, y_stride);
