@@ -19,8 +19,9 @@ from typing import Any
 import speccompile
 from speccompile import Speculator, acceptance, guides, hidden_states, modes, policies
 from speccompile.runtime.check import CheckReport
-from speccompile.runtime.engine import Capacity, Engine
+from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
+from speccompile.runtime.request_submitter import Capacity
 from speccompile.runtime.result import Result, Timings
 from speccompile.runtime.stats import RequestStats, Stats
 from speccompile.sampling import OPTIONS

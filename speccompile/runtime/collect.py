@@ -46,8 +46,8 @@ def save_texts(
         own = None if sampling is None else sampling.of_row(number, len(prompts))
         params = Params(max_new_tokens, tuple(eos), own, patient=True, record=record_spec)
         shown = torch.tensor([prompts[number]])
-        request = engine.new_request(prompts[number], params, shown, None, StoppingCriteriaList())
-        engine.enqueue([request])
+        request = engine.submitter.create(engine, prompts[number], params, shown, None, StoppingCriteriaList())
+        engine.turns.enqueue([request])
         return request
 
     specs = [(index, RecordSpec(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]

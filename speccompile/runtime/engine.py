@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase
 
-from speccompile.adapters.buffers import AdapterBuffers
-from speccompile.errors import CannotCopy, Closed
-from speccompile.graph.arena import Arena
+from speccompile.errors import CannotCopy
 from speccompile.graph.keys import KINDS, ChunkKind, Kind, TierName
-from speccompile.hidden_states.options import SavedRows
-from speccompile.hidden_states.records import RecordSpec
-from speccompile.lowering.tier import Executables, Tier
-from speccompile.modes.base import HostDraft
-from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.lowering.tier import Tier
 from speccompile.policies.base import AnyPolicy
-from speccompile.ranks.ranks import Ranks
 from speccompile.runtime import open_engines
-from speccompile.runtime.async_driver import AsyncDriver
-from speccompile.runtime.engine_parts import connect_parts
-from speccompile.runtime.learning import Adoption, Collector, Learner, Learning, Pupil
+from speccompile.runtime.engine_parts import EngineParts
 from speccompile.runtime.listener import Streamer
-from speccompile.runtime.options import EngineOptions, StepTraits
-from speccompile.runtime.outcomes import Outcomes
-from speccompile.runtime.params import Params
 from speccompile.runtime.request import Request
-from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
-from speccompile.runtime.saver import Saver
-from speccompile.runtime.shutdown import Shutdown
-from speccompile.runtime.target import EosTokens, Target
-from speccompile.runtime.tier_table import TierTable
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """The load of the engine, and its room for further requests.
-
-    Args:
-        slots: all of them; ``free_slots`` of them have no owner.
-        waiting: requests without a slot; ``room`` more would be accepted.
-    """
-
-    slots: int
-    free_slots: int
-    waiting: int
-    room: int
-
-
-def _no_mixed_tiers(kind: Kind) -> Mapping[TierName, Tier]:
-    """With a given prefill budget no step reads a prompt along."""
-    return {}
+from speccompile.runtime.request_submitter import Capacity
+from speccompile.runtime.target import EosTokens
 
 
 class Engine:
@@ -71,8 +34,9 @@ class Engine:
 
     It is composed of parts, one file each, which :mod:`speccompile.runtime.engine_parts` connects::
 
-        Engine -- RequestFactory    arguments to requests
+        Engine -- RequestSubmitter  creates and queues requests; RequestFactory reads their arguments
                -- Turns             which thread steps; AsyncDriver steps for async readers
+               -- OnlineTraining    trains a draft head from the sequences of requests
                -- Shutdown          what it does when it is closed or dropped, and in a forked child
                -- AdapterTable      the LoRA adapters that are loaded
                    -- Scheduler     one step
@@ -80,55 +44,15 @@ class Engine:
                        -- TierTable, Batch, Slots, WaitingQueue
 
     Args:
-        target: the wrapped model.
-        arena: state of all slots.
-        executables: those of requests without special needs.
-        make: builds the executables of another kind, when the first request needs them.
-        make_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
-        policy: chooses the draft length of each step.
-        outcomes: results of each run, for the host.
-        traits: what the executables require.
-        options: of the caller.
-        host_draft: a drafter on the host, called before each step.
-        saver: saves hidden states of sequences; None if they are not saved.
-        adapters: the arena's buffers of adapters; None if it has none.
-        ranks: of a sharded model, which run what this engine runs.
+        parts: as :func:`~speccompile.runtime.engine_parts.connect_parts` connects them.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        arena: Arena,
-        executables: Executables,
-        make: Callable[[Kind], Executables],
-        make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
-        policy: AnyPolicy,
-        outcomes: Outcomes,
-        *,
-        traits: StepTraits,
-        options: EngineOptions,
-        host_draft: HostDraft | None = None,
-        saver: Saver | None = None,
-        adapters: AdapterBuffers | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self.arena = arena
-        self.ranks = ranks
-        self.options = options
-        self.traits = traits
-        self.saver = saver
-        parts = connect_parts(
-            target,
-            arena,
-            TierTable(executables, make, make_mixed if options.prefill_budget is None else _no_mixed_tiers),
-            policy,
-            outcomes,
-            traits=traits,
-            options=options,
-            host_draft=host_draft,
-            saver=saver,
-            adapters=adapters,
-        )
+    def __init__(self, parts: EngineParts) -> None:
+        self.arena = parts.arena
+        self.ranks = parts.ranks
+        self.options = parts.options
+        self.traits = parts.traits
+        self.saver = parts.saver
         self.prefix_reuse = parts.prefix_reuse
         self.stats = parts.stats
         self.table = parts.table
@@ -141,12 +65,12 @@ class Engine:
         self.scheduler = parts.scheduler
         self.turns = parts.turns
         self.adapters = parts.adapters
-        self._departures = parts.departures
-        self._driver = AsyncDriver(self.turns)
-        self._factory = RequestFactory(target, arena, self.adapters, saver, drawn=traits.drawn)
-        self._shutdown = Shutdown(self.turns, self._driver, self._departures, ranks, saver)
+        self.submitter = parts.submitter
+        self.training = parts.training
+        self._async_driver = parts.async_driver
+        self._shutdown = parts.shutdown
         open_engines.add(self)
-        if saver is not None:
+        if self.saver is not None:
             self._shutdown.write_when_dropped(self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -321,51 +245,11 @@ class Engine:
             adapter=adapter,
             sampling=options,
         )
-        self._check_accepts()
-        request = self._factory.from_options(self, self._prepare_missing, ids, given)
-        try:
-            self.enqueue([request])
-        except KeyboardInterrupt:
-            # It is queued already, but the caller never receives it.
-            request.cancel()
-            raise
-        except BaseException:
-            self._factory.cancel_record(request.params)
-            raise
-        return request
-
-    def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
-        """As :meth:`RequestFactory.reserve_record`."""
-        return self._factory.reserve_record(where, record)
-
-    def new_request(
-        self,
-        prompt: list[int],
-        params: Params,
-        shown: torch.Tensor,
-        streamer: Streamer | None,
-        criteria: StoppingCriteriaList,
-    ) -> Request:
-        """Create a request, after the executables that it runs are built. It is not queued yet. ``shown`` ``[1, P]`` is
-        the prompt as streamers and criteria see it."""
-        self._check_accepts()
-        return self._factory.make(self, self._prepare_missing, prompt, params, shown, streamer, criteria)
-
-    def _check_accepts(self) -> None:
-        self.turns.check_process()
-        if self.ranks is not None:
-            self.ranks.check_leads()
-
-    def enqueue(self, requests: list[Request]) -> None:
-        """As :meth:`Turns.enqueue`."""
-        self.turns.enqueue(requests)
+        return self.submitter.submit(self, ids, given)
 
     def capacity(self) -> Capacity:
         """The current capacity. Another thread may change it at once."""
-        self.turns.end_abandoned()
-        self.turns.clean_up()
-        free, waiting = self.slots.free, len(self.waiting)
-        return Capacity(self.arena.layout.max_batch, free, waiting, max(0, self.waiting.limit + free - waiting))
+        return self.submitter.capacity()
 
     # --- stepping ------------------------------------------------------------------------------------
 
@@ -397,12 +281,7 @@ class Engine:
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
         """Build the executables of a kind, from any thread; for requests whose tokens are ``watched``, its mixed tiers
         too. Other threads step meanwhile, unless the build itself runs the executables over the arena."""
-        with self.turns.while_building(alone=self.traits.captured):
-            self.table.prepare(kind, watched=watched)
-
-    def _prepare_missing(self, kind: Kind, watched: bool) -> None:
-        if not self.table.prepared(kind, watched=watched):
-            self.prepare(kind, watched=watched)
+        self.submitter.prepare(kind, watched=watched)
 
     # --- the driver of requests (speccompile.runtime.request.Driver) ---------------------------------
 
@@ -426,35 +305,9 @@ class Engine:
 
     async def wait_async(self, request: Request, seen: int) -> None:
         """Wait until ``request`` has more than ``seen`` new tokens or has ended; the event loop is not blocked."""
-        await self._driver.wait(request, seen)
-
-    # --- learning ------------------------------------------------------------------------------------
-
-    @property
-    def learner(self) -> Learner | None:
-        """What trains the draft head; None if nothing does."""
-        return self._shutdown.learner
-
-    def learn(self, learning: Learning, head: nn.Module, packs: WeightPacks, rows: SavedRows, target: Target) -> None:
-        """Let ``learning`` train ``head``, whose executables read ``packs``, from the texts of requests to come.
-
-        Args:
-            rows: what steps keep of each position.
-        """
-        adopt, turns = Adoption(head, packs, target, self.turns), self.turns
-        self._shutdown.learner = learner = learning.start(Pupil(head, target.model, adopt, lambda: turns.idle))
-        self._departures.keeper = Collector(learner, rows, self.arena)
+        await self._async_driver.wait(request, seen)
 
     # --- the end -------------------------------------------------------------------------------------
-
-    @property
-    def closed_error(self) -> type[Closed]:
-        """The class that is raised after it is closed."""
-        return self.turns.closed_error
-
-    @closed_error.setter
-    def closed_error(self, error: type[Closed]) -> None:
-        self.turns.closed_error = error
 
     def close(self) -> None:
         """Cancel all requests, accept no more, and write the pending records.

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.graph.arena import Arena
+from speccompile.graph.keys import Kind, TierName
+from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy
+from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.adapter_table import AdapterTable
+from speccompile.runtime.async_driver import AsyncDriver
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
 from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime.learning import OnlineTraining
 from speccompile.runtime.measure import measure_tiers
 from speccompile.runtime.options import EngineOptions, StepTraits
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.prompt_reader import PromptReader
+from speccompile.runtime.request_factory import RequestFactory
+from speccompile.runtime.request_submitter import RequestSubmitter
 from speccompile.runtime.saver import Saver
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.segmented_drafter import SegmentedDrafter
+from speccompile.runtime.shutdown import Shutdown
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.target import Target
@@ -42,6 +51,13 @@ class EngineParts:
         prefix_reuse: whether ``slots`` reuse the KV of known prefixes.
     """
 
+    arena: Arena
+    traits: StepTraits
+    options: EngineOptions
+    saver: Saver | None
+    ranks: Ranks | None
+    stats: Stats
+    prefix_reuse: bool
     table: TierTable
     batch: Batch
     waiting: WaitingQueue
@@ -51,26 +67,52 @@ class EngineParts:
     choice: TierChoice
     scheduler: Scheduler
     turns: Turns
-    stats: Stats
-    departures: Departures
-    prefix_reuse: bool
     adapters: AdapterTable
+    submitter: RequestSubmitter
+    training: OnlineTraining
+    async_driver: AsyncDriver
+    shutdown: Shutdown
+
+
+def _no_mixed_tiers(kind: Kind) -> Mapping[TierName, Tier]:
+    """With a given prefill budget no step reads a prompt along."""
+    return {}
 
 
 def connect_parts(
     target: Target,
     arena: Arena,
-    table: TierTable,
+    executables: Executables,
+    make: Callable[[Kind], Executables],
+    make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
     policy: AnyPolicy,
     outcomes: Outcomes,
     *,
     traits: StepTraits,
     options: EngineOptions,
-    host_draft: HostDraft | None,
-    saver: Saver | None,
-    adapters: AdapterBuffers | None,
+    host_draft: HostDraft | None = None,
+    saver: Saver | None = None,
+    adapters: AdapterBuffers | None = None,
+    ranks: Ranks | None = None,
 ) -> EngineParts:
-    """Create the parts of an engine. Arguments as of :class:`~speccompile.runtime.engine.Engine`."""
+    """Create the parts of an :class:`~speccompile.runtime.engine.Engine`.
+
+    Args:
+        target: the wrapped model.
+        arena: state of all slots.
+        executables: those of requests without special needs.
+        make: builds the executables of another kind, when the first request needs them.
+        make_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
+        policy: chooses the draft length of each step.
+        outcomes: results of each run, for the host.
+        traits: what the executables require.
+        options: of the caller.
+        host_draft: a drafter on the host, called before each step.
+        saver: saves hidden states of sequences; None if they are not saved.
+        adapters: the arena's buffers of adapters; None if it has none.
+        ranks: of a sharded model, which run what this engine runs.
+    """
+    table = TierTable(executables, make, make_mixed if options.prefill_budget is None else _no_mixed_tiers)
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
     # KV of a decode step and of a prompt chunk differ in their last bits.
     prefix_reuse = options.prefix_reuse and not traits.one_shape
@@ -135,18 +177,38 @@ def connect_parts(
         drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
     )
     turns = Turns(scheduler, waiting, slots, departures, arena.device, saves=saver is not None)
-    return EngineParts(
+    adapter_table = AdapterTable(adapters, arena, slots, waiting, turns)
+    async_driver, training = AsyncDriver(turns), OnlineTraining(arena, turns, departures)
+    submitter = RequestSubmitter(
+        RequestFactory(target, arena, adapter_table, saver, drawn=traits.drawn),
         table,
-        batch,
-        waiting,
-        slots,
-        policies,
-        prompts,
-        choice,
-        scheduler,
         turns,
-        stats,
-        departures,
-        prefix_reuse,
-        AdapterTable(adapters, arena, slots, waiting, turns),
+        slots,
+        waiting,
+        ranks,
+        max_batch=arena.layout.max_batch,
+        captured=traits.captured,
+    )
+    return EngineParts(
+        arena=arena,
+        traits=traits,
+        options=options,
+        saver=saver,
+        ranks=ranks,
+        stats=stats,
+        prefix_reuse=prefix_reuse,
+        table=table,
+        batch=batch,
+        waiting=waiting,
+        slots=slots,
+        policies=policies,
+        prompts=prompts,
+        choice=choice,
+        scheduler=scheduler,
+        turns=turns,
+        adapters=adapter_table,
+        submitter=submitter,
+        training=training,
+        async_driver=async_driver,
+        shutdown=Shutdown(turns, async_driver, training, ranks, saver),
     )

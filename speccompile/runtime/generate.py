@@ -165,12 +165,13 @@ def decode(
     # Each row draws with its own seed, and has its own copies of processors and criteria that the host calls.
     own = [None if sampling is None else sampling.of_row(index, count) for index in range(count)]
     requests = [
-        engine.new_request(
+        engine.submitter.create(
+            engine,
             prompt,
             replace(
                 params,
                 sampling=own[index],
-                record=engine.reserve_record("generate", record),
+                record=engine.submitter.reserve_record("generate", record),
                 adapter=params.adapter if adapters is None else adapters[index],
             ),
             row,
@@ -188,7 +189,7 @@ def decode(
             if request.error is not None:
                 raise request.error
             if request.finish_reason == "cancelled":
-                raise engine.closed_error()
+                raise engine.turns.closed_error()
     finally:
         for request in requests:
             request.cancel()
@@ -212,7 +213,7 @@ def _enqueue_more(engine: Engine, requests: list[Request], first: int, queued: i
         group = requests[queued : queued + (1 if queued else slots)]
         try:
             # A Ctrl-C that comes meanwhile is raised after it, when they are queued.
-            engine.enqueue(group)
+            engine.turns.enqueue(group)
         except QueueFull:
             if not queued:
                 raise

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from speccompile.graph.arena import Arena
 from speccompile.hidden_states.options import SavedRows
 from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.runtime.departures import Departures
 from speccompile.runtime.request import Request
 from speccompile.runtime.target import Target
 from speccompile.runtime.turns import Turns
@@ -136,3 +137,38 @@ class Adoption:
 
         with self._turns.own():
             self._target.change_drafter(copy)
+
+
+class OnlineTraining:
+    """The training of a draft head while an engine serves.
+
+    Attributes:
+        learner: trains the head; None if nothing does.
+    """
+
+    def __init__(self, arena: Arena, turns: Turns, departures: Departures) -> None:
+        self._arena = arena
+        self._turns = turns
+        self._departures = departures
+        self.learner: Learner | None = None
+
+    def start(self, learning: Learning, head: nn.Module, packs: WeightPacks, rows: SavedRows, target: Target) -> None:
+        """Let ``learning`` train ``head``, whose executables read ``packs``, from the texts of requests to come.
+
+        Args:
+            rows: what steps keep of each position.
+        """
+        adopt, turns = Adoption(head, packs, target, self._turns), self._turns
+        self.learner = learner = learning.start(Pupil(head, target.model, adopt, lambda: turns.idle))
+        self._departures.keeper = Collector(learner, rows, self._arena)
+
+    def close(self) -> None:
+        """Train no more."""
+        if self.learner is not None:
+            # In a callback its thread may wait for the current step.
+            self.learner.close(wait=not self._turns.in_turn)
+
+    def after_fork(self) -> None:
+        """In a forked child. The learner's thread is the parent's."""
+        if self.learner is not None:
+            self.learner = self._departures.keeper = None

@@ -6,28 +6,22 @@ import weakref
 
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.async_driver import AsyncDriver
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.learning import Learner
+from speccompile.runtime.learning import OnlineTraining
 from speccompile.runtime.saver import Saver
 from speccompile.runtime.turns import Turns
 
 
 class Shutdown:
-    """Ends what an engine runs beside its steps: threads, files, and other ranks.
-
-    Attributes:
-        learner: trains the draft head while requests are served; None if nothing does.
-    """
+    """Ends what an engine runs beside its steps: threads, files, and other ranks."""
 
     def __init__(
-        self, turns: Turns, driver: AsyncDriver, departures: Departures, ranks: Ranks | None, saver: Saver | None
+        self, turns: Turns, driver: AsyncDriver, training: OnlineTraining, ranks: Ranks | None, saver: Saver | None
     ) -> None:
         self._turns = turns
         self._driver = driver
-        self._departures = departures
+        self._training = training
         self._ranks = ranks
         self._saver = saver
-        self.learner: Learner | None = None
 
     def write_when_dropped(self, engine: object) -> None:
         """Let an engine that is dropped without ``close()`` write its pending records. At exit ``open_engines`` closes
@@ -41,9 +35,7 @@ class Shutdown:
         self._turns.close()
         if self._ranks is not None:
             self._ranks.close()
-        if self.learner is not None:
-            # In a callback its thread may wait for the current step.
-            self.learner.close(wait=not self._turns.in_turn)
+        self._training.close()
         # In a callback the current step may still end a request: then records are written when the interpreter ends.
         if self._saver is not None and not self._turns.forked and not self._turns.in_turn:
             self._dropped.detach()
@@ -55,9 +47,7 @@ class Shutdown:
         self._driver.after_fork()
         if self._ranks is not None:
             self._ranks.after_fork()
-        if self.learner is not None:
-            # Its thread is the parent's.
-            self.learner = self._departures.keeper = None
+        self._training.after_fork()
         if self._saver is not None:
             # Its files are the parent's.
             self._dropped.detach()

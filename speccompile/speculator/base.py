@@ -16,6 +16,7 @@ from speccompile.graph.keys import DRAWING
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.check import Answer, answer_of
 from speccompile.runtime.engine import Engine
+from speccompile.runtime.engine_parts import connect_parts
 from speccompile.runtime.options import StepTraits
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.policy_controller import AnyPolicy
@@ -63,7 +64,7 @@ class SpeculatorBase:
             () if build.drafter is None else build.drafter.weights.values(),
             calls_host=build.captures is None and config.ranks is None,
         )
-        engine = Engine(
+        parts = connect_parts(
             target,
             arena=build.arena,
             executables=build.executables,
@@ -88,9 +89,12 @@ class SpeculatorBase:
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
             ranks=config.ranks,
         )
+        engine = Engine(parts)
         if options.learn is not None:
             assert build.drafter is not None and config.saved is not None
-            engine.learn(options.learn, build.drafter.network.module, build.drafter.packs, config.saved, target)
+            engine.training.start(
+                options.learn, build.drafter.network.module, build.drafter.packs, config.saved, target
+            )
         if options.sampling and (config.ranks is None or config.ranks.leads):
             # No other thread has the engine yet, so no step runs meanwhile.
             for kind in config.kinds:
@@ -201,7 +205,7 @@ class SpeculatorBase:
         engine, self._engine = self._engine, None
         self._build = self._target = self._answer = None
         if engine is not None:
-            engine.closed_error = error
+            engine.turns.closed_error = error
             engine.close()
             # Freed before the C library returns free memory to the system.
             del engine

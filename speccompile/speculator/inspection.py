@@ -103,7 +103,7 @@ class Inspection(SpeculatorBase):
         Raises:
             InvalidOption: this wrap trains no head.
         """
-        learner = self.engine.learner
+        learner = self.engine.training.learner
         if learner is None:
             raise InvalidOption(where="wrap", name="learn", value=None, reason="give an OnlineTraining(...)")
         return learner

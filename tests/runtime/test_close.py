@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from speccompile.errors import Closed
-from speccompile.runtime.engine import Capacity, Engine
+from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
+from speccompile.runtime.request_submitter import Capacity
 from support.engines import MAX_BATCH, PATIENCE, Make, UntilClosed, admit_all, prompt, threads
 from support.errors import raises
 from support.recorder import Recorder

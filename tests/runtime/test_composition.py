@@ -25,10 +25,11 @@ PARTS = [
     "slots",
     "waiting",
     "policies",
-    "_driver",
-    "_factory",
-    "_shutdown",
     "adapters",
+    "submitter",
+    "training",
+    "_async_driver",
+    "_shutdown",
 ]  # attributes of an engine
 
 

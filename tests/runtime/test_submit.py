@@ -24,7 +24,8 @@ from speccompile.errors import (
     UnknownOption,
     WeightsReplaced,
 )
-from speccompile.runtime.engine import Capacity, Engine
+from speccompile.runtime.engine import Engine
+from speccompile.runtime.request_submitter import Capacity
 from support.engines import (
     MAX_BATCH,
     MAX_LEN,

@@ -1,0 +1,128 @@
+"""How requests come into the engine: what they run is built, they are created, and they are queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import StoppingCriteriaList
+
+from speccompile.graph.keys import Kind
+from speccompile.hidden_states.records import RecordSpec
+from speccompile.ranks.ranks import Ranks
+from speccompile.runtime.listener import Streamer
+from speccompile.runtime.params import Params
+from speccompile.runtime.request import Driver, Request
+from speccompile.runtime.request_factory import RequestFactory
+from speccompile.runtime.request_options import SubmitOptions
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.tier_table import TierTable
+from speccompile.runtime.turns import Turns
+from speccompile.runtime.waiting import WaitingQueue
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The load of the engine, and its room for further requests.
+
+    Args:
+        slots: all of them; ``free_slots`` of them have no owner.
+        waiting: requests without a slot; ``room`` more would be accepted.
+    """
+
+    slots: int
+    free_slots: int
+    waiting: int
+    room: int
+
+
+class RequestSubmitter:
+    """Creates requests in any thread, after the executables that they run are built, and queues them.
+
+    Args:
+        ranks: of a sharded model; one of them accepts requests.
+        max_batch: the number of slots.
+        captured: as of :class:`~speccompile.runtime.options.StepTraits`.
+    """
+
+    def __init__(
+        self,
+        factory: RequestFactory,
+        table: TierTable,
+        turns: Turns,
+        slots: Slots,
+        waiting: WaitingQueue,
+        ranks: Ranks | None,
+        *,
+        max_batch: int,
+        captured: bool,
+    ) -> None:
+        self._factory = factory
+        self._table = table
+        self._turns = turns
+        self._slots = slots
+        self._waiting = waiting
+        self._ranks = ranks
+        self._max_batch = max_batch
+        self._captured = captured
+
+    def submit(self, driver: Driver, ids: Sequence[int] | torch.Tensor, options: SubmitOptions) -> Request:
+        """Create a request of the arguments of :meth:`~speccompile.runtime.engine.Engine.submit`, and queue it.
+
+        Args:
+            driver: steps for the request.
+
+        Raises:
+            QueueFull, Closed, UserError: as there.
+        """
+        self._check_accepts()
+        request = self._factory.from_options(driver, self._prepare_missing, ids, options)
+        try:
+            self._turns.enqueue([request])
+        except KeyboardInterrupt:
+            # It is queued already, but the caller never receives it.
+            request.cancel()
+            raise
+        except BaseException:
+            self._factory.cancel_record(request.params)
+            raise
+        return request
+
+    def create(
+        self,
+        driver: Driver,
+        prompt: list[int],
+        params: Params,
+        shown: torch.Tensor,
+        streamer: Streamer | None,
+        criteria: StoppingCriteriaList,
+    ) -> Request:
+        """Create a request of checked ``params``. It is not queued yet. Arguments as of :meth:`RequestFactory.make`."""
+        self._check_accepts()
+        return self._factory.make(driver, self._prepare_missing, prompt, params, shown, streamer, criteria)
+
+    def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
+        """As :meth:`RequestFactory.reserve_record`."""
+        return self._factory.reserve_record(where, record)
+
+    def prepare(self, kind: Kind, *, watched: bool = False) -> None:
+        """As :meth:`~speccompile.runtime.engine.Engine.prepare`."""
+        with self._turns.while_building(alone=self._captured):
+            self._table.prepare(kind, watched=watched)
+
+    def capacity(self) -> Capacity:
+        """The current capacity. Another thread may change it at once."""
+        self._turns.end_abandoned()
+        self._turns.clean_up()
+        free, waiting = self._slots.free, len(self._waiting)
+        return Capacity(self._max_batch, free, waiting, max(0, self._waiting.limit + free - waiting))
+
+    def _check_accepts(self) -> None:
+        self._turns.check_process()
+        if self._ranks is not None:
+            self._ranks.check_leads()
+
+    def _prepare_missing(self, kind: Kind, watched: bool) -> None:
+        if not self._table.prepared(kind, watched=watched):
+            self.prepare(kind, watched=watched)
