@@ -7,7 +7,7 @@ from collections.abc import Collection
 from speccompile.adapters.buffers import OF_SLOT, PREFIX
 from speccompile.graph.state import Layout, recurrent_names
 from speccompile.graph_capture.observe import Observation
-from speccompile.report.data import Buffer
+from speccompile.report.memory_data import Buffer
 from speccompile.sampling.pipeline import all_processors, sampling_state
 
 _SEQUENCE = frozenset({"tokens", "length", "prompt_length", "limit", "alive", "eos", "draft_limit"})

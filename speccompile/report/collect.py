@@ -20,28 +20,14 @@ from speccompile.passes.base import Pass
 from speccompile.report.bandwidth import read_bandwidth
 from speccompile.report.buffers import buffers_of
 from speccompile.report.costs import floor_ms, kernel_rows, region_costs, times_of
-from speccompile.report.data import (
-    FORMAT,
-    Acceptance,
-    Collective,
-    Decoded,
-    Executable,
-    Machine,
-    Measured,
-    Program,
-    RegionCost,
-    Report,
-    Span,
-    Subject,
-    TierReport,
-    TraceReport,
-    TreeShape,
-)
+from speccompile.report.data import FORMAT, Executable, Machine, Report, Span, Subject, TierReport, TreeShape
 from speccompile.report.fallbacks import fallbacks_of
 from speccompile.report.measure import CONTEXT, RUNS_IN_PARTS, StepTimes, measure_steps
 from speccompile.report.memory import memory_of
 from speccompile.report.names import short_names
+from speccompile.report.program_data import Collective, Program
 from speccompile.report.programs import bodies_of, program
+from speccompile.report.run_data import Acceptance, Decoded, Measured, RegionCost, TraceReport
 from speccompile.report.source import Source
 from speccompile.report.traffic import Reads
 from speccompile.report.verdict import explained, verdict

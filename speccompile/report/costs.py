@@ -10,10 +10,11 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.kernel_list import STEP, KernelCall
-from speccompile.report.data import Body, Kernel, Node, Region, RegionCost
 from speccompile.report.measure import StepTimes
+from speccompile.report.program_data import Body, Kernel, Node, Region
 from speccompile.report.programs import Times
 from speccompile.report.regions import is_linear, is_ours
+from speccompile.report.run_data import RegionCost
 
 #: What the kernels of a body are called that Inductor wrote, where they are measured together.
 TOGETHER = "all kernels that Inductor wrote"

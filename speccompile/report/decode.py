@@ -11,8 +11,8 @@ from pathlib import Path
 
 from speccompile.graph.tree import chains, depth_of
 from speccompile.policies.fixed import Fixed
-from speccompile.report.data import Decoded, TraceReport
 from speccompile.report.names import short_names
+from speccompile.report.run_data import Decoded, TraceReport
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.stats import Counters

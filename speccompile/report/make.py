@@ -10,9 +10,10 @@ from speccompile.compiler.build import Build
 from speccompile.compiler.config import BuildConfig
 from speccompile.graph.keys import Kind
 from speccompile.report.collect import collect, measured
-from speccompile.report.data import Decoded, Report, TraceReport
+from speccompile.report.data import Report
 from speccompile.report.decode import decode_at_each_tier
 from speccompile.report.measure import StepTimes
+from speccompile.report.run_data import Decoded, TraceReport
 from speccompile.report.source import of_build
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine

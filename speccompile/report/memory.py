@@ -11,7 +11,7 @@ from speccompile.graph.port import Port
 from speccompile.graph.state import Layout
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.packing import Pack, WeightPacks
-from speccompile.report.data import Buffer, Memory, MemoryItem, Saving
+from speccompile.report.memory_data import Buffer, Memory, MemoryItem, Saving
 from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForms
 
 #: What the name of an adapter's buffer begins with.

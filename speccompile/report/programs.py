@@ -15,7 +15,7 @@ from speccompile.graph import stage as graph_stage
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import state_writes, written
 from speccompile.passes.base import Pass
-from speccompile.report.data import Body, Node, Program, Region, Stage
+from speccompile.report.program_data import Body, Node, Program, Region, Stage
 from speccompile.report.regions import op_name, regions_of_body, regions_of_passes, regions_of_step
 from speccompile.report.traffic import Reads, body_values, of_call, of_step
 

@@ -14,7 +14,7 @@ from speccompile.graph.verify import written
 from speccompile.lowering.pooled import PRODUCTS
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Pass
-from speccompile.report.data import Region
+from speccompile.report.program_data import Region
 from speccompile.utils.torch_private import OpOverload
 
 #: A pass that provides one of these facts adds calls of that region; the first region with a match is taken.

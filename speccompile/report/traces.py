@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speccompile.report.data import TraceReport, TraceStep
+from speccompile.report.run_data import TraceReport, TraceStep
 from speccompile.runtime.trace_reader import Trace
 
 

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from speccompile.report.data import Acceptance, Fallback, Region, RegionCost, TierReport, TraceReport
+from speccompile.report.data import Fallback, TierReport
+from speccompile.report.program_data import Region
+from speccompile.report.run_data import Acceptance, RegionCost, TraceReport
 
 #: Regions as sentences name them.
 NAMES: Mapping[Region, str] = {

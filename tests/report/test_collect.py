@@ -11,8 +11,8 @@ import torch
 import speccompile
 from speccompile import Tree
 from speccompile.errors import InvalidOption, InvalidTrace
-from speccompile.report.data import Node, Program
 from speccompile.report.names import short_names
+from speccompile.report.program_data import Node, Program
 from support.errors import raises
 from support.families import model_of
 from support.reports import PROMPT, TREE, tiny_report, tree_report

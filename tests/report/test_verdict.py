@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from speccompile.report.data import Decoded, Measured, TierReport
+from speccompile.report.data import TierReport
+from speccompile.report.run_data import Decoded, Measured
 from speccompile.report.verdict import explained, verdict
 from support.reports import tiny_report
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import speccompile
 from speccompile import Tree
-from speccompile.report.data import Node, Program, Report, TierReport
+from speccompile.report.data import Report, TierReport
+from speccompile.report.program_data import Node, Program
 from support.tiny import tiny_llama
 
 TREE = Tree.static([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])

@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from speccompile.lowering.kernel_list import KernelKind
-from speccompile.report.data import Buffer, Kernel, Program, Report, Stage, TierReport
+from speccompile.report.data import Report, TierReport
+from speccompile.report.memory_data import Buffer
+from speccompile.report.program_data import Kernel, Program, Stage
 from speccompile.report.verdict import NAMES
 
 WIDTH = 80

@@ -8,7 +8,9 @@ import io
 import pytest
 from rich.console import Console
 
-from speccompile.report.data import Buffer, Collective, Report
+from speccompile.report.data import Report
+from speccompile.report.memory_data import Buffer
+from speccompile.report.program_data import Collective
 from speccompile.report.render.terminal import show
 from support.reports import tiny_report, tree_report
 

@@ -1,0 +1,51 @@
+"""What a report says of memory: buffers of the arena, what a wrap holds, and what would save some of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One state tensor of the arena; ``group`` is ``KV``, ``sequence``, ``drafter``, ``sampling``, ``adapters``,
+    ``recurrent state`` or ``host``."""
+
+    name: str
+    group: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    """Bytes under a path of names, such as ``("model", "layers", "mlp.up_proj")``; ``count`` tensors."""
+
+    path: tuple[str, ...]
+    nbytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What another option of ``wrap`` would save; negative if it costs."""
+
+    option: str
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Everything that a wrap holds. ``kv_bytes_per_token`` are those of one slot."""
+
+    items: tuple[MemoryItem, ...]
+    savings: tuple[Saving, ...]
+    kv_bytes_per_token: int
+    slots: int
+    max_len: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all items."""
+        return sum(item.nbytes for item in self.items)
