@@ -10,8 +10,8 @@ import torch
 
 import speccompile
 from speccompile.acceptance import Relaxed
+from speccompile.compiler.option_checks import check_weights
 from speccompile.compiler.options import WrapOptions
-from speccompile.compiler.plan import _check_weights
 from speccompile.errors import InvalidOption, UnknownTier
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.heads import Eagle3Head
@@ -128,7 +128,7 @@ def test_a_checkpoints_integers_are_refused_off_the_cpu() -> None:
     packs = QuantizedPacks(QuantizedWeights({"model.layers.0.self_attn.q_proj.weight": weight}, "Q8_0"))
     on_cuda = ModelInfo("Llama", 2, 128, 64, torch.float32, torch.device("cuda"))
     with raises(InvalidOption, name="weights", reason=re.compile("run on a CPU alone, and the model is on cuda")):
-        _check_weights(WrapOptions(weights=packs), ON_CUDA, "eager", on_cuda)
+        check_weights(WrapOptions(weights=packs), ON_CUDA, "eager", on_cuda)
 
 
 def test_relaxed_acceptance_is_an_op_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,163 @@
+"""Options of ``wrap`` held against the model, the mode and one another, before anything is captured. Each function
+raises a ``UserError``.
+
+What an option may be by itself is in :class:`~speccompile.compiler.options.WrapOptions`; which modes, rules and
+backends go together is in :mod:`speccompile.compiler.capabilities`.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from speccompile.acceptance import Rule
+from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tree_refusal
+from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.options import WrapOptions
+from speccompile.compiler.sharding import NO_DIGEST
+from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
+from speccompile.graph.tree import Tree, depth_of
+from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.hidden_states.options import SaveHiddenStates
+from speccompile.lowering.kernels import Kernels
+from speccompile.modes.base import Mode
+from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.ops.cpu.forms import FORMS
+from speccompile.ops.cpu.quantized import QuantizedPacks
+from speccompile.ranks.ranks import Ranks
+from speccompile.utils.devices import traits_of
+from speccompile.utils.weight_forms import WeightForms
+
+
+def check_checkpoints(options: WrapOptions, max_len: int) -> None:
+    """Checkpoints of a recurrent state are of use, and a slot has some."""
+    interval, reason = options.state_checkpoints, ""
+    if interval is None:
+        return
+    if not options.prefix_reuse:
+        reason = "with prefix_reuse=False no prompt goes on from a checkpoint"
+    elif interval >= max_len:
+        reason = f"it must be less than max_len ({max_len}): a slot would have no checkpoint"
+    if reason:
+        raise InvalidOption(where="wrap", name="state_checkpoints", value=interval, reason=reason)
+
+
+def check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
+    """``rule`` can judge the drafts of ``mode``, if a tier has drafts."""
+    reason = rule_refusal(mode, rule)
+    if reason and max(tiers) > 0:
+        raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
+
+
+def check_trees(options: WrapOptions, mode: Mode, rule: Rule, info: ModelInfo) -> None:
+    """Trees among the tiers are what ``mode`` drafts and ``rule`` judges, and the vocabulary has enough tokens."""
+    if not any(isinstance(shape, Tree) for shape in options.draft_lens):
+        return
+    reason = tree_refusal(mode, rule)
+    trees = (shape for shape in options.draft_lens if isinstance(shape, Tree))
+    if not reason and (wide := next((tree for tree in trees if tree.branches > info.vocab_size), None)) is not None:
+        reason = f"{wide} branches more often than the vocabulary has tokens, {info.vocab_size}"
+    if not reason and info.device.type not in mode.tree_devices:
+        reason = f"mode {mode.name!r} proposes them on {' and '.join(mode.tree_devices)} alone"
+    if reason:
+        raise InvalidTiers(tiers=options.draft_lens, reason=f"there are trees, and {reason}")
+
+
+def check_most_drafts(mode: Mode, tiers: tuple[int, ...]) -> None:
+    """No tier has more drafts in a sequence than ``mode`` proposes."""
+    most = mode.most_drafts
+    if most is not None and max(map(depth_of, tiers)) > most:
+        raise InvalidTiers(tiers=tiers, reason=f"mode {mode.name!r} drafts at most {most} tokens")
+
+
+def check_unsharded(mode: Mode, ranks: Ranks | None) -> None:
+    """The model is not sharded. For a wrap that saves hidden states."""
+    if ranks is not None:
+        raise InvalidOption(where="wrap", name="mode", value=mode.name, reason=f"the model is sharded, and {NO_DIGEST}")
+
+
+def check_backend(mode: Mode, backend: str) -> None:
+    """``mode`` runs on a device of ``backend``."""
+    if reason := backend_refusal(mode, backend):
+        raise InvalidOption(where="wrap", name="backend", value=backend, reason=reason)
+
+
+def check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: ModelInfo) -> None:
+    """The kernels of linears can read the requested form of weights, and do without the model's own if ``consume``."""
+    if isinstance(options.weights, QuantizedPacks) and not (kernels.native or traits_of(info.device).cpp_ops):
+        reason = (
+            f"integers of a checkpoint run on a CPU alone, and the model is on {info.device.type}; load it dequantised"
+        )
+        raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
+    if WeightForms.of(options.weights).rounds and not (kernels.native or kernels.rounded):
+        reason = f"it needs the C++ ops, and linears run on {kernels.reason}"
+        raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
+    if options.consume and not kernels.native:
+        reason = (
+            f"with backend {backend!r} on {info.device.type} the linears' kernels are {kernels.reason}, which read the "
+            "model's weights where they lie"
+        )
+        raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
+    if options.consume and isinstance(options.weights, QuantizedPacks):
+        reason = f"the model's own values of the {options.weights.format} weights are released without it"
+        raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
+
+
+def check_calibrated(options: WrapOptions) -> None:
+    """Some weights have a form that a calibration concerns. For a wrap with one."""
+    forms = WeightForms.of(options.weights)
+    if not any(FORMS[form].calibrated for form in (forms.others, *dict(forms.modules).values())):
+        names = " or ".join(repr(name) for name, form in FORMS.items() if form.calibrated)
+        reason = f"no weight has a form that a calibration concerns; give weights={names} with it"
+        raise InvalidOption(where="wrap", name="calibration", value=options.calibration, reason=reason)
+
+
+def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, consume: bool) -> None:
+    """Its weights are not sharded, and can be rounded if an option of the mode rounds them."""
+    if any(hasattr(weight, "to_local") for weight in network.module.parameters()):
+        reason = "its weights, or the target's that it shares, are sharded; give the folder of a checkpoint"
+        raise InvalidOption(where="wrap", name="draft", value=type(network.module).__name__, reason=reason)
+    if network.weights == "same":
+        return
+    reason = ""
+    if config.kernels.rounded:
+        reason = "a drafter's weights are rounded on a CPU alone"
+    elif not config.kernels.native:
+        reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
+    elif network.module is model and (config.weights.format or config.weights == WeightForms(network.weights)):
+        reason = f"the target's own weights are {config.weights} already"
+    elif consume and _share_weights(network.module, model):
+        reason = "consume=True takes the weights that it would round"
+    if reason:
+        option = config.mode.rounded_by
+        raise config.mode.invalid(option, getattr(config.mode, option), reason)
+
+
+def _share_weights(one: nn.Module, other: nn.Module) -> bool:
+    return not {id(weight) for weight in one.parameters()}.isdisjoint(map(id, other.parameters()))
+
+
+def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> None:
+    """``mode`` has a head that can be trained here. For a wrap with ``learn``."""
+    reason = ""
+    if mode.learns_from is None:
+        reason = f"mode {mode.name!r} has no head that can be trained; eagle3 and eagle3_one_model have"
+    elif config.max_draft_len == 0:
+        reason = "there is no tier with drafts"
+    elif not config.rule.text_invariant:
+        reason = f"with the acceptance rule {config.rule.name!r} the text depends on the drafts"
+    elif options.consume:
+        reason = "the head learns from the model's own weights, which consume=True gives up"
+    elif config.weights.rounds:
+        reason = f"the head learns from the model's own weights, and the text is of weights={options.weights!r}"
+    elif options.save_hidden_states is not None:
+        reason = "hidden states are kept for save_hidden_states"
+    if reason:
+        raise InvalidOption(where="wrap", name="learn", value=options.learn, reason=reason)
+
+
+def check_adapters(options: WrapOptions, saves: SaveHiddenStates | None) -> None:
+    """No hidden states are saved. For a wrap with adapters."""
+    if saves is not None:
+        reason = "hidden states are saved of the model's own text, and adapters change it"
+        raise InvalidOption(where="wrap", name="adapters", value=options.adapters, reason=reason)
