@@ -72,16 +72,21 @@ def all_reduce(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
     Raises:
         RankLost: another rank did not take part in time.
     """
-    if x.is_cuda and not _is_alone():
-        total = x.clone(memory_format=torch.contiguous_format)
-        with named_errors("all_reduce"):
-            dist.all_reduce(total, group=_group(group))
-        return total
     parts = _gathered(x, group, ranks)
     total = parts[0].float() if x.dtype in (torch.bfloat16, torch.float16) else parts[0].clone()
     for part in parts[1:]:
         total += part
     return total.to(x.dtype)
+
+
+def _all_reduce_on_cuda(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
+    """As :func:`all_reduce`, in the order and precision of the group's own all-reduce."""
+    if _is_alone():
+        return all_reduce(x, group, ranks)
+    total = x.clone(memory_format=torch.contiguous_format)
+    with named_errors("all_reduce"):
+        dist.all_reduce(total, group=_group(group))
+    return total
 
 
 def all_gather(x: torch.Tensor, size: int, group: str, ranks: int) -> torch.Tensor:
@@ -189,3 +194,5 @@ for _name, _fake, _op in (
 ):
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
     _library.impl(_name, _op, "CompositeExplicitAutograd")
+
+_library.impl("all_reduce", _all_reduce_on_cuda, "CUDA")

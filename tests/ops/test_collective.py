@@ -8,6 +8,7 @@ import torch
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.errors import RankLost
 from speccompile.ops import collective
+from speccompile.utils.torch_private import dispatch_table
 from support.errors import raises
 
 ops = torch.ops.speccompile
@@ -45,3 +46,16 @@ def test_an_op_takes_and_returns_what_its_fake_says() -> None:
     with collective.alone():
         for op, arguments in ((ops.all_reduce, ("g", 2)), (ops.all_gather, (7, "g", 2)), (ops.broadcast, ("g", 2))):
             torch.library.opcheck(op, (x, *arguments), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_on_cuda_the_group_sums_unless_a_rank_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called here on tensors of a CPU: a machine without a GPU cannot dispatch to it."""
+    assert "\nCUDA: registered at" in dispatch_table("speccompile::all_reduce")
+    summed = []
+    monkeypatch.setattr(collective, "_group", lambda name: name)
+    monkeypatch.setattr(collective.dist, "all_reduce", lambda x, group: summed.append(group) or x.mul_(3))
+    x = torch.ones(3, 2).T
+    total = collective._all_reduce_on_cuda(x, "g", 3)
+    assert torch.equal(total, 3 * x) and total.is_contiguous() and summed == ["g"]
+    with collective.alone():
+        assert torch.equal(collective._all_reduce_on_cuda(x, "g", 4), 4 * x) and summed == ["g"]
