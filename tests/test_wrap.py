@@ -37,6 +37,7 @@ from speccompile.errors import (
     UnsupportedDtype,
     UnsupportedModel,
 )
+from support.errors import raises
 from support.plans import planned
 from support.refused_wraps import VOCAB, label, refused, wrap
 from support.tiny import tiny_llama
@@ -241,12 +242,10 @@ def test_a_draft_without_a_mode_chooses_auto(model: LlamaForCausalLM, monkeypatc
 
 
 def test_a_draft_model_in_the_place_of_a_mode_is_refused_in_one_line(model: LlamaForCausalLM) -> None:
-    with pytest.raises(InvalidOption) as info:
+    reason = "it is a model, and a mode is a name; to draft with a model use wrap(target, draft=model)"
+    with raises(InvalidOption, where="wrap", name="mode", value=model, reason=reason) as info:
         speccompile.wrap(model, model)  # type: ignore[arg-type]
-    assert str(info.value) == (
-        "wrap: mode=<LlamaForCausalLM> is not valid: it is a model, and a mode is a name; "
-        "to draft with a model use wrap(target, draft=model)."
-    )
+    assert "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize("name", ["tiers", "policy", "backend", "acceptance", "max_batch", "weights"])

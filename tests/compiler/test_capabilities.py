@@ -18,6 +18,7 @@ from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
 from support.drafters import random_drafter
+from support.errors import raises
 from support.plans import planned
 from support.tiny import tiny_llama
 
@@ -64,9 +65,8 @@ def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
     for acceptance, reason in acceptances(mode).values():
         asked: dict[str, Any] = {"tiers": (0, 2), "acceptance": acceptance, "backend": "eager", **given}
         if reason:
-            with pytest.raises(InvalidOption) as error:
+            with raises(InvalidOption, where="wrap", name="acceptance", reason=reason):
                 planned(model, mode.name, **asked)
-            assert reason in str(error.value)
         else:
             for policy in POLICIES:
                 planned(model, mode.name, policy=policy, **asked)

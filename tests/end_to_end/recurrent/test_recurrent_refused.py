@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 import speccompile
 from speccompile import Speculator, Tree
 from speccompile.errors import InvalidOption, InvalidTiers, UnsupportedModel
@@ -25,16 +23,19 @@ def test_trees_are_refused() -> None:
 
 
 def test_drafting_with_the_targets_own_layers_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="layers, which keep a recurrent state: drafts would advance it"):
+    reason = "it drafts with the model's own layers, which keep a recurrent state: drafts would advance it"
+    with raises(InvalidOption, where="wrap", name="mode", value="early_exit", reason=reason):
         wrap("early_exit", tiers=(0, 2))
     wrap("early_exit", tiers=(0,)).close()
 
 
 def test_a_drafter_with_recurrent_state_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="from which the drafts of a drafter cannot be taken back yet"):
+    reason = "it keeps a recurrent state, from which the drafts of a drafter cannot be taken back yet"
+    with raises(UnsupportedModel, model="Lfm2ForCausalLM", reason=reason):
         wrap("draft_target", draft=model_of("lfm2"), tiers=(0, 2))
 
 
 def test_checkpoints_of_a_target_without_recurrent_state_are_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"state_checkpoints=8.* keeps no recurrent state"):
+    reason = "the model keeps no recurrent state: it reuses prefixes of any length without checkpoints"
+    with raises(InvalidOption, where="wrap", name="state_checkpoints", value=8, reason=reason):
         speccompile.wrap(tiny_llama(), "none", tiers=(0,), max_len=40, backend="eager", state_checkpoints=8)

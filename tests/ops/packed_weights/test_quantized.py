@@ -19,7 +19,7 @@ from speccompile.errors import (
     ConsumeUnavailable,
     InvalidOption,
     ModelConsumed,
-    UnsupportedModel,
+    ModelOnSeveralDevices,
     WeightsReplaced,
 )
 from speccompile.heads import Eagle3Head, MtpHead
@@ -302,7 +302,7 @@ def test_the_rest_of_a_model_on_the_meta_device_is_missing() -> None:
     model = tiny_llama()
     weights = quantized(model, "Q8_0")
     model.to("meta")
-    with pytest.raises((UnsupportedModel, ValueError), match="meta"):
+    with raises(ModelOnSeveralDevices, devices="cpu, meta"):
         plain(model, weights=weights)
 
 
