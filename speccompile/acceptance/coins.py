@@ -17,7 +17,7 @@ from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import COINS, RESIDUAL, coins, gumbel
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.step.greedy_accept import GreedyAccept, drafts_of
+from speccompile.passes.step.greedy_accept import GreedyAccept, drafts_of, name_judged
 from speccompile.passes.step.sample import ProcessLogits, probabilities
 
 #: :meth:`CoinRule.judge`.
@@ -85,9 +85,7 @@ class CoinAccept(Pass):
         probs: list[fx.Node] = [graph.values["draft_probs"]] if "draft_probs" in graph.values else []
         nodes = [*(graph.values[name] for name in names), *state, *probs]
         target_tokens, accepted = graph.insert(decide, *nodes, judge=self.judge)
-        graph.name_value("target_tokens", target_tokens)
-        graph.name_value("row_accepted", accepted)
-        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+        return name_judged(graph, target_tokens, accepted)
 
 
 def decide(

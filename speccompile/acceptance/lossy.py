@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.step.greedy_accept import drafts_of
+from speccompile.passes.step.greedy_accept import name_judged
 from speccompile.passes.step.sample import ProcessLogits, draw
 
 #: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts may be accepted, bool [B, K].
@@ -50,9 +50,7 @@ class LossyAccept(Pass):
             target = graph.insert(torch.ops.speccompile.choose, scores)
         vocab = int(scores.meta["val"].shape[-1])
         target_tokens, accepted = graph.insert(accept_tolerated, target, drafts, lens, kept, vocab=vocab)
-        graph.name_value("target_tokens", target_tokens)
-        graph.name_value("row_accepted", accepted)
-        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+        return name_judged(graph, target_tokens, accepted)
 
 
 @dataclass(frozen=True)

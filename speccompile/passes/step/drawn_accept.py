@@ -12,7 +12,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.ops.noise import TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.step.greedy_accept import count_agreeing, drafts_of
+from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,7 @@ class DrawnAccept(Pass):
         names = ("logits", "drafts", "row_draft_lens", "slots")
         state = [graph.state(name) for name in ("length", "temperature", "seed")]
         target_tokens, accepted = graph.insert(drawn_accept, *(graph.values[name] for name in names), *state)
-        graph.name_value("target_tokens", target_tokens)
-        graph.name_value("row_accepted", accepted)
-        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+        return name_judged(graph, target_tokens, accepted)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx
 
 import speccompile.ops.choose  # noqa: F401  defines the op
 from speccompile.graph.step_graph import StepGraph
@@ -27,14 +28,19 @@ class GreedyAccept(Pass):
     def run(self, graph: StepGraph) -> Changes:
         names = ("logits", "drafts", "row_draft_lens")
         target_tokens, accepted = graph.insert(greedy_accept, *[graph.values[name] for name in names])
-        graph.name_value("target_tokens", target_tokens)
-        graph.name_value("row_accepted", accepted)
-        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+        return name_judged(graph, target_tokens, accepted)
 
 
 def drafts_of(graph: StepGraph) -> int:
     """K of a step, from its drafts."""
     return int(graph.values["drafts"].meta["val"].shape[1])
+
+
+def name_judged(graph: StepGraph, target_tokens: fx.Node, accepted: fx.Node) -> Changes:
+    """Name the results of a rule over drafts: ``target_tokens`` ``[B, K+1]`` and ``row_accepted`` ``[B]``."""
+    graph.name_value("target_tokens", target_tokens)
+    graph.name_value("row_accepted", accepted)
+    return Changes(1, f"{drafts_of(graph)} draft tokens judged")
 
 
 def greedy_accept(

@@ -11,7 +11,7 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph, TracedProcessor
 from speccompile.ops.noise import DRAFTS, TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.step.greedy_accept import count_agreeing, drafts_of
+from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
 from speccompile.sampling.base import Processor
 from speccompile.sampling.pipeline import HOST_PROCESSORS, PENALTIES, WARPERS, WATERMARK, all_processors, in_order
 from speccompile.sampling.user import apply_processors
@@ -55,9 +55,7 @@ class ExactAccept(Pass):
         names = ("scores", "drafts", "row_draft_lens", "slots")
         state = [graph.state(name) for name in ("length", "temperature", "seed")]
         target_tokens, accepted = graph.insert(exact_accept, *(graph.values[name] for name in names), *state)
-        graph.name_value("target_tokens", target_tokens)
-        graph.name_value("row_accepted", accepted)
-        return Changes(1, f"{drafts_of(graph)} draft tokens judged")
+        return name_judged(graph, target_tokens, accepted)
 
 
 def exact_accept(
