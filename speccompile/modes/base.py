@@ -7,22 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-import torch
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidOption
-from speccompile.graph.state import K, N, StateSpec
-from speccompile.graph.tree import PROPOSAL, Tree
+from speccompile.graph.state import StateSpec
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.modes.network.split import ReadStoredDrafts
 from speccompile.modes.network.split_tree import ReadStoredTree
 from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.step.drafts import ReadDrafts
-from speccompile.passes.step.propose import Propose, ProposeFunction
-from speccompile.passes.step.propose_tree import ProposeTree
-from speccompile.passes.step.tree_drafts import ReadTree
 
 #: Of several drafters, the one whose draft waits for the next step: int64 ``[N]``, its place in
 #: :attr:`Mode.drafter_names`.
@@ -81,7 +76,7 @@ class Mode(ABC):
     @property
     def host_draft(self) -> HostDraft | None:
         """A drafter on the host, which proposes for each row before a step; such a mode has
-        :func:`proposal_state`. None for one that is part of the step."""
+        :func:`~speccompile.modes.ready_mode.proposal_state`. None for one that is part of the step."""
         return None
 
     @property
@@ -227,93 +222,3 @@ class Mode(ABC):
     @abstractmethod
     def explain(self) -> str:
         """One sentence for people."""
-
-
-def proposal_state() -> list[StateSpec]:
-    """Where proposals wait for the next step."""
-    i64 = torch.int64
-    return [StateSpec("draft_tokens", (N, K), i64, low=0, high=2), StateSpec("draft_lens", (N,), i64, high=K + 1)]
-
-
-def tree_proposal_state() -> list[StateSpec]:
-    """Where proposed trees do."""
-    i64 = torch.int64
-    tokens, parents = (StateSpec(name, (N, K), i64, low=0, high=1) for name in PROPOSAL[:2])
-    return [tokens, parents, StateSpec(PROPOSAL[2], (N,), i64, high=K + 1)]
-
-
-@dataclass(frozen=True)
-class ReadyMode(Mode):
-    """A drafter that proposes from committed text: write :meth:`propose`, in plain PyTorch, and that is all."""
-
-    ready: ClassVar[bool] = True
-    goals: ClassVar[Facts] = facts("proposed")
-
-    #: Names of own state tensors that ``propose`` wants to have.
-    own_state: ClassVar[tuple[str, ...]] = ()
-    #: ``propose`` also returns what it thinks of its drafts.
-    scored: ClassVar[bool] = False
-
-    @abstractmethod
-    def propose(
-        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, ...]:
-        """Draft tokens for every row.
-
-        Args:
-            tokens: int64 ``[B, S]``, each row's text; only the first ``length`` places count.
-            length: int64 ``[B]``, committed tokens, the newest included.
-            own_state: for a mode that names state tensors of its own in ``own_state``, the rows' slots, int64 ``[B]``,
-                and then those tensors, whole (``[N, ...]``).
-            draft_len: Kmax.
-
-        Returns:
-            Draft tokens, int64 ``[B, Kmax]``, and how many of them count, int64 ``[B]`` (0: no proposal). Where
-            ``scored``, also float32 ``[B, Kmax]``: for each draft the probability that it and all before it are
-            right, which policies look at.
-        """
-
-    def propose_tree(
-        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of a mode that :attr:`drafts_trees`: a tree of draft tokens for every row. It runs after :meth:`propose`.
-
-        Args:
-            tokens, length, own_state: as :meth:`propose` has them.
-            nodes: most tokens of a proposal, P.
-
-        Returns:
-            Draft tokens, int64 ``[B, P]``, the likeliest first, and no token before its parent: tiers of any shape take
-            the first ones that fit. The parent of each, int64 ``[B, P]``: 0 for the newest committed token, else i + 1
-            for the draft token i. How many there are, int64 ``[B]``.
-        """
-        raise NotImplementedError(f"mode {self.name!r} has drafts_trees, and needs propose_tree")
-
-    @property
-    def tree_proposer(self) -> ProposeFunction:
-        """:meth:`propose_tree`, as steps hold it; see :attr:`proposer`."""
-        return self.propose_tree
-
-    def tree_state(self) -> list[StateSpec]:
-        return tree_proposal_state()
-
-    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
-        return [ReadTree(tree)]
-
-    def tree_commit_passes(self) -> list[Pass]:
-        return [ProposeTree(self.tree_proposer, self.own_state)]
-
-    @property
-    def proposer(self) -> ProposeFunction:
-        """:meth:`propose`, as steps hold it. Stored steps are known by it: where some options say nothing of how steps
-        are made, it belongs to something that has the others alone."""
-        return self.propose
-
-    def state(self) -> list[StateSpec]:
-        return [*proposal_state(), *[StateSpec("draft_score", (N, K), torch.float32)] * self.scored]
-
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [ReadDrafts(draft_len)]
-
-    def commit_passes(self) -> list[Pass]:
-        return [Propose(self.proposer, self.own_state, scored=self.scored)]

@@ -10,7 +10,8 @@ import torch
 from speccompile.errors import InvalidOption
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import DRAFT_SOURCE, ReadyMode
+from speccompile.modes.base import DRAFT_SOURCE
+from speccompile.modes.ready_mode import ReadyMode
 from speccompile.passes.step.propose import ProposeFunction
 
 

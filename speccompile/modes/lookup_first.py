@@ -16,12 +16,13 @@ from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import Mode, ReadyMode
+from speccompile.modes.base import Mode
 from speccompile.modes.composed import Composed
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.modes.network.network_mode import NetworkMode
 from speccompile.modes.network.split import PROBABILITIES, StoreDrafts, of_rows
 from speccompile.modes.network.split_tree import STORED, StoreTree, stored_tree, stored_tree_state
+from speccompile.modes.ready_mode import ReadyMode
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.drafts import proposed_drafts, set_drafts
 from speccompile.passes.step.tree_drafts import fit, set_tree

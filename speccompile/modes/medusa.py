@@ -23,8 +23,9 @@ from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import Mode, proposal_state, tree_proposal_state
+from speccompile.modes.base import Mode
 from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_tensors
+from speccompile.modes.ready_mode import proposal_state, tree_proposal_state
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden, ProposeTreeFromHidden
@@ -222,7 +223,7 @@ class Medusa(Mode):
         self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, nodes: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The likeliest tree of the heads' tokens, of which none looks at another's: see
-        :meth:`speccompile.modes.base.ReadyMode.propose_tree`."""
+        :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`."""
         logits = self._logits(hidden, weights)
         count = min(MOST_BRANCHES, self.draft.vocab_size)
         drafts, logprobs = torch.ops.speccompile.likeliest(logits, count)

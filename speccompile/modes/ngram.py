@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import ReadyMode
+from speccompile.modes.ready_mode import ReadyMode
 from speccompile.ops.ngram import continue_match
 from speccompile.passes.base import Pass
 from speccompile.passes.step.propose import Propose

@@ -13,7 +13,7 @@ import torch
 
 import speccompile.ops.prediction  # noqa: F401  registers the op
 from speccompile.graph.state import N, S, StateSpec
-from speccompile.modes.base import ReadyMode
+from speccompile.modes.ready_mode import ReadyMode
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from speccompile.errors import DuplicateMode, InvalidOption, OptionOfAnotherMode, UnknownMode, UnknownOption
 from speccompile.modes.auto import Auto
-from speccompile.modes.base import Mode, ReadyMode
+from speccompile.modes.base import Mode
 from speccompile.modes.composed import Composed
 from speccompile.modes.dflash.mode import DFlash
 from speccompile.modes.draft_target import DraftTarget
@@ -24,6 +24,7 @@ from speccompile.modes.network.network_mode import NetworkMode
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
 from speccompile.modes.prediction import Prediction
+from speccompile.modes.ready_mode import ReadyMode
 from speccompile.modes.save_hidden_states import SaveHiddenStatesMode
 from speccompile.modes.suffix.mode import Suffix
 from speccompile.modes.user_provided import UserProvided

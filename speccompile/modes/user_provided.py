@@ -11,7 +11,8 @@ from torch import nn
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import HostDraft, Mode, proposal_state
+from speccompile.modes.base import HostDraft, Mode
+from speccompile.modes.ready_mode import proposal_state
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose

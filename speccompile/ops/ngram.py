@@ -80,8 +80,8 @@ def tree(
         tokens: int64 ``[B, S]``; length: int64 ``[B]``.
 
     Returns:
-        Draft tokens and parents, int64 ``[B, P]``, as :meth:`speccompile.modes.base.ReadyMode.propose_tree` has them,
-        and how many there are, int64 ``[B]``.
+        Draft tokens and parents, int64 ``[B, P]``, and how many there are, int64 ``[B]``, as
+        :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree` has them.
     """
     rows = tokens.shape[0]
     found, parents = tokens.new_zeros((rows, nodes)), tokens.new_zeros((rows, nodes))

@@ -19,7 +19,7 @@ from speccompile.acceptance.relaxed import first, is_within_top
 from speccompile.errors import InvalidGuide, InvalidOption, RequestFailed, UndecidedLogits
 from speccompile.guides import Guide, json_schema_guide, regex_guide
 from speccompile.modes import registry
-from speccompile.modes.base import ReadyMode
+from speccompile.modes.ready_mode import ReadyMode
 from support.dice import Dice
 from support.errors import raises
 from support.guide_modes import Random

@@ -16,10 +16,11 @@ from speccompile import modes
 from speccompile.errors import DuplicateMode, InvalidOption, OptionOfAnotherMode, UnknownMode, UnknownOption
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes import registry
-from speccompile.modes.base import Mode, ReadyMode
+from speccompile.modes.base import Mode
 from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
+from speccompile.modes.ready_mode import ReadyMode
 from support.errors import raises
 from support.tiny import tiny_llama
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from speccompile.errors import DraftFailed, InvalidInput
-from speccompile.modes.base import proposal_state
+from speccompile.modes.ready_mode import proposal_state
 from speccompile.runtime.request import Request
 from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.host import HostProcessors

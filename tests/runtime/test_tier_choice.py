@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speccompile.graph.keys import Kind
-from speccompile.modes.base import proposal_state
+from speccompile.modes.ready_mode import proposal_state
 from speccompile.policies import Fixed
 from speccompile.runtime.options import StepTraits
 from speccompile.sampling.request import Sampling

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from speccompile.modes.base import ReadyMode
+from speccompile.modes.ready_mode import ReadyMode
 
 LIKELY = 10
 

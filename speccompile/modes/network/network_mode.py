@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import Mode, proposal_state
+from speccompile.modes.base import Mode
+from speccompile.modes.ready_mode import proposal_state
 from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForm
 
 

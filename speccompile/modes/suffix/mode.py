@@ -17,7 +17,7 @@ import speccompile.ops.suffix  # noqa: F401  registers the ops
 from speccompile.errors import InvalidOption
 from speccompile.graph.state import N, S, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.base import ReadyMode
+from speccompile.modes.ready_mode import ReadyMode
 from speccompile.modes.suffix.corpus import read_corpus
 from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation
 from speccompile.passes.step.propose import ProposeFunction

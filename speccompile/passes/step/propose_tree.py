@@ -20,7 +20,7 @@ class ProposeTree(Pass):
     ``[B, P]``, and how many there are, ``[B]``. It runs after the drafter's chain was proposed.
 
     Args:
-        propose: see :meth:`speccompile.modes.base.ReadyMode.propose_tree`.
+        propose: see :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`.
         state: names of the mode's own state tensors, which it receives whole after the rows' slots ``[B]``.
     """
 

@@ -39,7 +39,7 @@ def of_independent(
         nodes: P.
 
     Returns:
-        As :meth:`speccompile.modes.base.ReadyMode.propose_tree`.
+        As :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`.
     """
     rows, levels, count = tokens.shape
     chances, whole = torch.zeros_like(logprobs[:, 0, :1]), []
