@@ -32,7 +32,7 @@ from benchmarks.steps import (
 from benchmarks.steps import tables as tables_of_steps
 from speccompile import Speculator, wrap
 from speccompile.cli.session import session
-from speccompile.graph.state import ABSORBED
+from speccompile.graph.layer_state import ABSORBED
 from speccompile.utils.progress import task
 from speccompile.utils.transformers_version import cache_argument
 

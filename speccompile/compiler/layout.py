@@ -9,20 +9,8 @@ import torch
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.errors import InvalidOption
-from speccompile.graph.state import (
-    K,
-    Layout,
-    N,
-    StateSpec,
-    V,
-    checkpoint_state,
-    core_state,
-    index_state,
-    kv_state,
-    recorded_state,
-    recurrent_state,
-    resolve_layout,
-)
+from speccompile.graph.layer_state import checkpoint_state, index_state, kv_state, recurrent_state
+from speccompile.graph.state import K, Layout, N, StateSpec, V, core_state, recorded_state, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
 from speccompile.modes.network.draft_network import with_drafter

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from speccompile.graph.state import ABSORBED, Layout
+from speccompile.graph.layer_state import ABSORBED
+from speccompile.graph.state import Layout
 from speccompile.utils.devices import traits_of
 
 #: (executable, tensor, address, shape, strides)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from speccompile.graph.state import IndexShape, KVShape, RecurrentShape
+from speccompile.graph.layer_state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph_capture.masks import UnsupportedByRoute
 
 INDEX = "chooses the keys to attend to by an index of another kind than DeepSeek-V3.2's"

@@ -12,8 +12,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from transformers import PreTrainedModel
 
 from speccompile.errors import SpecCompileError, UnsupportedModel, error_line
+from speccompile.graph.layer_state import recurrent_names
 from speccompile.graph.stage import CAPTURE
-from speccompile.graph.state import Layout, primes_clear_of, recurrent_names
+from speccompile.graph.state import Layout, primes_clear_of
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of

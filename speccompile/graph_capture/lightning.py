@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from speccompile.graph.state import RecurrentShape
+from speccompile.graph.layer_state import RecurrentShape
 from speccompile.graph_capture.attention import current_run
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.errors import UnsupportedModel, error_line
-from speccompile.graph.state import IndexShape, KVShape, RecurrentShape
+from speccompile.graph.layer_state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running

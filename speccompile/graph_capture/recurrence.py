@@ -17,7 +17,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
-from speccompile.graph.state import RecurrentShape
+from speccompile.graph.layer_state import RecurrentShape
 from speccompile.graph_capture.attention import current_run
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
 from speccompile.graph_capture.masks import UnsupportedByRoute

@@ -19,7 +19,8 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.graph.state import IndexShape, KVShape, Layout, RecurrentShape
+from speccompile.graph.layer_state import IndexShape, KVShape, RecurrentShape
+from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_facts import own_code, scalar_settings

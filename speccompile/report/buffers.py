@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from speccompile.adapters.buffers import OF_SLOT, PREFIX
-from speccompile.graph.state import Layout, recurrent_names
+from speccompile.graph.layer_state import recurrent_names
+from speccompile.graph.state import Layout
 from speccompile.graph_capture.observe import Observation
 from speccompile.report.memory_data import Buffer
 from speccompile.sampling.pipeline import all_processors, sampling_state

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import Cache
 
-from speccompile.graph.state import KVShape, RecurrentShape
+from speccompile.graph.layer_state import KVShape, RecurrentShape
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
 from speccompile.graph_capture.masks import UnsupportedByRoute
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from speccompile.errors import UnsupportedModel
-from speccompile.graph.state import KVShape, RecurrentShape
+from speccompile.graph.layer_state import KVShape, RecurrentShape
 from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.graph.state import (
-    KVShape,
-    Layout,
-    RecurrentShape,
-    core_state,
-    kv_state,
-    recurrent_state,
-    resolve_layout,
-)
+from speccompile.graph.layer_state import KVShape, RecurrentShape, kv_state, recurrent_state
+from speccompile.graph.state import Layout, core_state, resolve_layout
 
 #: Bytes of one slot: states of two layers, and what is kept beside them in steps of 4 tokens.
 STATE, KEPT = 2 * 4 * (2 * 3 * 5), 2 * 4 * (4 * 23 + 7 * 11)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import speccompile
 from speccompile import Speculator
-from speccompile.graph.state import ABSORBED
+from speccompile.graph.layer_state import ABSORBED
 from speccompile.runtime.request import Request
 from support.dice import Dice
 from support.families import model_of

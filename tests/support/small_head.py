@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from transformers import PreTrainedModel
 
-from speccompile.graph.state import KVShape
+from speccompile.graph.layer_state import KVShape
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode

@@ -10,7 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speccompile.graph.arena import Arena
-from speccompile.graph.state import core_state, kv_state, recurrent_state, resolve_layout
+from speccompile.graph.layer_state import kv_state, recurrent_state
+from speccompile.graph.state import core_state, resolve_layout
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture

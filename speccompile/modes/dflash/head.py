@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead
-from speccompile.graph.state import KVShape
+from speccompile.graph.layer_state import KVShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.graph_capture.shard_styles import embedded_rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from speccompile.graph.state import Layout, kv_state, resolve_layout
+from speccompile.graph.layer_state import kv_state
+from speccompile.graph.state import Layout, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.dflash.head import DFlashHead
 from speccompile.modes.network.head_network import HeadNetwork

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.graph.state import KVShape
+from speccompile.graph.layer_state import KVShape
 from speccompile.modes.eagle3.config import Eagle3Config, check_config
 from speccompile.modes.network.draft_head import DraftHead, RowAttention
 from speccompile.modes.network.layers import MLP, RMSNorm, Rotary, rotated

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from speccompile.graph.state import Layout, N, StateSpec, kv_state, resolve_layout
+from speccompile.graph.layer_state import kv_state
+from speccompile.graph.state import Layout, N, StateSpec, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.network.head_network import HeadNetwork

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from speccompile.errors import InvalidHead, error_line
-from speccompile.graph.state import KVShape
+from speccompile.graph.layer_state import KVShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.attention import IMPLEMENTATION, Running, running
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache

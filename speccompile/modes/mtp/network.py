@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from speccompile.graph.state import Layout, N, StateSpec, kv_state, resolve_layout
+from speccompile.graph.layer_state import kv_state
+from speccompile.graph.state import Layout, N, StateSpec, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.network import NEWEST
 from speccompile.modes.mtp.head import MtpHead

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
-from speccompile.graph.state import KVShape
+from speccompile.graph.layer_state import KVShape
 from speccompile.graph.step_graph import Route
 
 

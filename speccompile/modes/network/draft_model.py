@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import UnsupportedModel
 from speccompile.graph.arena import Arena
-from speccompile.graph.state import KVShape, Layout
+from speccompile.graph.layer_state import KVShape
+from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import Probe, check_capture

@@ -15,8 +15,9 @@ from typing import Any
 from torch import nn
 
 from speccompile.graph.arena import Arena
+from speccompile.graph.layer_state import KVShape, kv_state
 from speccompile.graph.splicing import PREFIX
-from speccompile.graph.state import KVShape, Layout, kv_state, resolve_layout
+from speccompile.graph.state import Layout, resolve_layout
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.ops.cpu.packing import WeightPacks

@@ -10,8 +10,9 @@ from torch import nn
 
 from speccompile.errors import CaptureError, CaptureMismatch, LoweringError, error_line
 from speccompile.graph.arena import Arena
+from speccompile.graph.layer_state import KVShape
 from speccompile.graph.port import Port
-from speccompile.graph.state import KVShape, Layout
+from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors
 from speccompile.graph_capture.capture import example_sizes, note_layers, share_sizes

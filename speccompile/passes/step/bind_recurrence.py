@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from speccompile.graph.state import ABSORBED
+from speccompile.graph.layer_state import ABSORBED
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 

@@ -7,7 +7,7 @@ import random
 import torch
 
 import speccompile
-from speccompile.graph.state import ABSORBED
+from speccompile.graph.layer_state import ABSORBED
 from speccompile.runtime.request import Request
 from support.families import model_of
 from support.tiny import greedy

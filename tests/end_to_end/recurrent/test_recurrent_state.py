@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from speccompile.graph.state import ABSORBED
+from speccompile.graph.layer_state import ABSORBED
 from speccompile.runtime.request import Request
 from support.dice import Dice
 from support.recurrent_targets import FAMILIES, NEW, SLOTS, TIERS, Wrapped, prompts, stepped, wrapped

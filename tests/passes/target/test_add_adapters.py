@@ -9,7 +9,8 @@ import torch
 from speccompile import Adapters
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.graph.arena import Arena
-from speccompile.graph.state import core_state, kv_state, resolve_layout
+from speccompile.graph.layer_state import kv_state
+from speccompile.graph.state import core_state, resolve_layout
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.model_info import inspect_model

@@ -9,17 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speccompile.graph.arena import Arena
-from speccompile.graph.state import (
-    ABSORBED,
-    N,
-    RecurrentShape,
-    S,
-    StateSpec,
-    checkpoint_state,
-    core_state,
-    recurrent_state,
-    resolve_layout,
-)
+from speccompile.graph.layer_state import ABSORBED, RecurrentShape, checkpoint_state, recurrent_state
+from speccompile.graph.state import N, S, StateSpec, core_state, resolve_layout
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
 from support.engine_parts import request_of
