@@ -17,6 +17,7 @@ from speccompile.errors import InvalidInput, RequestFailed
 from speccompile.modes import registry
 from speccompile.sampling.user import texts_in_front
 from support.errors import raises
+from support.plans import planned
 from support.sampling_modes import Random
 from support.users_processors import (
     MAKE,
@@ -28,6 +29,7 @@ from support.users_processors import (
     NoSum,
     Once,
     TensorBias,
+    model,
     new_tokens,
     of_transformers,
     spec_of,
@@ -126,17 +128,15 @@ def test_check_compares_with_what_transformers_does_with_them() -> None:
     assert spec.check(PROMPTS, max_new_tokens=NEW, reference="plain")
 
 
-def test_one_processor_an_empty_list_and_none() -> None:
-    with wrapped(AfterLast(), tiers=(0,), max_batch=1) as spec:
-        assert new_tokens(spec) == [of_transformers(prompt, [AfterLast()]) for prompt in PROMPTS]
-    for nothing in ([], None):
-        with wrapped(nothing, tiers=(0,), max_batch=1) as spec:
-            assert {kind for _, _, kind in spec.engine.tiers} == {"greedy"}
+@pytest.mark.parametrize("nothing", [[], None])
+def test_without_a_processor_steps_are_greedy(nothing: Any) -> None:
+    config = planned(model(), "ngram", logits_processor=nothing, backend="eager").config
+    assert config.kind == "greedy" and not config.logits_processors
 
 
 def test_what_it_holds_may_be_changed_in_place() -> None:
     processor = TensorBias()
-    with wrapped([processor]) as spec:
+    with wrapped([processor], max_batch=1) as spec:
         before = assert_text_at_every_tier(spec, [processor])
         assert before != [of_transformers(prompt, []) for prompt in PROMPTS]
         processor.bias.neg_()
@@ -144,8 +144,8 @@ def test_what_it_holds_may_be_changed_in_place() -> None:
         assert 1 < spec.stats.acceptance_length < 4
 
 
-def test_a_prompt_that_is_too_short_for_it() -> None:
-    with wrapped([NoSum()], tiers=(0, 1), max_batch=1) as spec:
+def test_one_processor_without_a_list_and_a_prompt_that_is_too_short_for_it() -> None:
+    with wrapped(NoSum(), tiers=(0, 1), max_batch=1) as spec:
         expected = [of_transformers(prompt, [NoSum()]) for prompt in PROMPTS[1:]]
         assert new_tokens(spec, PROMPTS[1:]) == expected
         for call in (lambda: new_tokens(spec), lambda: spec.engine.submit([4])):
