@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from support.tiny import greedy, random_prompt, tiny_llama
 SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 4, "max_len": 95, "backend": "eager", "prefix_reuse": False}
 #: Where neither rows nor tiers matter.
 SMALL: dict[str, Any] = SIZES | {"tiers": (0, 3), "max_batch": 1, "max_len": 63}
+DRAWN: dict[str, Any] = {"do_sample": True, **PENALTIES}
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +57,19 @@ def spec(request: pytest.FixtureRequest) -> Iterator[Speculator]:
     yield made
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, **PENALTIES}], ids=["greedy", "sampled"])
+@pytest.fixture(scope="module")
+def plain_texts(plain: Speculator) -> Callable[[int, bool], list[list[int]]]:
+    """Of :func:`ragged` prompts, drawn or greedy, without drafts: written once for all drafters."""
+    return functools.cache(lambda rows, drawn: together(plain, ragged(rows, rows), 24, **(DRAWN if drawn else {})))
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_the_text_is_that_of_plain_decoding(
-    spec: Speculator, plain: Speculator, rows: int, options: dict[str, Any]
+    spec: Speculator, plain_texts: Callable[[int, bool], list[list[int]]], rows: int, drawn: bool
 ) -> None:
-    prompts = ragged(rows, rows)
     spec.engine.policy = Dice(TIERS, rows)
-    assert together(spec, prompts, 24, **options) == together(plain, prompts, 24, **options)
+    assert together(spec, ragged(rows, rows), 24, **(DRAWN if drawn else {})) == plain_texts(rows, drawn)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3, "temperature": 1.5}], ids=["greedy", "sampled"])
@@ -103,7 +110,7 @@ def test_kv_behind_accepted_drafts_is_that_of_a_fresh_prompt(spec: Speculator) -
     fresh.cancel()
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, **PENALTIES}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", [{}, DRAWN], ids=["greedy", "sampled"])
 def test_fused_and_split_draft_the_same(by_another: Speculator, split: Speculator, options: dict[str, Any]) -> None:
     """Step by step, at any tier: the drafter's KV at the drafts' places was computed from the drafts."""
     prompt, dice = random_prompt(37, seed=8), Dice(TIERS, 4)
