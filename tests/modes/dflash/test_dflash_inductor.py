@@ -39,7 +39,7 @@ def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
 @pytest.fixture(scope="module")
 def texts(model: LlamaForCausalLM) -> list[list[int]]:
     """Without speculation, of each prompt, greedy and drawn."""
-    with wrap(model, "none", tiers=(0,), **OPTIONS) as plain:
+    with wrap(model, "none", tiers=(0,), **OPTIONS | {"max_batch": 1}) as plain:
         return [text for drawn in DRAWN for text in continued(plain, drawn)]
 
 
