@@ -23,6 +23,7 @@ from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
 from support.errors import raises
+from support.plans import step_graph
 from support.tiny import tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 48, "backend": "eager", "sampling": True}
@@ -159,9 +160,7 @@ def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_p
     needed["save_hidden_states"] = {"output_directory": tmp_path, "eagle3_layers_to_capture": [0]}
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
         options = needed.get(name, {})
-        # The step is made below, and none of them runs.
-        with wrap(model, name, acceptance="rejection", **SIZES | {"sampling": False, "max_len": 16}, **options) as spec:
-            graph, _ = spec.pipeline(2, kind="sampled").run(spec.stages["outline"].graph)
-            drafts = graph.values["drafts"].meta["val"].shape[1]
-            says = modes.create(name, options).draft_probs
-            assert says == (not drafts or "draft_probs" in graph.values)
+        graph = step_graph(model, name, 2, "sampled", acceptance="rejection", **SIZES, **options)
+        drafts = graph.values["drafts"].meta["val"].shape[1]
+        says = modes.create(name, options).draft_probs
+        assert says == (not drafts or "draft_probs" in graph.values)

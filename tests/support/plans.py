@@ -1,15 +1,31 @@
-"""Plans of wraps, which build nothing."""
+"""Plans of wraps, and single steps of them, without a wrap."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from transformers import PreTrainedModel
 
+from speccompile.compiler import frontend
 from speccompile.compiler.options import WrapOptions
+from speccompile.compiler.pipelines import tier_pipeline
 from speccompile.compiler.plan import Plan, make_plan
+from speccompile.graph.keys import Kind
+from speccompile.graph.step_graph import StepGraph
 
 
 def planned(model: PreTrainedModel, mode: str, **arguments: Any) -> Plan:
     """What ``wrap`` with these arguments would build."""
     return make_plan(model, WrapOptions.of({"mode": mode, **arguments}))
+
+
+def step_graph(model: PreTrainedModel, mode: str, draft_len: int, kind: Kind, **arguments: Any) -> StepGraph:
+    """One decode step of ``max_batch`` rows, as ``wrap`` with these arguments would build it. No other step is built,
+    and none is compiled."""
+    plan = planned(model, mode, **arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontend, "steps_of_kind", lambda *_: ({}, {}))
+        built = frontend.build_stages(model, plan.info, plan.config)
+    graph, _ = tier_pipeline(built.config, draft_len, built.config.max_batch, kind).run(built.model.last.graph)
+    return graph
