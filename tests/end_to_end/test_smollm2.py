@@ -14,9 +14,9 @@ import speccompile
 from benchmarks import guided
 from speccompile.cli.models import encode, max_len_for
 from speccompile.cli.prompts import BUILT_IN
+from speccompile.compiler import layout
+from speccompile.compiler.layout import PREFILL_WIDTHS
 from speccompile.runtime import check
-
-pytestmark = pytest.mark.usefixtures("all_prompt_widths")
 
 NEW_TOKENS = 20
 NEAR_TIE = 1e-3
@@ -30,10 +30,14 @@ def prompts(smollm2: Smol) -> list[torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def spec(smollm2: Smol, prompts: list[torch.Tensor]) -> speccompile.Speculator:
-    return speccompile.wrap(
-        smollm2[0], mode="ngram", tiers=(0, 3, 7), policy="fixed:7", max_len=max_len_for(prompts, NEW_TOKENS)
-    )
+def spec(smollm2: Smol) -> speccompile.Speculator:
+    """One for all requests. Greedy ones have the prompt widths that users have; those with a guide, whose steps are
+    built later, and other wraps have fewer, as everywhere in these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "PREFILL_WIDTHS", PREFILL_WIDTHS)
+        return speccompile.wrap(
+            smollm2[0], mode="ngram", tiers=(0, 3, 7), policy="fixed:7", max_batch=2, max_len=guided.MAX_LEN
+        )
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,20 @@ def test_drafts_are_accepted(spec: speccompile.Speculator, smollm2: Smol) -> Non
 
 
 @pytest.mark.real
+def test_a_text_ends_at_a_stop_string(spec: speccompile.Speculator, smollm2: Smol) -> None:
+    """Token for token as transformers' generate with the same stop strings, sentence marks and words."""
+    model, words = smollm2
+    spec.set_tier(3)
+    ids = words("The capital of France is", return_tensors="pt").input_ids
+    for stop in (".", [" the city", "\n"]):
+        expected = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, stop_strings=stop, tokenizer=words)
+        request = spec.engine.submit(ids, max_new_tokens=NEW_TOKENS, stop=stop, tokenizer=words)
+        assert request.result().token_ids == expected[0, ids.shape[1] :].tolist()
+        assert request.result().text == words.decode(request.new_tokens, skip_special_tokens=True)
+        assert request.finish_reason == "stop"
+
+
+@pytest.mark.real
 def test_one_body_serves_all_layers_and_weights_are_shared(spec: speccompile.Speculator, smollm2: Smol) -> None:
     owned = {parameter.data_ptr() for parameter in smollm2[0].parameters()}
     packed = set()
@@ -98,14 +116,12 @@ def test_rounded_to_int8_it_is_captured_as_strictly(smollm2: Smol, prompts: list
 
 
 @pytest.mark.real
-def test_random_schemas_are_followed_and_drafts_change_nothing(smollm2: Smol) -> None:
-    model, tokenizer = smollm2
+def test_random_schemas_are_followed_and_drafts_change_nothing(spec: speccompile.Speculator, smollm2: Smol) -> None:
+    tokenizer = smollm2[1]
     jobs = guided.make_jobs(tokenizer, 3, seed=1)
-    with speccompile.wrap(
-        model, "ngram", tiers=(0, 7), policy="fixed:7", max_batch=2, max_len=guided.MAX_LEN, sampling=True
-    ) as drafting:
-        drafted, plain = (guided.decode(drafting, jobs, draft_len) for draft_len in (7, 0))
-        assert drafting.stats.accepted_tokens > 0
+    spec.stats.reset()
+    drafted, plain = (guided.decode(spec, jobs, draft_len) for draft_len in (7, 0))
+    assert spec.stats.accepted_tokens > 0
     for job, request in zip(jobs, drafted.requests, strict=True):
         assert guided.problem(tokenizer, job, request) is None
     assert drafted.texts == plain.texts
