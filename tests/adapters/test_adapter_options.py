@@ -53,7 +53,7 @@ def test_a_name_that_no_linear_has_is_refused() -> None:
 
 def test_a_model_with_adapters_in_its_layers_is_refused() -> None:
     """Which to give instead is said: the base model."""
-    model = with_adapters({"one": lora_config()})
+    model = with_adapters({"one": lora_config()}, tiny_llama(layers=1))
     with raises(InvalidOption, where="wrap", name="adapters", reason=re.compile("peft_model.unload")):
         wrapped(model, Adapters(1))
     with wrapped(model.unload(), Adapters(1)) as spec:
@@ -114,12 +114,12 @@ def test_a_wrap_is_compared_with_the_models_own_forward_with_an_adapter(monkeypa
 
     def exchanged(self: AdapterBuffers, arena: Any, place: int) -> dict[str, Any]:
         found = pairs_at(self, arena, place)
-        keys, values = (f"model.layers.1.self_attn.{name}_proj" for name in "kv")
+        keys, values = (f"model.layers.0.self_attn.{name}_proj" for name in "kv")
         return found | {keys: found[values], values: found[keys]}
 
     monkeypatch.setattr(AdapterBuffers, "pairs_at", exchanged)
     with pytest.raises(CaptureMismatch):
-        wrapped(tiny_llama(), Adapters(1))
+        wrapped(tiny_llama(layers=1), Adapters(1))
 
 
 def test_tiers_of_one_shape_have_adapters_too() -> None:
