@@ -14,9 +14,9 @@ import speccompile
 from benchmarks import guided
 from speccompile.cli.models import encode, max_len_for
 from speccompile.cli.prompts import BUILT_IN
-from speccompile.compiler import layout
-from speccompile.compiler.layout import PREFILL_WIDTHS
 from speccompile.runtime import check
+
+pytestmark = pytest.mark.usefixtures("all_prompt_widths")
 
 NEW_TOKENS = 20
 NEAR_TIE = 1e-3
@@ -31,13 +31,10 @@ def prompts(smollm2: Smol) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def spec(smollm2: Smol) -> speccompile.Speculator:
-    """One for all requests. Greedy ones have the prompt widths that users have; those with a guide, whose steps are
-    built later, and other wraps have fewer, as everywhere in these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "PREFILL_WIDTHS", PREFILL_WIDTHS)
-        return speccompile.wrap(
-            smollm2[0], mode="ngram", tiers=(0, 3, 7), policy="fixed:7", max_batch=2, max_len=guided.MAX_LEN
-        )
+    """One for all requests in float32, those with a guide too."""
+    return speccompile.wrap(
+        smollm2[0], mode="ngram", tiers=(0, 3, 7), policy="fixed:7", max_batch=2, max_len=guided.MAX_LEN
+    )
 
 
 @pytest.fixture(scope="module")

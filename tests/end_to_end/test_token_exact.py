@@ -236,9 +236,13 @@ def test_every_length_near_max_len(
 @pytest.mark.parametrize(
     "shape",
     [
-        {"tie": True, "kv_heads": 4, "head_dim": 24},
+        {"tie": True},
         {"kv_heads": 1, "layers": 3, "attention_bias": True, "mlp_bias": True},
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+        {
+            "kv_heads": 4,
+            "head_dim": 24,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+        },
     ],
     ids=lambda shape: " ".join(shape),
 )
