@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from support.errors import raises
 from support.tiny import captured, tiny_llama
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder with nothing in it. Tests that are not about its content find again what others captured."""
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     return tmp_path
 
@@ -34,6 +36,34 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def model() -> LlamaForCausalLM:
     return tiny_llama(layers=1)
+
+
+@dataclass
+class Kept:
+    """What the first wrap of a model captured, and the cache folder that has it."""
+
+    model: LlamaForCausalLM
+    graph: StepGraph
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """Of a model like :func:`model`."""
+    folder, model = tmp_path_factory.mktemp("first"), tiny_llama(layers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.utils.storage.cache_dir", lambda: folder)
+        calls = count_captures(patch)
+        graph = wrap(model).stages["capture"].graph
+    assert calls == [1]
+    return Kept(model, graph, folder)
+
+
+@pytest.fixture
+def kept(first: Kept, own_cache: Path) -> Kept:
+    """That, in a cache folder of the test's own."""
+    shutil.copytree(first.folder, own_cache, dirs_exist_ok=True)
+    return first
 
 
 def wrap(
@@ -66,9 +96,10 @@ def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_a_stored_capture_is_the_captured_graph(model: LlamaForCausalLM) -> None:
-    fresh = wrap(model).stages["capture"].graph
-    stored = wrap(model).stages["capture"].graph
+def test_a_stored_capture_is_the_captured_graph(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, fresh = count_captures(monkeypatch), kept.graph
+    stored = wrap(kept.model).stages["capture"].graph
+    assert not calls and stored is not fresh
     assert to_python(stored) == to_python(fresh)
     assert [node.meta.get("layer") for node in stored.graph.nodes] == [
         node.meta.get("layer") for node in fresh.graph.nodes
@@ -79,36 +110,41 @@ def test_a_stored_capture_is_the_captured_graph(model: LlamaForCausalLM) -> None
             assert stored.ports[name].value.data_ptr() == port.value.data_ptr()  # type: ignore[union-attr]
 
 
-def test_one_capture_serves_every_arena_size(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_capture_serves_every_arena_size(
+    model: LlamaForCausalLM, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = count_captures(monkeypatch)
     prompt, wanted = text_of(model)
     for sizes in ({}, {"max_len": 200}, {"max_batch": 3}):
         assert torch.equal(wrap(model, (0, 2), **sizes).generate(prompt, max_new_tokens=10), wanted)
-    assert len(calls) == 1
+    assert not calls
 
 
-def test_another_model_is_captured_anew(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_captures(monkeypatch)
-    wrap(model)
-    wrap(tiny_llama(layers=1, rms_norm_eps=1e-3))
-    wrap(tiny_llama(layers=1, hidden=96))
-    assert len(calls) == 3
+def store_of(model: PreTrainedModel) -> CaptureStore:
+    return CaptureStore(model, inspect_model(model), CacheFolder())
 
 
-def test_a_damaged_file_is_no_capture(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrap(model)
-    path = CacheFolder().path(CaptureStore(model, inspect_model(model), CacheFolder()).name)
+def test_another_model_has_another_capture(model: LlamaForCausalLM, kept: Kept) -> None:
+    assert store_of(model).load() is not None
+    for other in (tiny_llama(layers=1, rms_norm_eps=1e-3), tiny_llama(layers=1, hidden=96)):
+        assert store_of(other).load() is None
+
+
+def test_a_damaged_file_is_no_capture(model: LlamaForCausalLM, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = CacheFolder().path(store_of(model).name)
     text = path.read_text()
-    calls = count_captures(monkeypatch)
-    for damaged in (text[: len(text) // 2], text.replace("aten.mul", "aten.add", 1), ""):
+    for damaged in (text[: len(text) // 2], "", text.replace("aten.mul", "aten.add", 1)):
         path.write_text(damaged)
-        calls.clear()
-        wrap(model)
-        assert calls == [1] and path.read_text() == text
-
-
-def test_a_stored_capture_that_is_wrong_is_replaced(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert store_of(model).load() is None
+    # The next wrap has one again.
+    calls = count_captures(monkeypatch)
     wrap(model)
+    assert calls == [1] and path.read_text() == text
+
+
+def test_a_stored_capture_that_is_wrong_is_replaced(
+    model: LlamaForCausalLM, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # What no key sees: a forward replaced on the instance, here one that scales the final norm.
     norm = model.model.norm
     forward = norm.forward
@@ -119,6 +155,7 @@ def test_a_stored_capture_that_is_wrong_is_replaced(model: LlamaForCausalLM, mon
     assert calls == [1]
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_wrong_fresh_capture_is_an_error(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     capture = stages_module.capture
 
@@ -136,7 +173,8 @@ def test_a_wrong_fresh_capture_is_an_error(model: LlamaForCausalLM, monkeypatch:
 # --- other families ------------------------------------------------------------------------------
 
 
-def test_what_was_observed_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_what_was_observed_is_stored_with_the_graph() -> None:
     """Latent keys and values of different sizes, windows, masks that are never used, the route and why."""
     for name in ("deepseek_v3", "gemma2", "bart"):
         model = family(name)
@@ -148,6 +186,7 @@ def test_what_was_observed_is_stored_with_the_graph(monkeypatch: pytest.MonkeyPa
         assert to_python(stored.graph(step.arena.layout)) == to_python(step.graph), name
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_constants_and_tables_of_its_own_are_stored() -> None:
     rope = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 4.0}
     kinds = set()
@@ -175,20 +214,20 @@ def test_constants_and_tables_of_its_own_are_stored() -> None:
 
 
 def test_sizes_that_collide_with_the_stored_examples_are_captured_anew(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes know what varies by the example sizes, so none of them may be the arena's number of slots."""
     captures = count_captures(monkeypatch)
-    first = wrap(model).stages["capture"].graph
     prompt, wanted = text_of(model)
-    for number, size in enumerate(first.sizes.values()):
+    for number, size in enumerate(kept.graph.sizes.values(), 1):
         spec = wrap(model, max_batch=size - 1)
         graph = spec.stages["capture"].graph
         assert size in graph.layout.sizes and size not in graph.sizes.values()
         assert torch.equal(spec.generate(prompt, max_new_tokens=10), wanted)
-        assert len(captures) == number + 2
+        assert len(captures) == number
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_capture_of_the_models_own_attention_serves_every_arena_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model = family("bloom")
     captures = count_captures(monkeypatch)
@@ -220,6 +259,7 @@ def tampered(routes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[st
     return seen
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_where_the_attention_op_differs_the_models_own_attention_is_taken(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +314,7 @@ def test_a_capture_that_was_not_checked_is_not_stored(
     assert not list(own_cache.rglob("*.json"))
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("name", ["bert", "mpt"])
 def test_parameters_with_capital_letters_are_found_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_captures(monkeypatch)
