@@ -35,12 +35,21 @@ MAX_LEN = 128
 STATIC = Tree.static([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)])
 WIDE, DEEP = Tree.dynamic(nodes=12, depth=3, branches=3), Tree.dynamic(nodes=9, depth=6, branches=2)
 SHAPES = (0, 2, STATIC, WIDE, DEEP)
-#: Each begins with its number.
-PROMPTS = [
-    [row, *(random.Random(row).randrange(VOCAB) for _ in range(length))] for row, length in enumerate((3, 17, 40))
-]
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
+
+
+def prompts_from(number: int) -> list[list[int]]:
+    """Each begins with its number."""
+    return [
+        [number + row, *(random.Random(row).randrange(VOCAB) for _ in range(length))]
+        for row, length in enumerate((3, 17, 40))
+    ]
+
+
+PROMPTS = prompts_from(0)
+#: One drafter knows the texts of every kind, by their first tokens.
+PROMPTS_BY_KIND = {kind: prompts_from(len(PROMPTS) * place) for place, kind in enumerate(KINDS)}
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +57,14 @@ def model() -> LlamaForCausalLM:
     return tiny_llama()
 
 
-def texts_of(spec: Speculator, shapes: tuple[int, ...], seed: int = 0, **options: Any) -> list[list[int]]:
-    return texts_by_shapes(spec, PROMPTS, (NEW, NEW + 5, NEW + 10), shapes, seed, **options)
+def texts_of(spec: Speculator, shapes: tuple[int, ...], kind: str, seed: int = 0) -> list[list[int]]:
+    return texts_by_shapes(spec, PROMPTS_BY_KIND[kind], (NEW, NEW + 5, NEW + 10), shapes, seed, **KINDS[kind])
 
 
-def known(texts: list[list[int]]) -> tuple[int, ...]:
-    whole = [[*prompt, *text] for prompt, text in zip(PROMPTS, texts, strict=True)]
+def known(texts: dict[str, list[list[int]]]) -> tuple[int, ...]:
+    whole = [
+        [*prompt, *text] for kind in texts for prompt, text in zip(PROMPTS_BY_KIND[kind], texts[kind], strict=True)
+    ]
     return tuple(token for text in whole for token in (text + [0] * STRIDE)[:STRIDE])
 
 
@@ -65,38 +76,35 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def expected(model: LlamaForCausalLM, backend: str) -> dict[str, list[list[int]]]:
     plain = wrap(model, "none", tiers=(0,), max_batch=2, max_len=MAX_LEN, backend=backend)
-    return {kind: texts_of(plain, (0,), **options) for kind, options in KINDS.items()}
+    return {kind: texts_of(plain, (0,), kind) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
-def specs(
-    model: LlamaForCausalLM, backend: str, expected: dict[str, list[list[int]]]
-) -> Iterator[dict[str, Speculator]]:
-    """For each kind one whose drafter knows the texts of that kind."""
+def spec(model: LlamaForCausalLM, backend: str, expected: dict[str, list[list[int]]]) -> Iterator[Speculator]:
+    """Its drafter knows the texts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_modes", dict(registry._modes) | {"branching": Branching})
         options: dict[str, Any] = {"tiers": SHAPES, "max_batch": 2, "max_len": MAX_LEN, "backend": backend}
-        yield {kind: wrap(model, "branching", texts=known(texts), **options) for kind, texts in expected.items()}
+        with wrap(model, "branching", texts=known(expected), policy="fixed:0", **options) as made:
+            yield made
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shapes", [(STATIC,), (WIDE,), (DEEP,), SHAPES], ids=["static", "wide", "deep", "all"])
 def test_texts_do_not_depend_on_shapes(
-    specs: dict[str, Speculator], expected: dict[str, list[list[int]]], kind: str, shapes: tuple[int, ...]
+    spec: Speculator, expected: dict[str, list[list[int]]], kind: str, shapes: tuple[int, ...]
 ) -> None:
-    spec = specs[kind]
     spec.stats.reset()
     before = spec.arena.fingerprint()
-    assert texts_of(spec, shapes, seed=len(shapes), **KINDS[kind]) == expected[kind]
+    assert texts_of(spec, shapes, kind, seed=len(shapes)) == expected[kind]
     assert spec.stats.acceptance_length > 1.4, "the drafter is right on some branch, most of the time"
     # Kinds and mixed tiers are built on demand: what there was stays where it was.
     assert set(before) <= set(spec.arena.fingerprint())
 
 
 @pytest.mark.parametrize("shape", [STATIC, WIDE, DEEP], ids=["static", "wide", "deep"])
-def test_the_kv_is_that_of_the_text(specs: dict[str, Speculator], backend: str, shape: Tree) -> None:
+def test_the_kv_is_that_of_the_text(spec: Speculator, backend: str, shape: Tree) -> None:
     """Of all but the newest token, in every layer, as plain steps leave it."""
-    spec = specs["greedy"]
 
     def kv(tier: int) -> list[torch.Tensor]:
         spec.set_tier(tier)
@@ -132,24 +140,35 @@ def test_a_chain_written_as_a_tree_has_its_bits(model: LlamaForCausalLM, mode: s
     assert found[0] == found[1]
 
 
-def test_sequences_of_shapes_follow_a_guide() -> None:
+@pytest.fixture(scope="module")
+def guided() -> Iterator[Speculator]:
+    """Of a model that has the tokens of guides."""
+    options: dict[str, Any] = {"tiers": (0, STATIC, WIDE), "max_len": MAX_LEN, "backend": "eager", "policy": "fixed:0"}
+    with wrap(tiny_llama(vocab=300), "suffix", prefix_reuse=False, **options) as made:
+        yield made
+
+
+def under_a_guide() -> dict[str, Any]:
     guide = regex_guide("((ab|ba|c)d){8,}", common())
-    options: dict[str, Any] = {"do_sample": True, "seed": 3, "guide": guide, "eos_token_id": EOS}
-    spec = wrap(tiny_llama(vocab=300), "suffix", tiers=(0, STATIC, WIDE), max_len=MAX_LEN, backend="eager")
+    return {"max_new_tokens": 50, "do_sample": True, "seed": 3, "guide": guide, "eos_token_id": EOS}
+
+
+def test_sequences_of_shapes_follow_a_guide(guided: Speculator) -> None:
     texts = []
     for shape in (0, STATIC, WIDE):
-        spec.set_tier(shape)
-        texts.append(spec.engine.submit(PROMPTS[0] * 3, max_new_tokens=50, **options).result().token_ids)
-        assert shape == 0 or spec.stats.tier_steps[shape] > 0
+        guided.set_tier(shape)
+        guided.stats.reset()
+        texts.append(guided.engine.submit(PROMPTS[0] * 3, **under_a_guide()).result().token_ids)
+        assert shape == 0 or guided.stats.tier_steps[shape] > 0
     assert texts[0] == texts[1] == texts[2]
-    assert spec.stats.accepted_tokens > 0
+    assert guided.stats.accepted_tokens > 0
 
 
-def test_no_node_breaks_the_guide() -> None:
-    guide = regex_guide("((ab|ba|c)d){8,}", common())
-    spec = wrap(tiny_llama(vocab=300), "suffix", tiers=(0, WIDE), max_len=MAX_LEN, backend="eager", policy=Fixed(WIDE))
-    options: dict[str, Any] = {"do_sample": True, "seed": 3, "guide": guide, "eos_token_id": EOS}
-    request = spec.engine.submit(PROMPTS[0] * 3, max_new_tokens=50, **options)
+def test_no_node_breaks_the_guide(guided: Speculator) -> None:
+    spec, options = guided, under_a_guide()
+    spec.set_tier(WIDE)
+    spec.stats.reset()
+    request, guide = spec.engine.submit(PROMPTS[0] * 3, **options), options["guide"]
     nodes = 0
     while not request.finished:
         spec.engine.step()
@@ -163,8 +182,7 @@ def test_no_node_breaks_the_guide() -> None:
     assert nodes > 20 and spec.stats.accepted_tokens > 0
 
 
-def test_requests_may_limit_their_nodes(specs: dict[str, Speculator], expected: dict[str, list[list[int]]]) -> None:
-    spec = specs["greedy"]
+def test_requests_may_limit_their_nodes(spec: Speculator, expected: dict[str, list[list[int]]]) -> None:
     spec.set_tier(WIDE)
     for limit, most in ((1, 2), (3, 3)):
         request = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW, num_draft_tokens=limit)
@@ -201,28 +219,23 @@ def test_trees_of_other_texts(model: LlamaForCausalLM, options: dict[str, Any]) 
         assert spec.stats.acceptance_length > 2, "the same request was answered before"
 
 
-def test_a_package_has_its_trees(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    spec = wrap(model, "suffix", tiers=(0, STATIC, WIDE), max_len=MAX_LEN, backend="eager")
+def test_a_package_has_its_trees_and_a_tree_as_policy(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_len": MAX_LEN, "backend": "eager"}
+    spec = wrap(model, "suffix", tiers=(0, STATIC, WIDE), policy=Fixed(WIDE), **options)
     spec.save(tmp_path / "package")
     again = load(tmp_path / "package", model)
-    assert tuple(again.tiers) == (0, STATIC, WIDE)
-    texts = []
-    for own in (spec, again):
-        own.set_tier(WIDE)
-        texts.append(own.engine.submit(PROMPTS[1] * 2, max_new_tokens=20).result().token_ids)
+    assert tuple(again.tiers) == (0, STATIC, WIDE) and again.engine.policy == Fixed(WIDE)
+    texts = [own.engine.submit(PROMPTS[1] * 2, max_new_tokens=20).result().token_ids for own in (spec, again)]
     assert texts[0] == texts[1] and again.stats.tier_steps[WIDE] > 0
 
 
-def test_a_package_keeps_a_tree_as_policy(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"tiers": (0, 2, WIDE), "max_len": 64, "backend": "eager"}
-    wrap(model, "suffix", policy=Fixed(WIDE), **options).save(tmp_path / "package")
-    assert load(tmp_path / "package", model).engine.policy == Fixed(WIDE)
+def test_a_schedule_of_trees_is_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tiers": (0, WIDE), "max_len": MAX_LEN, "backend": "eager"}
     with raises(CannotSave, name="policy"):
         wrap(model, "suffix", policy=Schedule(((1, WIDE), (2, 0))), **options).save(tmp_path / "other")
 
 
-def test_statistics_are_by_depth(specs: dict[str, Speculator], tmp_path: Path) -> None:
-    spec = specs["greedy"]
+def test_statistics_are_by_depth(spec: Speculator, tmp_path: Path) -> None:
     spec.set_tier(WIDE)
     spec.stats.reset()
     request = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW)
@@ -243,8 +256,8 @@ def propose(spec: Speculator, slot: int, tokens: list[int], parents: list[int]) 
     spec.arena["tree_count"][slot] = len(tokens)
 
 
-def test_depths_without_a_node_do_not_count(specs: dict[str, Speculator], expected: dict[str, list[list[int]]]) -> None:
-    spec, text = specs["greedy"], expected["greedy"][0]
+def test_depths_without_a_node_do_not_count(spec: Speculator, expected: dict[str, list[list[int]]]) -> None:
+    text = expected["greedy"][0]
     spec.set_tier(0)
     request = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW)
     while not request.new_tokens:
@@ -322,8 +335,7 @@ def texts_of_transformers(model: LlamaForCausalLM, prompt: list[int]) -> list[in
     return _texts(model, tuple(prompt))
 
 
-def test_rows_that_want_no_drafts_run_no_tree(specs: dict[str, Speculator], runs: list[str]) -> None:
-    spec = specs["greedy"]
+def test_rows_that_want_no_drafts_run_no_tree(spec: Speculator, runs: list[str]) -> None:
     spec.set_tier(WIDE)
     spec.engine.submit(PROMPTS[0], max_new_tokens=8, num_draft_tokens=0).result()
     assert not any("tree" in name for name in runs)
