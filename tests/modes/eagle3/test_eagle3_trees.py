@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,12 @@ def head(model: LlamaForCausalLM) -> Eagle3Head:
 
 def with_trees(model: LlamaForCausalLM, head: Any, mode: str = "eagle3_one_model", **options: Any) -> Speculator:
     return eagle3(model, head, mode, **({"policy": "fixed:0"} | options))
+
+
+@pytest.fixture(scope="module")
+def whole(model: LlamaForCausalLM) -> Eagle3Head:
+    """With the target's vocabulary."""
+    return Eagle3Head.random(model, taps=TAPS)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +179,8 @@ def test_trees_follow_a_guide_and_own_limits() -> None:
     model = tiny_llama(layers=4, vocab=300)
     guide = regex_guide("((ab|ba|c)d){8,}", common())
     options: dict[str, Any] = {"do_sample": True, "seed": 3, "guide": guide, "eos_token_id": EOS}
-    with with_trees(model, Eagle3Head.random(model, taps=TAPS), tiers=(0, STATIC, WIDE)) as spec:
+    options_of_wrap: dict[str, Any] = {"tiers": (0, STATIC, WIDE), "max_batch": 1, "max_len": 63}
+    with with_trees(model, Eagle3Head.random(model, taps=TAPS), **options_of_wrap) as spec:
         texts = []
         for shape, limit in ((0, None), (STATIC, None), (WIDE, None), (WIDE, 2), (WIDE, 0)):
             spec.set_tier(shape)
@@ -182,10 +189,10 @@ def test_trees_follow_a_guide_and_own_limits() -> None:
     assert all(text == texts[0] for text in texts)
 
 
-def test_bits_under_inductor(model: LlamaForCausalLM) -> None:
+def test_bits_under_inductor(model: LlamaForCausalLM, head: Eagle3Head) -> None:
     """Log-probabilities too, of a chain, of the same as a tree, and of trees."""
-    head, shapes = Eagle3Head.random(model, taps=TAPS, draft_vocab_size=48), (0, 3, CHAIN, WIDE)
-    with with_trees(model, head, tiers=shapes, max_batch=1, backend="inductor") as spec:
+    shapes, options = (0, 3, CHAIN, WIDE), {"max_batch": 1, "max_len": 63, "backend": "inductor"}
+    with with_trees(model, head, tiers=shapes, **options) as spec:
         found = []
         for shape in shapes:
             spec.set_tier(shape)
@@ -196,7 +203,7 @@ def test_bits_under_inductor(model: LlamaForCausalLM) -> None:
 
 def test_a_package_has_its_trees(model: LlamaForCausalLM, tmp_path: Path) -> None:
     save_eagle3(Eagle3Head.random(model, taps=TAPS), tmp_path / "head", embedding=True)
-    with with_trees(model, str(tmp_path / "head"), tiers=(0, WIDE), max_batch=1) as spec:
+    with with_trees(model, str(tmp_path / "head"), tiers=(0, WIDE), max_batch=1, max_len=63) as spec:
         spec.set_tier(WIDE)
         expected = spec.engine.submit(PROMPTS[1], max_new_tokens=20).result().token_ids
         spec.save(tmp_path / "package.spec")
@@ -241,25 +248,38 @@ def split(model: LlamaForCausalLM, head: Eagle3Head) -> Iterator[Speculator]:
         yield made
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_lookups_beside_trees_of_a_head(model: LlamaForCausalLM, backend: str) -> None:
-    """Rows with and without a lookup in one batch, chains and trees in turn, and what the policy chooses."""
-    head = Eagle3Head.random(model, taps=TAPS)
+@pytest.fixture(scope="module")
+def beside_lookups(model: LlamaForCausalLM, whole: Eagle3Head) -> Iterator[Speculator]:
+    """Compiled, for more rows than there are requests."""
     mode: Any = ["suffix", "eagle3_one_model"]
-    tiers = (0, 3, STATIC, WIDE)
-    with with_trees(model, head, mode, tiers=tiers, max_batch=2, backend=backend) as spec:
-        # Inductor's steps that draw take long to make, and are no other ones.
-        for kind, options in list(KINDS.items())[: 1 + (backend == "eager")]:
-            expected = texts_of(spec, (0,), **options)
-            for shapes in ((STATIC,), tiers):
-                spec.stats.reset()
-                assert texts_of(spec, shapes, seed=3, **options) == expected, kind
-                assert sum(count for tier, count in spec.stats.tier_steps.items() if isinstance(tier, Tree)) > 0
-        spec.engine.policy = Cost()
-        again = [spec.engine.submit(prompt * 3, max_new_tokens=30) for prompt in PROMPTS]
-        texts = [request.result().token_ids for request in again]
-        spec.set_tier(0)
-        assert texts == [spec.engine.submit(prompt * 3, max_new_tokens=30).result().token_ids for prompt in PROMPTS]
+    with with_trees(model, whole, mode, tiers=(0, 3, STATIC, WIDE), max_batch=4, backend="inductor") as made:
+        yield made
+
+
+def assert_texts_do_not_depend_on_lookups(spec: Speculator, kinds: Sequence[str]) -> None:
+    """Rows with and without a lookup in one batch, chains and trees in turn, and what the policy chooses."""
+    for kind in kinds:
+        expected = texts_of(spec, (0,), **KINDS[kind])
+        for shapes in ((STATIC,), (0, 3, STATIC, WIDE)):
+            spec.stats.reset()
+            assert texts_of(spec, shapes, seed=3, **KINDS[kind]) == expected, kind
+            assert sum(count for tier, count in spec.stats.tier_steps.items() if isinstance(tier, Tree)) > 0
+    spec.engine.policy = Cost()
+    again = [spec.engine.submit(prompt * 3, max_new_tokens=30) for prompt in PROMPTS]
+    texts = [request.result().token_ids for request in again]
+    spec.set_tier(0)
+    assert texts == [spec.engine.submit(prompt * 3, max_new_tokens=30).result().token_ids for prompt in PROMPTS]
+
+
+def test_lookups_beside_trees_of_a_head(model: LlamaForCausalLM, whole: Eagle3Head) -> None:
+    mode: Any = ["suffix", "eagle3_one_model"]
+    with with_trees(model, whole, mode, tiers=(0, 3, STATIC, WIDE), max_batch=2) as spec:
+        assert_texts_do_not_depend_on_lookups(spec, tuple(KINDS))
+
+
+def test_compiled_lookups_beside_trees_of_a_head(beside_lookups: Speculator) -> None:
+    """Steps that draw take long to make, and are no other ones."""
+    assert_texts_do_not_depend_on_lookups(beside_lookups, ("greedy",))
 
 
 def test_a_checkpoint_of_a_head_that_drafts_at_once(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,26 +290,21 @@ def test_a_checkpoint_of_a_head_that_drafts_at_once(model: LlamaForCausalLM, mon
         with_trees(model, "a folder", tiers=(0, WIDE))
 
 
-def test_rows_without_a_request_beside_lookups(model: LlamaForCausalLM) -> None:
+def test_rows_without_a_request_beside_lookups(beside_lookups: Speculator) -> None:
     """Where the head's executable does not run, of rows that hold no request nothing is stored, or another shape's."""
-    small, wide = Tree.static([(0,), (1,), (0, 0), (1, 0)]), Tree.dynamic(nodes=9, depth=3, branches=3)
-    mode: Any = ["suffix", "eagle3_one_model"]
-    head = Eagle3Head.random(model, taps=TAPS)
-    options: dict[str, Any] = {"max_batch": 4, "backend": "inductor", "tiers": (0, small, wide)}
-    with with_trees(model, head, mode, **options) as spec:
-        texts = []
-        for shapes in ((0,), (wide, small)):
-            requests = [spec.engine.submit([7 + row, 5] * 12, max_new_tokens=24) for row in range(3)]
-            ran = set()
-            while not all(request.finished for request in requests):
-                live = [request.slot for request in requests if not request.finished and request.new_tokens]
-                found = [bool(spec.arena["draft_lens"][slot] > 0) for slot in live]
-                shape = shapes[-1] if found and all(found) else shapes[0]
-                ran.add((shape, bool(found) and all(found)))
-                spec.set_tier(shape)
-                spec.engine.step()
-            texts.append([request.result().token_ids for request in requests])
-        assert texts[0] == texts[1] and (small, True) in ran
+    spec, texts = beside_lookups, []
+    for shapes in ((0,), (WIDE, STATIC)):
+        requests = [spec.engine.submit([7 + row, 5] * 12, max_new_tokens=24) for row in range(3)]
+        ran = set()
+        while not all(request.finished for request in requests):
+            live = [request.slot for request in requests if not request.finished and request.new_tokens]
+            found = [bool(spec.arena["draft_lens"][slot] > 0) for slot in live]
+            shape = shapes[-1] if found and all(found) else shapes[0]
+            ran.add((shape, bool(found) and all(found)))
+            spec.set_tier(shape)
+            spec.engine.step()
+        texts.append([request.result().token_ids for request in requests])
+    assert texts[0] == texts[1] and (STATIC, True) in ran
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
