@@ -56,13 +56,17 @@ def test_acceptance_rises_to_near_all_drafts(trained: TrainedHead) -> None:
     assert len(trained.acceptance.rates) == 7
 
 
-def test_a_wrapped_model_accepts_as_many_and_writes_the_same_text(
-    model: LlamaForCausalLM, trained: TrainedHead
+SIZES: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_len": 39, "backend": "eager", "max_batch": 1}
+
+
+def test_auto_finds_the_mode_which_accepts_as_many_writes_the_same_text_and_warns_of_nothing(
+    model: LlamaForCausalLM, trained: TrainedHead, recwarn: pytest.WarningsRecorder
 ) -> None:
     # Random tokens alone are rare in texts.
     texts = greedy_texts(model, 6, new=6 + 29, seed=9)
-    options: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_len": 39, "backend": "eager", "max_batch": 1}
-    with speccompile.wrap(model, trained.mode, draft=trained.folder, **options) as spec:
+    recwarn.clear()
+    with speccompile.wrap(model, "auto", draft=trained.folder, **SIZES) as spec:
+        assert not recwarn.list and spec.mode.name == trained.mode
         made = [spec.generate(text[None, :9], max_new_tokens=29)[0] for text in texts]
         measured = spec.stats.acceptance_length
     assert torch.equal(torch.stack(made), texts)
@@ -81,23 +85,11 @@ def test_a_head_is_trained_further(
     assert found.acceptance.length(3) == pytest.approx(trained.acceptance.length(3), abs=0.1)
 
 
-def test_a_wrap_of_another_target_warns(
-    kind: str, model: LlamaForCausalLM, trained: TrainedHead, recwarn: pytest.WarningsRecorder
-) -> None:
-    """Sizes are equal: nothing else shows it."""
-    options: dict[str, Any] = {"draft": trained.folder, "tiers": (0, 3), "max_len": 64, "backend": "eager"}
+def test_a_wrap_of_another_target_warns(model: LlamaForCausalLM, trained: TrainedHead) -> None:
+    """Sizes are equal: nothing else shows it. A wrap of the same target, above, does not."""
     other = learnable(seed=1, kv_heads=model.config.num_key_value_heads)
     with pytest.warns(UserWarning, match=r"was trained for the target LlamaForCausalLM v2:\w+, and this is Llama"):
-        speccompile.wrap(other, trained.mode, **options).close()
-    recwarn.clear()
-    speccompile.wrap(model, trained.mode, **options).close()
-    assert not recwarn.list
-
-
-def test_auto_finds_the_mode(model: LlamaForCausalLM, trained: TrainedHead) -> None:
-    options: dict[str, Any] = {"tiers": (0, 3), "max_len": 64, "backend": "eager"}
-    with speccompile.wrap(model, "auto", draft=trained.folder, **options) as spec:
-        assert spec.mode.name == trained.mode
+        speccompile.wrap(other, trained.mode, draft=trained.folder, **SIZES).close()
 
 
 def test_a_training_of_blocks_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> None:
