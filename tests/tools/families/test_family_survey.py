@@ -219,12 +219,20 @@ def test_every_causal_lm_class_is_listed() -> None:
 # --- the survey --------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def new_tokens(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Texts too short to outgrow windows, for tests of what is made of them; those of the command are whole."""
+    assert NEW_TOKENS > 12
+    monkeypatch.setattr(survey_module, "NEW_TOKENS", 12)
+    return 12
+
+
 class Generating:
     """Stands in for ``Speculator.generate``, counts its calls and changes a token of one row in one of them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tampered: int = -1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, new_tokens: int, tampered: int = -1) -> None:
         self.rows: list[int] = []
-        self.tampered = tampered
+        self.new_tokens, self.tampered = new_tokens, tampered
         self._generate = Speculator.generate
         monkeypatch.setattr(Speculator, "generate", lambda spec, *given, **named: self(spec, *given, **named))
 
@@ -233,19 +241,19 @@ class Generating:
         if len(self.rows) == self.tampered:
             texts[-1, ids.shape[1] + 7] = (texts[-1, ids.shape[1] + 7] + 1) % 100
         self.rows.append(len(ids))
-        assert texts.shape[1] == ids.shape[1] + NEW_TOKENS
+        assert texts.shape[1] == ids.shape[1] + self.new_tokens
         return texts
 
 
 def test_batches_are_ragged_and_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    generating = Generating(monkeypatch)
+    generating = Generating(monkeypatch, NEW_TOKENS)
     assert surveyed().verdict == "exact"
     assert generating.rows == [*range(1, ROWS + 1), 1]
 
 
 @pytest.mark.parametrize(("tampered", "place"), [(2, "batch of 3 rows, prompt 2"), (4, "batch of 1 row, prompt 0")])
-def test_another_text_is_wrong(monkeypatch: pytest.MonkeyPatch, tampered: int, place: str) -> None:
-    Generating(monkeypatch, tampered)
+def test_another_text_is_wrong(monkeypatch: pytest.MonkeyPatch, new_tokens: int, tampered: int, place: str) -> None:
+    Generating(monkeypatch, new_tokens, tampered)
     row = surveyed()
     assert row.verdict == "wrong"
     assert row.route == "attention"
@@ -268,6 +276,7 @@ def test_an_error_of_somebody_elses_is_broken_and_says_where(monkeypatch: pytest
     assert row.reason.startswith("KeyError: 'head_dim' (speccompile/compiler/plan.py:")
 
 
+@pytest.mark.usefixtures("new_tokens")
 def test_a_refusal_after_wrap_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Speculator, "generate", failing(InvalidInput(name="input_ids", reason="it is late")))
     row = surveyed()
@@ -284,6 +293,7 @@ def test_without_transformers_text_there_is_nothing_to_compare(monkeypatch: pyte
     assert row.reason == "transformers' own generate fails on the tiny model: TypeError: no cache."
 
 
+@pytest.mark.usefixtures("new_tokens")
 def test_the_speculator_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Speculator] = []
     monkeypatch.setattr(Speculator, "close", lambda spec: closed.append(spec))
@@ -296,9 +306,9 @@ def test_the_speculator_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPat
     ("lengths", "best"), [([1.0, 1.05, 1.5, 2.0], 1.5), ([1.0] * 6, 1.0), ([1.05, *[1.0] * 5], 1.05)]
 )
 def test_other_patterns_are_tried_until_drafts_are_accepted(
-    monkeypatch: pytest.MonkeyPatch, lengths: list[float], best: float
+    monkeypatch: pytest.MonkeyPatch, new_tokens: int, lengths: list[float], best: float
 ) -> None:
-    generating = Generating(monkeypatch)
+    generating = Generating(monkeypatch, new_tokens)
     # The first are those of the ragged batches.
     monkeypatch.setattr(Stats, "acceptance_length", property(lambda _: lengths[len(generating.rows) - 1 - ROWS]))
     row = surveyed()
@@ -314,6 +324,7 @@ def test_any_tier_may_come_next() -> None:
     assert len(set(pairs)) == len(TIERS) ** 2
 
 
+@pytest.mark.usefixtures("new_tokens")
 def test_it_is_quiet_and_leaves_logging_as_it_was(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
 ) -> None:
