@@ -17,8 +17,8 @@ from speccompile.graph_capture.counted_positions import lookup, own_positions
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import observe
 from support.errors import raises
-from support.families import greedy, model_of, periodic, speculative
-from support.tiny import captured
+from support.families import SIZES, greedy, model_of, periodic, speculative
+from support.tiny import known_capture
 
 # Learned positions after an offset, sines in a table, and a look-up by indexing.
 FAMILIES = ("bart", "marian", "whisper")
@@ -26,7 +26,8 @@ FAMILIES = ("bart", "marian", "whisper")
 
 @functools.cache
 def captured_of(name: str) -> StepGraph:
-    return captured(model_of(name)).graph
+    """Of a wrap, if it passed the check there."""
+    return known_capture(model_of(name)).graph
 
 
 def position_lookups(graph: StepGraph) -> list[fx.Node]:
@@ -43,10 +44,8 @@ def position_lookups(graph: StepGraph) -> list[fx.Node]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_at_positions_of_their_own_have_the_text_of_transformers(name: str) -> None:
     model = model_of(name)
-    with speccompile.wrap(
-        model, "ngram", tiers=(0, 3), max_batch=3, max_len=96, backend="eager", policy="fixed:3"
-    ) as spec:
-        prompts = [periodic(seed=2), [9, 8, 7], periodic(seed=3)[:20]]
+    with speccompile.wrap(model, "ngram", tiers=(0, 3), policy="fixed:3", **SIZES | {"max_batch": 3}) as spec:
+        prompts = [periodic(seed=2)[:38], [9, 8, 7], periodic(seed=3)[:20]]
         assert speculative(spec, prompts) == [greedy(model, prompt) for prompt in prompts]
         assert spec.stats.accepted_tokens > 0
 
@@ -62,7 +61,7 @@ def test_the_look_up_reads_the_positions(name: str) -> None:
 def test_without_it_the_capture_check_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "own_positions", lambda graph: graph)
     with raises(CaptureMismatch, model="BartForCausalLM", missing="position_ids"):
-        speccompile.wrap(model_of("bart", num_layers=3), "none", tiers=(0,), max_len=96, backend="eager")
+        speccompile.wrap(model_of("bart", num_layers=1), "none", tiers=(0,), max_len=63, backend="eager")
 
 
 def test_models_that_take_positions_are_left_as_they_are() -> None:
@@ -76,7 +75,7 @@ def test_a_table_without_a_dimension_for_rows_is_left_as_it_is() -> None:
     graph = captured_of("roformer")
     assert position_lookups(graph) == []
     with raises(CaptureMismatch, model="RoFormerForCausalLM", missing="position_ids"):
-        speccompile.wrap(model_of("roformer"), "none", tiers=(0,), max_len=96, backend="eager")
+        speccompile.wrap(model_of("roformer"), "none", tiers=(0,), max_len=63, backend="eager")
 
 
 @pytest.mark.parametrize(("name", "counts"), [("bart", True), ("llama4_text", True), ("gpt2", False), ("bloom", False)])

@@ -11,14 +11,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.layer_state import kv_state, recurrent_state
-from speccompile.graph.state import core_state, resolve_layout
+from speccompile.graph.state import Layout, core_state, resolve_layout
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.store import CaptureStore
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
+from speccompile.utils.storage import CacheFolder
 
 
 def tiny_llama(
@@ -91,7 +93,22 @@ def captured(model: PreTrainedModel, max_len: int = 64, routes: tuple[Route, ...
     """Capture ``model`` for two rows of ``max_len`` tokens and steps of up to four."""
     info = inspect_model(model)
     observed = observe(model, info, routes)
-    layout = resolve_layout(
+    layout = _layout(info, observed, max_len)
+    return Captured(model, info, observed, capture(model, info, observed, layout), Arena(layout, info.device))
+
+
+def known_capture(model: PreTrainedModel, max_len: int = 64) -> Captured:
+    """The same, read from the cache folder where a wrap has stored one: for tests that are not about capturing."""
+    info = inspect_model(model)
+    stored = CaptureStore(model, info, CacheFolder()).load()
+    layout = None if stored is None else _layout(info, stored.observed, max_len)
+    if stored is None or layout is None or not stored.fits(layout):
+        return captured(model, max_len)
+    return Captured(model, info, stored.observed, stored.graph(layout), Arena(layout, info.device))
+
+
+def _layout(info: ModelInfo, observed: Observation, max_len: int) -> Layout:
+    return resolve_layout(
         [*core_state(info.vocab_size), *kv_state(observed.kv), *recurrent_state(observed.recurrent)],
         max_batch=2,
         max_len=max_len,
@@ -99,7 +116,6 @@ def captured(model: PreTrainedModel, max_len: int = 64, routes: tuple[Route, ...
         max_width=4,
         vocab_size=info.vocab_size,
     )
-    return Captured(model, info, observed, capture(model, info, observed, layout), Arena(layout, info.device))
 
 
 def cancel_all(engine: Engine) -> None:
