@@ -13,6 +13,7 @@ from speccompile.compiler.pipelines import tier_pipeline
 from speccompile.compiler.plan import Plan, make_plan
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import StepGraph
+from speccompile.modes.auto import first_that_works
 
 
 def planned(model: PreTrainedModel, mode: str, **arguments: Any) -> Plan:
@@ -29,3 +30,9 @@ def step_graph(model: PreTrainedModel, mode: str, draft_len: int, kind: Kind, **
         built = frontend.build_stages(model, plan.info, plan.config)
     graph, _ = tier_pipeline(built.config, draft_len, built.config.max_batch, kind).run(built.model.last.graph)
     return graph
+
+
+def auto_plan(model: PreTrainedModel, **arguments: Any) -> Plan:
+    """What a wrap with mode ``auto`` builds, after what it passes over before anything is captured."""
+    options = WrapOptions.of({"mode": "auto", **arguments})
+    return first_that_works(lambda failed: make_plan(model, options, passed_over=failed))
