@@ -79,7 +79,7 @@ def test_a_family_whose_settings_differ_is_served_by_the_users_own() -> None:
 def test_embeddings_tied_where_others_are_untied_and_the_other_way_round(name: str) -> None:
     """As a family's own default has it, they are in test_families.py."""
     tied = not model_of(name).config.tie_word_embeddings
-    model = model_of(name, tie_word_embeddings=tied)
+    model = model_of(name, tie_word_embeddings=tied, num_layers=1)
     shared = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert shared == tied
     with wrap(model) as spec:
@@ -130,7 +130,8 @@ def test_a_model_loaded_with_a_device_map(tmp_path: Path) -> None:
 def test_of_a_vision_language_model_the_text_model_is_captured(name: str) -> None:
     config_class = CONFIG_MAPPING[name]
     family = Family(name, config_class, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_class])
-    model = tiny_model(family)
+    # Of one layer where all are of one kind.
+    model = tiny_model(family, num_layers=1)
     with wrap(model) as spec:
         assert_texts(spec, model, prompts())
         paths = [port.path for port in spec.stages["outline"].graph.ports.values() if port.path]
