@@ -70,7 +70,7 @@ def assert_drafts_are_the_paper_s(
 def test_step_by_step_after_a_prompt_in_chunks(model: LlamaForCausalLM, name: str) -> None:
     """Some drafts are accepted in each round, whatever they are, and others are not."""
     own = head_of(model, name)
-    with eagle3(model, own, acceptance=Forced(1.4), max_batch=2, max_len=63) as spec:
+    with eagle3(model, own, acceptance=Forced(1.4), max_batch=1, max_len=63) as spec:
         spec.generate(torch.tensor([random_prompt(20, seed=9)]), max_new_tokens=9)
         for tiers, new in {(3,): 13, (1,): 11, (0, 3, 1, 0, 0, 3): 20}.items():
             spec.stats.reset()
@@ -109,7 +109,7 @@ def test_acceptance_does_not_depend_on_the_tiers_that_ran(model: LlamaForCausalL
     """With noise that outweighs the logits some drafts are right: the same ones after the same text."""
     drawn = {"do_sample": True, "temperature": 6.0, "seed": 5, "max_new_tokens": 70}
     accepted: dict[str, dict[int, int]] = {}
-    with eagle3(model, head, prefix_reuse=False) as spec:
+    with eagle3(model, head, prefix_reuse=False, max_batch=1) as spec:
         for name, before in {"always": [], "none": [0] * 20, "mixed": [0, 1, 3] * 8}.items():
             request = spec.engine.submit(random_prompt(12), **drawn)
             for draft_len in before:
