@@ -1,7 +1,8 @@
-"""One tiny model and one arena for each test file; every test has an engine of its own over them."""
+"""One tiny model and one arena for all files of this folder; every test has an engine of its own over them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -18,14 +19,25 @@ def limited() -> Iterator[None]:
     yield from time_limit()
 
 
+@functools.cache
+def shared_model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=VOCAB)
+
+
+@functools.cache
+def bench_of(model: LlamaForCausalLM) -> Bench:
+    return Bench(model)
+
+
+# Files have models of their own under these names: fixtures of a session could not depend on them.
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+    return shared_model()
 
 
 @pytest.fixture(scope="module")
 def bench(model: LlamaForCausalLM) -> Bench:
-    return Bench(model)
+    return bench_of(model)
 
 
 @pytest.fixture

@@ -99,8 +99,9 @@ def test_timings_come_one_after_another(engine: Engine) -> None:
     engine.step()
     assert request.new_tokens == []
     time.sleep(0.01)
-    engine.step()
-    assert len(request.new_tokens) == 1
+    # Into how many steps the prompt is cut depends on what steps have taken.
+    while not request.new_tokens:
+        engine.step()
     time.sleep(0.01)
     timings = request.result().timings
     assert timings.queued is not None and timings.first_token is not None
