@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -108,6 +109,17 @@ def test_the_allowed_directions_have_no_circle() -> None:
     rooms["utils"] = {"errors"}
     rooms["errors"] = set()
     assert set(TopologicalSorter(rooms).static_order()) == set(ALLOWED)
+
+
+def test_the_architecture_page_lists_rooms_in_that_order() -> None:
+    """It says that a room imports rooms above it in the table."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
+    rooms = [name for row in rows for name in re.findall(r"`(\w+)(?:/|\.py)`", row) if name in ALLOWED]
+    assert len(rooms) > 20
+    for own in rooms:
+        below = [name for name in ALLOWED[own].split() if name in rooms and rooms.index(name) > rooms.index(own)]
+        assert not below, (own, below)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ several distributions.
 from __future__ import annotations
 
 import ctypes
+import errno
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,8 @@ import torch
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 # Of Linux 6.1 and later: include/uapi/asm-generic/mman-common.h.
 _MADV_COLLAPSE = 25
+# In a row. Each may have tried to free memory, which takes milliseconds where it is scarce.
+_MOST_FAILURES = 4
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> int:
@@ -25,19 +28,26 @@ def use_huge_pages(tensors: Iterable[torch.Tensor]) -> int:
     Values and addresses stay. Nothing happens where the system has no huge pages, forbids them (``never``), has none
     free, or is Linux before 6.1.
 
+    Args:
+        tensors: no two of them overlap, unless they are the same memory.
+
     Returns:
         Bytes in huge pages.
     """
-    size = _page_size()
+    size = huge_page_size()
     if size is None:
         return 0
-    advise = ctypes.CDLL(None).madvise
-    pages = filled_pages(((tensor.data_ptr(), tensor.nbytes) for tensor in tensors), size)
-    return sum(
-        size
-        for page in pages
-        if advise(ctypes.c_void_p(page * size), ctypes.c_size_t(size), ctypes.c_int(_MADV_COLLAPSE)) == 0
-    )
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    moved = failures = 0
+    for page in filled_pages(((tensor.data_ptr(), tensor.nbytes) for tensor in tensors), size):
+        if advise(ctypes.c_void_p(page * size), ctypes.c_size_t(size), ctypes.c_int(_MADV_COLLAPSE)) == 0:
+            moved, failures = moved + size, 0
+        else:
+            # Beside the memory of one allocation may be a gap that belongs to none: ENOMEM too.
+            failures += 1
+            if ctypes.get_errno() == errno.EINVAL or failures == _MOST_FAILURES:
+                break
+    return moved
 
 
 def filled_pages(ranges: Iterable[tuple[int, int]], size: int) -> Iterator[int]:
@@ -51,9 +61,13 @@ def filled_pages(ranges: Iterable[tuple[int, int]], size: int) -> Iterator[int]:
     return (page for page, count in sorted(filled.items()) if count * 16 >= size * 15)
 
 
-def _page_size() -> int | None:
-    """Bytes of a huge page; None where there are none."""
-    enabled, size = _SETTINGS / "enabled", _SETTINGS / "hpage_pmd_size"
-    if sys.platform != "linux" or not size.exists() or "[never]" in enabled.read_text():
+def huge_page_size() -> int | None:
+    """Bytes of a huge page; None where a process gets none."""
+    if sys.platform != "linux":
         return None
-    return int(size.read_text())
+    try:
+        enabled, size = ((_SETTINGS / name).read_text() for name in ("enabled", "hpage_pmd_size"))
+    except OSError:
+        # A kernel without them, or a sandbox without /sys.
+        return None
+    return None if "[never]" in enabled else int(size)

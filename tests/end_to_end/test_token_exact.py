@@ -239,7 +239,7 @@ def test_every_length_near_max_len(
         {"tie": True},
         {"kv_heads": 1, "layers": 3, "attention_bias": True, "mlp_bias": True},
         {
-            "kv_heads": 4,
+            "kv_heads": 2,
             "head_dim": 24,
             "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
         },

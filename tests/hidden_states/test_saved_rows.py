@@ -300,7 +300,7 @@ def test_what_the_model_writes(model: LlamaForCausalLM, plain: Speculator) -> No
 def test_a_text_that_is_refused_may_come_again(plain: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
     text = random_prompt(7, 77)
     with monkeypatch.context() as patch:
-        patch.setattr(plain.engine, "enqueue", Mock(side_effect=Closed()))
+        patch.setattr(plain.engine.turns, "enqueue", Mock(side_effect=Closed()))
         with pytest.raises(Closed):
             plain.save_hidden_states([text], ids=["again"], progress=False)
     plain.save_hidden_states([text], ids=["again"], progress=False)

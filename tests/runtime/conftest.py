@@ -25,8 +25,8 @@ def shared_model() -> LlamaForCausalLM:
 
 
 @functools.cache
-def bench_of(model: LlamaForCausalLM) -> Bench:
-    return Bench(model)
+def shared_bench() -> Bench:
+    return Bench(shared_model())
 
 
 # Files have models of their own under these names: fixtures of a session could not depend on them.
@@ -37,7 +37,7 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def bench(model: LlamaForCausalLM) -> Bench:
-    return bench_of(model)
+    return shared_bench() if model is shared_model() else Bench(model)
 
 
 @pytest.fixture

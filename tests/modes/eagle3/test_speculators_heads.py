@@ -49,12 +49,17 @@ def wider_bodies(spec: Speculator) -> list[str]:
     return [name for name in spec.engine.tiers[DRAFT_LEN, 1, "greedy"].graph.bodies if "wider" in name]
 
 
+#: Of the cases, the one whose head reads the embedding.
+EMBEDDING = "embedding and last layer"
+assert EMBEDDING in CASES
+
+
 # The chains of "sliding window" are compared in either mode below.
 @pytest.mark.parametrize("name", [name for name in CASES if name != "sliding window"])
 def test_every_chain_is_the_oracle_s(model: LlamaForCausalLM, tmp_path: Path, name: str) -> None:
     with eagle3(model, write_case(tmp_path, name), **OPTIONS) as spec:
         assert list(chains(spec)) == SPECULATORS["cases"][name]["chains"]
-        if name == "embedding and last layer":
+        if name == EMBEDDING:
             assert "over the embedding and the outputs of layers 3, 7 drafts" in spec.explain()
 
 

@@ -67,8 +67,8 @@ def drafter() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def another(model: LlamaForCausalLM, drafter: LlamaForCausalLM) -> Iterator[Speculator]:
-    """A drafter that is nothing like the target, for one row."""
-    options = SIZES | {"max_batch": 1, "tiers": (0, STATIC, DYNAMIC)}
+    """A drafter that is nothing like the target."""
+    options = SIZES | {"tiers": (0, STATIC, DYNAMIC)}
     with wrap(model, "draft_target", draft=drafter, prefix_reuse=False, **options) as made:
         yield made
 
@@ -109,6 +109,14 @@ def test_the_target_drafts_for_itself_without_a_mistake(itself: Speculator, opti
     itself.stats.reset()
     itself.engine.submit(prompt, max_new_tokens=1 + 8 * 4, **options).result()
     assert itself.stats.acceptance_length == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_model_s_trees_leave_texts_as_they_are(
+    another: Speculator, expected: dict[str, list[list[int]]], kind: str
+) -> None:
+    """Two rows and a third that waits, shapes mixed within one text."""
+    assert texts_of(another, (0, STATIC, DYNAMIC), seed=2, **KINDS[kind]) == expected[kind]
 
 
 def test_another_model_s_trees_leave_text_and_drafter_s_kv_as_they_are(another: Speculator) -> None:

@@ -26,6 +26,8 @@ ASKED: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
 SIZES: dict[str, Any] = {"tiers": (0, 2), "backend": "eager", "max_batch": 1, "max_len": 31, "policy": "fixed:2"}
 TAPS = (0, 1, 1)
 EAGLE3 = "eagle3_one_model"
+#: Whose heads are stored; one module drafts again and again, or each of two once.
+MODES = (EAGLE3, "mtp", "mtp_eagle_one_model")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def target() -> LlamaForCausalLM:
 
 
 def head_for(target: LlamaForCausalLM, mode: str) -> Eagle3Head | MtpHead:
-    return Eagle3Head.random(target, taps=TAPS) if mode == EAGLE3 else MtpHead.random(target, 2)
+    return Eagle3Head.random(target, taps=TAPS) if mode == EAGLE3 else MtpHead.random(target, 2 if mode == "mtp" else 1)
 
 
 @dataclass
@@ -50,8 +52,8 @@ def kept(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("heads")
     with pytest.MonkeyPatch.context() as patch:
         made = noted_exports(folder, patch)
-        found = {mode: acceptance(target, mode, head_for(target, mode)) for mode in (EAGLE3, "mtp")}
-    assert made == ["Eagle3Head", "MtpHead"]
+        found = {mode: acceptance(target, mode, head_for(target, mode)) for mode in MODES}
+    assert made == ["Eagle3Head", "MtpHead", "MtpHead"]
     return Kept(folder, found)
 
 
@@ -84,7 +86,7 @@ def acceptance(target: LlamaForCausalLM, mode: str, head: torch.nn.Module) -> fl
         return spec.stats.acceptance_length
 
 
-@pytest.mark.parametrize("mode", [EAGLE3, "mtp"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_head_is_found_again(target: LlamaForCausalLM, kept: Kept, exports: list[str], mode: str) -> None:
     assert acceptance(target, mode, head_for(target, mode)) == kept.acceptance[mode] and not exports
 
@@ -111,8 +113,9 @@ def test_a_stored_head_that_computes_something_else_is_captured_again(
     assert exports == ["Eagle3Head"] and folder.read(name) == stored
 
 
-def test_over_weights_that_the_wrap_consumes(exports: list[str]) -> None:
+def test_over_weights_that_the_wrap_consumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head reads the target's embedding and lm_head, which are packs after the first wrap."""
+    exports = noted_exports(tmp_path, monkeypatch)
     options = SIZES | {"tiers": (0, 1), "policy": "fixed:1", "backend": "inductor"}
     for _ in range(2):
         target = tiny_llama()
