@@ -30,7 +30,6 @@ from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.outcomes import pack
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.devices import traits_of
-from speccompile.utils.huge_pages import huge_page_size, use_huge_pages
 from speccompile.utils.storage import CacheFolder, Collected, Storage
 from speccompile.utils.workers import release_workers
 
@@ -123,10 +122,6 @@ def build(
     if consumed is not None and config.weights.rounds:
         identity = target_id(model, config.target_form)
         stages.packs.consume_rounded()
-    packs = [tensor for packs in (stages.packs, *stages.packs.followers) for tensor in packs.tensors()]
-    if packs and traits_of(info.device).host_memory and huge_page_size() is not None:
-        with seconds.of("huge pages"):
-            use_huge_pages(packs)
     return Build(
         config,
         info,

@@ -218,11 +218,6 @@ class WeightPacks:
         """Bytes of all packs."""
         return sum(pack.nbytes for pack in self)
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Of all packs."""
-        for pack in self:
-            yield from pack.tensors
-
     def items(self) -> Iterator[tuple[str, Pack]]:
         """Names of the weights and their packs."""
         yield from self._packs.items()
