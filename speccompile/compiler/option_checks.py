@@ -143,7 +143,7 @@ def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> Non
     if mode.learns_from is None:
         reason = f"mode {mode.name!r} has no head that can be trained; eagle3 and eagle3_one_model have"
     elif config.max_draft_len == 0:
-        reason = "there is no tier with drafts"
+        reason = "no tier has drafts"
     elif not config.rule.text_invariant:
         reason = f"with the acceptance rule {config.rule.name!r} the text depends on the drafts"
     elif options.consume:

@@ -278,7 +278,7 @@ def test_lookups_beside_trees_of_a_head(model: LlamaForCausalLM, whole: Eagle3He
 
 
 def test_compiled_lookups_beside_trees_of_a_head(beside_lookups: Speculator) -> None:
-    """Steps that draw take long to make, and are no other ones."""
+    """Greedy requests alone: steps that draw are tested uncompiled, and take long to compile."""
     assert_texts_do_not_depend_on_lookups(beside_lookups, ("greedy",))
 
 
