@@ -23,7 +23,7 @@ from rich.table import Table
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
 from speccompile.lowering.backends import Eager, choose_backend
-from speccompile.ops.cpu.library import cpu_ops, missing_tools
+from speccompile.ops.cpu.library import LIBRARIES, cpu_ops, missing_tools
 from speccompile.tools.families.family import Family, causal_lm_families, find_families
 from speccompile.tools.families.survey import Row, Verdict, survey
 from speccompile.utils.progress import listening
@@ -72,7 +72,8 @@ def _captures_apart(backend: str) -> Iterator[None]:
     before = os.environ.get("SPECCOMPILE_CACHE")
     if backend != Eager.name and missing_tools() is None:
         # These are of use later, and must not be built where a folder is about to go.
-        cpu_ops()
+        for library in LIBRARIES:
+            cpu_ops(library)
     with tempfile.TemporaryDirectory(prefix="speccompile-families-") as folder:
         os.environ["SPECCOMPILE_CACHE"] = folder
         try:

@@ -96,6 +96,10 @@ def make_plan(
         saves.check(model)
     with replacing(choice):
         check_backend(mode, backend.name)
+    if options.adapters is not None:
+        kernels.prepare("lora")
+    if WeightForms.of(options.weights).rounds:
+        kernels.prepare("rounded")
     if options.consume or WeightForms.of(options.weights).rounds:
         # There is no other way then, so a model is not captured in vain.
         kernels = kernels.settled()

@@ -15,7 +15,7 @@ from speccompile.errors import LoweringError
 from speccompile.graph.body import Body
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
-from speccompile.ops.native import needs_library
+from speccompile.ops.in_cpp import libraries_of
 from speccompile.utils.torch_private import OpOverload
 
 # Arithmetic on sizes, as export leaves it, printed so that the file needs no import for it.
@@ -38,7 +38,7 @@ from torch import device, inf, nan  # noqa: F401
 import speccompile.lowering.stage_ops  # noqa: F401  registers torch.ops.speccompile
 '''
 
-_LOAD = "speccompile.lowering.stage_ops.load_compiled()\n"
+_LOAD = "speccompile.lowering.stage_ops.load_compiled({libraries})\n"
 
 #: The first line of what runs a printed stage by itself: its inputs, and a call that prints the outputs.
 _RUNNER = "def make_inputs("
@@ -84,8 +84,8 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
     used = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     modules = [graph.graph, *(body.module.graph for name, body in graph.bodies.items() if name in used)]
     parts = [_HEADER.format(title=title)]
-    if any(_needs_library(node) for module in modules for node in module.nodes):
-        parts.append(_LOAD)
+    if libraries := libraries_of(modules):
+        parts.append(_LOAD.format(libraries=", ".join(f'"{library}"' for library in libraries)))
     for name, body in graph.bodies.items():
         if name in used:
             parts.append(_body_function(body))
@@ -103,10 +103,6 @@ def without_runner(source: str) -> str:
     """The bodies and ``step`` of a printed stage: the part that differs between stages for a reader. The names of all
     inputs, which follow in lines of thousands of characters, are left out."""
     return source.partition(f"\n{_RUNNER}")[0]
-
-
-def _needs_library(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and needs_library(node.target)
 
 
 def load_python(source: str, filename: str) -> dict[str, Any]:

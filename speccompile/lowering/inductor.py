@@ -27,6 +27,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.object_code import machine_code
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.cpu.shims import shims
+from speccompile.ops.in_cpp import libraries_of
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.devices import traits_of
 from speccompile.utils.machine import machine
@@ -97,7 +98,8 @@ class CompiledBodies:
             name: self.storage.read(name) or _file_of(_compile(body, graph.device), body)
             for name, body in found.items()
         }
-        return artifacts | machine_code([*artifacts.values()])
+        libraries = libraries_of(body.module.graph for body in graph.bodies.values())
+        return artifacts | machine_code([*artifacts.values()], libraries)
 
     def _load(self, body: Body, device: torch.device) -> _Loaded:
         name = artifact_name(body, device)
@@ -105,7 +107,7 @@ class CompiledBodies:
             data = self.storage.read(name)
             if traits_of(device).cpp_ops:
                 # What Inductor writes is linked with the C++ ops.
-                load_cpu_ops()
+                load_cpu_ops(*libraries_of([body.module.graph]))
             artifact = self._make(name, body, device) if data is None else _read(name, data)
             compiled, source = compiled_function(artifact)
             # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.

@@ -23,6 +23,9 @@ class Kernels:
     step_ops: bool = False
     rounded: bool = False
 
+    def prepare(self, *libraries: str) -> None:
+        """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
+
     def settled(self) -> Kernels:
         """What there is, once all of it is built; the ops can be called then."""
         return self
@@ -31,6 +34,10 @@ class Kernels:
 @dataclass(frozen=True)
 class _PendingKernels(Kernels):
     """The C++ ops while they are being built: what there most likely will be."""
+
+    def prepare(self, *libraries: str) -> None:
+        for library in libraries:
+            cpu_ops(library)
 
     def settled(self) -> Kernels:
         with task("compile the CPU ops"):

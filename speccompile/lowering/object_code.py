@@ -25,14 +25,18 @@ import speccompile.ops
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.utils.torch_private import CompiledArtifact
 
-load_cpu_ops()
-for path in sys.argv[1:]:
+libraries, *paths = sys.argv[1:]
+load_cpu_ops(*libraries.split())
+for path in paths:
     CompiledArtifact.load(path=path, format="binary")
 """
 
 
-def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
+def machine_code(artifacts: Sequence[bytes], libraries: Sequence[str]) -> dict[str, bytes]:
     """Shared libraries, by ``machine_code/`` and their paths in Inductor's cache folder. They are compiled once more.
+
+    Args:
+        libraries: of the C++ ops that the artifacts call.
 
     Raises:
         LoweringError: with the end of what the other process said.
@@ -43,14 +47,14 @@ def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
             path.write_bytes(data)
         cache = Path(folder, "cache")
         environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-c", LOAD, *map(str, paths)]
+        command = [sys.executable, "-c", LOAD, " ".join(libraries), *map(str, paths)]
         done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LoweringError(
                 f"Inductor could not compile for the package: {' '.join(done.stderr.splitlines()[-3:])}"
             )
-        libraries = sorted(cache.rglob("*.so"))
-        return {f"{FOLDER}/{path.relative_to(cache).as_posix()}": path.read_bytes() for path in libraries}
+        found = sorted(cache.rglob("*.so"))
+        return {f"{FOLDER}/{path.relative_to(cache).as_posix()}": path.read_bytes() for path in found}
 
 
 def install_machine_code(files: Mapping[str, bytes]) -> None:

@@ -10,13 +10,16 @@ from speccompile.errors import LoweringError
 from speccompile.ops.cpu.library import load_cpu_ops
 
 
-def load_compiled() -> None:
-    """Build the C++ ops of this machine where they are not in the cache, and load them.
+def load_compiled(*libraries: str) -> None:
+    """Build C++ ops for this machine where they are not in the cache, and load them.
+
+    Args:
+        libraries: folders of ``ops/cpu/csrc``.
 
     Raises:
         LoweringError: this machine cannot build them.
     """
-    missing = load_cpu_ops()
+    missing = load_cpu_ops(*libraries)
     if missing is not None:
         raise LoweringError(
             f"This stage calls the C++ ops, which cannot be loaded: {missing}. "

@@ -1,6 +1,6 @@
 """The short causal convolution of recurrent layers: each channel over its own newest inputs.
 
-``native_`` is the C++ form (``ops/cpu/csrc/kernels/recurrence.cpp``). Source: ``causal_conv1d_fn`` of transformers'
+``native_`` is the C++ form (``ops/cpu/csrc/recurrence/recurrence.cpp``). Source: ``causal_conv1d_fn`` of transformers'
 models (``models/qwen3_next/modeling_qwen3_next.py``).
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 from speccompile.ops.recurrence import keep, rows_of
 
@@ -68,3 +69,4 @@ for _name in ("causal_conv_", "native_causal_conv_"):
     torch.library.register_fake(f"speccompile::{_name}", lambda x, *_: x.new_empty(x.shape), lib=_library)
 _library.impl("causal_conv_", reference, "CPU")
 register_on_cuda(_library, "causal_conv_", _on_cuda)
+in_cpp("native_causal_conv_", "recurrence")

@@ -1,6 +1,6 @@
 """Acceptance and commit of a step as ONE op; :func:`commit` defines what it writes.
 
-``native_`` is the C++ form (``ops/cpu/csrc/kernels/commit.cpp``).
+``native_`` is the C++ form (``ops/cpu/csrc/base/kernels/commit.cpp``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A linear whose weights are those of the experts that a router chose for each token.
 
-``native_`` is the C++ form (``ops/cpu/csrc/kernels/expert_linear.cpp``). Activations, gates and the router's weights of
+``native_`` is the C++ form (``ops/cpu/csrc/experts/expert_linear.cpp``). Activations, gates and the router's weights of
 the experts stay ordinary ops between two such linears and after them. Source: ``batched_mm_experts_forward`` of
 transformers (``integrations/moe.py``), without its copies of weights.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 
 _SCHEMA = "(Tensor x, Tensor experts, Tensor weight, Tensor? bias, bool transposed) -> Tensor"
@@ -67,3 +68,4 @@ for _name in ("expert_linear", "native_expert_linear"):
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
 _library.impl("expert_linear", reference, "CompositeExplicitAutograd")
 register_on_cuda(_library, "expert_linear", _on_cuda)
+in_cpp("native_expert_linear", "experts")

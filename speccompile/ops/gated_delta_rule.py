@@ -1,6 +1,6 @@
 """The gated delta rule, a linear attention whose state forgets and corrects itself.
 
-``native_`` is the C++ form (``ops/cpu/csrc/kernels/recurrence.cpp``). Sources: Yang et al., "Gated Delta Networks"
+``native_`` is the C++ form (``ops/cpu/csrc/recurrence/recurrence.cpp``). Sources: Yang et al., "Gated Delta Networks"
 (2025), section 3; for a gate of each channel, Kimi Team, "Kimi Linear" (2025), section 3. The order of operations is
 that of ``torch_recurrent_gated_delta_rule`` (transformers, ``models/qwen3_next/modeling_qwen3_next.py``).
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 from speccompile.ops.recurrence import CURSOR_SCHEMA, rows_of, scan
 
@@ -81,3 +82,4 @@ for _name in ("gated_delta_rule_", "native_gated_delta_rule_"):
     torch.library.register_fake(f"speccompile::{_name}", lambda q, k, v, *_: v.new_empty(v.shape), lib=_library)
 _library.impl("gated_delta_rule_", reference, "CPU")
 register_on_cuda(_library, "gated_delta_rule_", _on_cuda)
+in_cpp("native_gated_delta_rule_", "recurrence")

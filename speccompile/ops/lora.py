@@ -1,6 +1,6 @@
 """What low-rank adapters add to linears: one op for all linears that read one input, and an adapter for each row.
 
-``native_`` is the C++ form (``ops/cpu/csrc/kernels/lora.cpp``). Sources: Hu et al., "LoRA" (2021), section 4.1; rows of
+``native_`` is the C++ form (``ops/cpu/csrc/lora/lora.cpp``). Sources: Hu et al., "LoRA" (2021), section 4.1; rows of
 several adapters in one call: Chen et al., "Punica" (2023), section 4.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
+from speccompile.ops.in_cpp import in_cpp
 
 #: Ranks that a buffer has a multiple of: what a row of ``a`` is read by.
 RANKS = 16
@@ -83,3 +85,4 @@ for _name in ("lora", "native_lora"):
     _library.define(_name + SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
 _library.impl("lora", reference, "CompositeExplicitAutograd")
+in_cpp("native_lora", "lora")

@@ -1,5 +1,5 @@
 """The C++ ops as graphs see them. What they compute is fixed for each row: its result has the same bits with any
-other rows beside it. Kernels: ``ops/cpu/csrc/kernels``."""
+other rows beside it. Kernels: ``ops/cpu/csrc/base/kernels``, ``ops/cpu/csrc/rounded``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from speccompile.ops.attention import SCHEMA
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
-from speccompile.utils.torch_private import OpOverload
 
 #: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``.
 ROUNDED = ("int8", "int4")
@@ -112,6 +112,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
 }
 for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+    in_cpp(_name, "rounded" if _name.startswith(ROUNDED) else "base")
 
 
 def _linear_on_cuda(*arguments: Any) -> torch.Tensor:
@@ -136,10 +137,3 @@ for _form in ROUNDED:
     register_on_cuda(_library, f"{_form}_linear", _linear_on_cuda)
     register_on_cuda(_library, f"{_form}_linears", _linears_on_cuda)
     register_on_cuda(_library, f"{_form}_embedding", _embedding_on_cuda)
-
-
-def needs_library(op: OpOverload) -> bool:
-    """Whether ``op`` runs only after ``lowering.cpu.library.load_cpu_ops()``: these ops, and the ``native_`` forms of
-    others."""
-    namespace, _, name = op._schema.name.partition("::")
-    return namespace == "speccompile" and (name in _FAKES or name.startswith("native_"))

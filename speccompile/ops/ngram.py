@@ -1,5 +1,5 @@
 """The n-gram match as ONE op; ``native_`` is the C++ form
-(``ops/cpu/csrc/kernels/ngram.cpp``)."""
+(``ops/cpu/csrc/base/kernels/ngram.cpp``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Drafts from a predicted text, as one op; ``native_`` is the C++ form (``ops/cpu/csrc/kernels/prediction.cpp``)."""
+"""Drafts from a predicted text, as one op; ``native_`` is the C++ form
+(``ops/cpu/csrc/base/kernels/prediction.cpp``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The selective scan of state space models: Mamba's, and Mamba-2's with one decay for each head.
 
-``native_`` is the C++ form (``ops/cpu/csrc/kernels/recurrence.cpp``). Sources: Gu and Dao, "Mamba" (2023), algorithm 2;
-Dao and Gu, "Transformers are SSMs" (2024), equation 1.
+``native_`` is the C++ form (``ops/cpu/csrc/recurrence/recurrence.cpp``). Sources: Gu and Dao, "Mamba" (2023),
+algorithm 2; Dao and Gu, "Transformers are SSMs" (2024), equation 1.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 from speccompile.ops.recurrence import CURSOR_SCHEMA, rows_of, scan
 
@@ -76,3 +77,4 @@ for _name in ("selective_scan_", "native_selective_scan_"):
     torch.library.register_fake(f"speccompile::{_name}", lambda x, *_: x.new_empty(x.shape), lib=_library)
 _library.impl("selective_scan_", reference, "CPU")
 register_on_cuda(_library, "selective_scan_", _on_cuda)
+in_cpp("native_selective_scan_", "recurrence")

@@ -1,7 +1,7 @@
 """Drafts of suffix decoding: from a row's own text, from texts that were given, and from texts of earlier requests.
 
 Each op reads what is new of its rows' texts and proposes. These are the definitions, in Python; ``native_`` ops of the
-same names are the C++ form (``ops/cpu/csrc/kernels/suffix.cpp``), over the same tables.
+same names are the C++ form (``ops/cpu/csrc/base/kernels/suffix.cpp``), over the same tables.
 
 Shapes: ``B`` rows, ``N`` slots (the last one is the dummy's, whose text is never learned from), ``D`` depth. Tables are
 int32. ``tokens [B, S]`` and ``length [B]`` are the rows' texts, ``slots [B]`` theirs. All return drafts, int64

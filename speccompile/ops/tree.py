@@ -1,7 +1,7 @@
 """Draft trees in a step: what of a proposal a tier takes, which path is accepted, and where its KV belongs.
 
 Nodes are numbered from 0, the newest committed token; node i > 0 is the draft token i - 1. ``native_`` ops are the C++
-form (``ops/cpu/csrc/kernels/tree.cpp``), and on CUDA there are Triton kernels (``ops/triton/tree.py``).
+form (``ops/cpu/csrc/base/kernels/tree.cpp``), and on CUDA there are Triton kernels (``ops/triton/tree.py``).
 """
 
 from __future__ import annotations

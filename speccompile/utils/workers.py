@@ -23,7 +23,7 @@ def in_pool(tokens: int) -> Iterator[None]:
     """Run the C++ ops of the calling thread in their own pool, and OpenMP's regions on the calling thread alone.
 
     The pool uses ``torch.get_num_threads()`` threads. The C++ ops must be loaded. Wide steps stay on OpenMP's threads:
-    what Inductor writes cannot run in the pool, and would take too long on one thread (``csrc/ops/share.cpp``).
+    what Inductor writes cannot run in the pool, and would take too long on one thread (``csrc/base/ops/share.cpp``).
 
     Args:
         tokens: that the step reads, of all rows.

@@ -23,7 +23,7 @@ from support.tiny import tiny_llama
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ops without compiled bodies around them."""
-    assert kernels.load_cpu_ops() is None
+    assert kernels.load_cpu_ops("rounded") is None
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(True, "for the test"))
 
 

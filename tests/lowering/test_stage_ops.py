@@ -73,6 +73,6 @@ def test_every_printed_stage_runs_in_a_process_of_its_own(tmp_path: Path) -> Non
 
 
 def test_a_stage_names_the_reason_when_the_compiled_ops_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speccompile.lowering.stage_ops.load_cpu_ops", lambda: "no C++ compiler was found")
+    monkeypatch.setattr("speccompile.lowering.stage_ops.load_cpu_ops", lambda *_: "no C++ compiler was found")
     with raises(LoweringError, reason="no C++ compiler was found"):
         speccompile.lowering.stage_ops.load_compiled()

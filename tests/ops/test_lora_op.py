@@ -13,7 +13,7 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.lora import NONE, pack_down, pack_up
 
-assert load_cpu_ops() is None
+assert load_cpu_ops("lora") is None
 
 OPS = torch.ops.speccompile
 FORMS = ("lora", "native_lora")

@@ -10,7 +10,7 @@ import torch
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.ops.cpu.library import load_cpu_ops
 
-assert load_cpu_ops() is None
+assert load_cpu_ops("recurrence") is None
 
 OPS = torch.ops.speccompile
 FORMS = ("", "native_")

@@ -1,4 +1,8 @@
-"""Builds the C++ ops once for this machine, keeps them, and loads them."""
+"""Builds libraries of C++ ops once for this machine, keeps them, and loads them.
+
+Every folder of ``csrc`` is a library. What each step calls is in ``base``; the others, for what few models and options
+need, are built when a step calls one of their ops (:mod:`speccompile.ops.in_cpp`). They call functions of ``base``.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,16 @@ from speccompile.utils.torch_private import (
 from speccompile.utils.warn import calling_line, on_behalf_of
 
 SOURCES = Path(__file__).parent / "csrc"
+BASE = "base"
+LIBRARIES = tuple(sorted(path.name for path in SOURCES.iterdir() if path.is_dir()))
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
 # Tuned for the very CPU, as Inductor asks for, GCC makes the inner loop of eight rows a third slower on AMD's Zen 3.
 # What torch's own headers are warned of is not ours, and fills megabytes.
 FLAGS = ("-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-mtune=generic", "-w", "-g0")
+# Ops hand tensors over to kernels. Optimised as those are, they are no faster, and take a third longer to compile.
+FLAGS_OF_OPS = ("-O1",)
+
+_found: dict[str, Future[Path]] = {}
 
 
 def missing_tools() -> str | None:
@@ -49,11 +59,12 @@ def missing_tools() -> str | None:
     return None if shutil.which(compiler) else "no C++ compiler was found"
 
 
-@functools.cache
-def cpu_ops() -> Future[Path]:
-    """The library of the C++ ops for this CPU (or what ``ATEN_CPU_CAPABILITY`` says), built beside other work."""
+def cpu_ops(library: str = BASE) -> Future[Path]:
+    """A library of C++ ops for this CPU (or what ``ATEN_CPU_CAPABILITY`` says), built beside other work."""
+    if library in _found:
+        return _found[library]
     probes = instruction_sets()
-    found: Future[Path] = Future()
+    found = _found[library] = Future()
     # Read here: the environment may change before the thread runs, and the thread has its own stack.
     folder, call_site = cache_dir() / "cpu-ops", calling_line()
 
@@ -61,45 +72,55 @@ def cpu_ops() -> Future[Path]:
         probes.join()
         try:
             with on_behalf_of(call_site):
-                found.set_result(_library_in(folder))
+                found.set_result(_library_in(folder, library))
         except BaseException as error:
             found.set_exception(error)
 
     # Not a daemon: the interpreter waits for it, so the library is complete.
-    Thread(target=find, name="speccompile-cpu-ops").start()
+    Thread(target=find, name=f"speccompile-cpu-ops-{library}").start()
     return found
 
 
 def _after_fork() -> None:
-    """In a forked child, which does not have the thread that builds the library, and builds it itself."""
-    if cpu_ops.cache_info().currsize and not cpu_ops().done():
-        cpu_ops.cache_clear()
+    """In a forked child, which does not have the threads that build libraries, and builds them itself."""
+    for library in [library for library, found in _found.items() if not found.done()]:
+        del _found[library]
 
 
 in_child(_after_fork)
 
 
 @functools.cache
-def load_cpu_ops() -> str | None:
-    """Wait for the C++ ops of ``torch.ops.speccompile``, and make them callable.
+def load_cpu_ops(*libraries: str) -> str | None:
+    """Wait for C++ ops of ``torch.ops.speccompile``, and make them callable.
+
+    Args:
+        libraries: those beside ``base``.
 
     Returns:
         Why they are not available, or None.
     """
-    reason = missing_tools()
-    if reason is None and (reason := _failure()) is not None:
-        # The reason may be the vectors of this CPU, which Inductor's code uses as well.
-        try_vectors()
-    return reason
+    if (reason := missing_tools()) is not None:
+        return reason
+    needed = [BASE, *(library for library in libraries if library != BASE)]
+    for library in needed:
+        # All of them are built in parallel.
+        cpu_ops(library)
+    for library in needed:
+        if (reason := _failure(library)) is not None:
+            # The reason may be the vectors of this CPU, which Inductor's code uses as well.
+            try_vectors()
+            return reason
+    return None
 
 
-def _failure() -> str | None:
+def _failure(library: str) -> str | None:
     try:
-        library = cpu_ops().result()
-        if _load_error(library) is not None:
+        path = cpu_ops(library).result()
+        if _load_error(path) is not None:
             # A crash of the machine may leave an empty file.
-            library.unlink()
-            if (problem := _load_error(_library(library.parent))) is not None:
+            path.unlink()
+            if (problem := _load_error(_library(path.parent, library))) is not None:
                 return f"the library of the C++ ops does not load: {problem}"
     except OSError as error:
         return f"the cache folder cannot be written ({error})"
@@ -114,9 +135,9 @@ def _first_error(output: str) -> str:
     return next((line.strip() for line in lines if " error: " in line), lines[-1])
 
 
-def _load_error(library: Path) -> str | None:
+def _load_error(path: Path) -> str | None:
     try:
-        _load(str(library))
+        _load(str(path))
     except OSError as error:
         return str(error)
     return None
@@ -124,7 +145,7 @@ def _load_error(library: Path) -> str | None:
 
 def _load(library: str) -> None:
     torch.ops.load_library(library)
-    # Inductor's code finds the shims among global symbols.
+    # Inductor's code finds the shims among global symbols, and the other libraries what they call of ``base``.
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
@@ -133,54 +154,59 @@ def vector_name() -> str:
     return str(pick_vec_isa()).split()[0] if pick_vec_isa() else "plain C++"
 
 
-def _key(compiler: str, isa: VecISA) -> str:
+def _key(library: str, compiler: str, isa: VecISA) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = [torch.__version__, version, str(isa), *FLAGS]
-    parts += [path.name + path.read_text() for path in sorted(SOURCES.rglob("*.*"))]
+    parts = [torch.__version__, version, str(isa), *FLAGS, *FLAGS_OF_OPS]
+    # Every library includes headers of the first one.
+    for folder in dict.fromkeys((BASE, library)):
+        parts += [path.name + path.read_text() for path in sorted(Path(SOURCES, folder).rglob("*.*"))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _library_in(folder: Path) -> Path:
+def _library_in(folder: Path, library: str) -> Path:
     """In ``folder``, or, if that cannot be written and has none, in a folder of this process."""
     try:
-        return _library(folder)
+        return _library(folder, library)
     except OSError as error:
         spare = spare_dir(folder.parent, error)
         if spare is None:
             raise
-        return _library(spare / folder.name)
+        return _library(spare / folder.name, library)
 
 
-def _library(folder: Path) -> Path:
+def _library(folder: Path, library: str) -> Path:
     isa = pick_vec_isa()
-    target = folder / f"{_key(get_cpp_compiler(), isa)}.so"
+    target = folder / f"{library}-{_key(library, get_cpp_compiler(), isa)}.so"
     if target.exists():
         # Without the lock, which needs a writable folder.
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not target.exists():
-            _build(isa, target)
+            _build(library, isa, target)
     return target
 
 
-def _build(isa: VecISA, target: Path) -> None:
+def _build(library: str, isa: VecISA, target: Path) -> None:
     capability = "DEFAULT" if isa is invalid_vec_isa else isa.build_macro()[0].removeprefix("CPU_CAPABILITY_")
     flags = [*FLAGS, f"-DCPU_CAPABILITY={capability}"]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
 
         def build(name: str, sources: list[str], *, objects: bool) -> str:
-            options = CppTorchOptions(vec_isa=isa, include_pytorch=True, extra_flags=flags, compile_only=objects)
+            own = FLAGS_OF_OPS if name == "ops" else ()
+            options = CppTorchOptions(
+                vec_isa=isa, include_pytorch=True, extra_flags=[*flags, *own], compile_only=objects
+            )
             builder = CppBuilder(name, sources, options, folder)
             builder.build()
             path: str = builder.get_target_file_path()
             return path
 
-        units = _units(Path(folder))
+        units = _units(library, Path(folder))
         with ThreadPoolExecutor(len(units), initializer=_lower_priority) as compilers:
             compiled = compilers.map(lambda path: build(path.stem, [str(path)], objects=True), units)
-            library = build(target.stem, list(compiled), objects=False)
-        os.replace(library, target)
+            linked = build(target.stem, list(compiled), objects=False)
+        os.replace(linked, target)
 
 
 def _lower_priority() -> None:
@@ -189,12 +215,12 @@ def _lower_priority() -> None:
         os.nice(10)
 
 
-def _units(folder: Path) -> list[Path]:
-    """One file for each folder of sources, which includes all of them: torch's headers take the compiler longer than
-    our sources. The files are compiled in parallel; more of them would slow the capture of the model.
+def _units(library: str, folder: Path) -> list[Path]:
+    """One file for each folder of a library's sources, which includes all of them: torch's headers take the compiler
+    longer than our sources. The files are compiled in parallel; more of them would slow the capture of the model.
     """
     units = []
-    for sources in sorted(SOURCES.iterdir()):
+    for sources in sorted({path.parent for path in Path(SOURCES, library).rglob("*.cpp")}):
         unit = folder / f"{sources.name}.cpp"
         unit.write_text("".join(f'#include "{path}"\n' for path in sorted(sources.glob("*.cpp"))))
         units.append(unit)

@@ -1,4 +1,4 @@
-"""C functions of the ops that bodies call (``csrc/ops/shims.cpp``), for the C++ that Inductor writes around kernels.
+"""C functions of the ops that bodies call (``csrc``, beside each op), for the C++ that Inductor writes around kernels.
 
 It calls other ops by way of Python, or of their names and the dispatcher.
 """

@@ -27,7 +27,7 @@ WIDEST = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    assert load_cpu_ops() is None
+    assert load_cpu_ops("rounded") is None
 
 
 def random_weight(

@@ -34,7 +34,7 @@ dtypes = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    assert load_cpu_ops() is None
+    assert load_cpu_ops("rounded") is None
 
 
 # Around the sizes of blocks (32 outputs, 256 inputs) and tiles (3, 6, 12 rows), and far from them.

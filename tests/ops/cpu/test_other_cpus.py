@@ -43,7 +43,7 @@ def test_native_ops_on(capability: str, name: str) -> None:
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process has built already is built again."""
-    monkeypatch.setattr(library, "cpu_ops", library.cpu_ops.__wrapped__)
+    monkeypatch.setattr(library, "_found", {})
 
 
 @pytest.mark.usefixtures("anew")
@@ -74,9 +74,9 @@ def test_a_library_that_was_cut_off_is_built_again(monkeypatch: pytest.MonkeyPat
         loaded.append(path)
 
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    monkeypatch.setattr(library, "_build", lambda *of: of[-1].write_bytes(b"whole"))
     monkeypatch.setattr(library, "_load", load)
-    target = library._library(library.cache_dir() / "cpu-ops")
+    target = library._library(library.cache_dir() / "cpu-ops", library.BASE)
     target.write_bytes(b"")
     assert library.load_cpu_ops.__wrapped__() is None and loaded == [str(target)]
 
@@ -87,7 +87,7 @@ def test_one_that_does_not_load_when_it_is_new_is_told(monkeypatch: pytest.Monke
         raise OSError("undefined symbol: x")
 
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    monkeypatch.setattr(library, "_build", lambda *of: of[-1].write_bytes(b"whole"))
     monkeypatch.setattr(library, "_load", load)
     answer = "the library of the C++ ops does not load: undefined symbol: x"
     assert library.load_cpu_ops.__wrapped__() == answer
@@ -109,7 +109,7 @@ def test_that_a_folder_cannot_be_written_is_said_at_the_callers_line(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "file")
     monkeypatch.setattr("speccompile.utils.storage._spare", [])
-    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    monkeypatch.setattr(library, "_build", lambda *of: of[-1].write_bytes(b"whole"))
     with pytest.warns(Degraded, match="cannot be written") as warned:
         library.cpu_ops().result()
     assert [warning.filename for warning in warned] == [__file__]
@@ -124,10 +124,10 @@ def test_a_read_only_folder_is_used_if_the_library_is_there(
     loaded: list[str] = []
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.setattr(library, "spare_dir", lambda folder, error: tmp_path / "spare")
-    monkeypatch.setattr(library, "_build", lambda _, target: target.write_bytes(b"whole"))
+    monkeypatch.setattr(library, "_build", lambda *of: of[-1].write_bytes(b"whole"))
     monkeypatch.setattr(library, "_load", loaded.append)
     if warm:
-        library._library(tmp_path / "cache" / "cpu-ops")
+        library._library(tmp_path / "cache" / "cpu-ops", library.BASE)
     lock = library.FileLock
 
     def refused(path: str) -> object:

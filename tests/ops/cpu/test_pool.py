@@ -29,7 +29,7 @@ PATIENCE = 120
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    assert load_cpu_ops() is None
+    assert load_cpu_ops("rounded") is None
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +222,7 @@ from speccompile.ops.cpu.forms.same import pack
 from speccompile.utils.workers import in_pool
 
 torch.set_num_threads(1)
-assert load_cpu_ops() is None
+assert load_cpu_ops("rounded") is None
 x, packed = torch.randn(2, 96), pack(torch.randn(32 * 400, 96))
 
 def work():

@@ -10,6 +10,6 @@ from speccompile.lowering.kernels import Kernels
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = kernels.load_cpu_ops()
+    reason = kernels.load_cpu_ops("rounded")
     assert reason is None
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(True, "for the test"))

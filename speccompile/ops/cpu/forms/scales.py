@@ -1,4 +1,4 @@
-"""Scales of packed weights, as the ops of the rounded forms read them. Layout: ``csrc/kernels/rounded.h``."""
+"""Scales of packed weights, as the ops of the rounded forms read them. Layout: ``csrc/rounded/rounded.h``."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ahead.h"
+#include "linear.h"
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
@@ -20,8 +21,7 @@ using Vec = at::vec::Vectorized<float>;
 constexpr int64_t kLanes = Vec::size();
 // The score of what is forbidden or hidden.
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-// Columns of a packed weight's block, and of a tile: two AVX-512 registers, four of AVX2.
-constexpr int64_t kColumns = 32;
+// Registers of a tile's columns: two of AVX-512, four of AVX2.
 constexpr int kVecs = kColumns / kLanes;
 // Rows of a tile. Accumulators have to stay in registers, of which there are 32 with AVX-512 and otherwise 16.
 constexpr int kMostRows = kVecs == 2 ? 12 : 3;

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
-#include "../kernels/expert_linear.h"
-#include "ops.h"
-#include "share.h"
+#include "expert_linear.h"
+#include "../base/ops/share.h"
+#include "../base/ops/shims.h"
 
 namespace speccompile {
 namespace {
@@ -99,6 +99,13 @@ Tensor native_expert_linear(
     expert_panel(weights, item.expert, gathered + begin * stride, grouped.pairs.data() + begin, rows, to, item.panel);
   });
   return x.scalar_type() == ScalarType::Float ? out : torch::stable::to(out, x.scalar_type());
+}
+
+SHIM aoti_torch_cpu_native_expert_linear(
+    Handle x, Handle experts, Handle weight, const Handle* bias, int32_t transposed, Handle* out) {
+  const Recorded recorded("speccompile::native_expert_linear");
+  *out = handed_over(native_expert_linear(shared(x), shared(experts), shared(weight), shared_if(bias), transposed));
+  return AOTI_TORCH_SUCCESS;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {

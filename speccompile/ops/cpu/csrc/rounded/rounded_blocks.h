@@ -10,10 +10,10 @@
 //   number(k, column, packed, minimums)  of a block: what is multiplied with its scale
 #pragma once
 
-#include "ahead.h"
+#include "../base/kernels/ahead.h"
 #include "rounded.h"
 #include "scale_rows.h"
-#include "tile.h"
+#include "../base/kernels/tile.h"
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "rounded.h"
-#include "tile.h"
+#include "../base/kernels/tile.h"
 
 #include <c10/util/Half.h>
 

@@ -10,12 +10,12 @@
 
 #include "../kernels/pool.h"
 
-#define SPECCOMPILE_EXPORT extern "C" __attribute__((visibility("default")))
+#define SPECCOMPILE_EXPORT extern "C" SPECCOMPILE_SHARED
 
 namespace speccompile {
 
 // Threads of our pool that ops of the calling thread run on; 0 where OpenMP's do.
-inline thread_local int64_t pool_threads = 0;
+SPECCOMPILE_SHARED extern constinit thread_local int64_t pool_threads;
 
 inline int64_t thread_count() {
   return pool_threads ? pool_threads : static_cast<int64_t>(torch::stable::get_num_threads());

@@ -2,7 +2,7 @@
 // step or the threads, so a state has the same bits however many tokens each step accepted.
 #include "recurrence.h"
 
-#include "tile.h"
+#include "../base/kernels/tile.h"
 
 #include <algorithm>
 #include <cmath>

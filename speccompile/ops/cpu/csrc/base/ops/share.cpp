@@ -4,6 +4,9 @@
 #include <omp.h>
 
 namespace speccompile {
+
+constinit thread_local int64_t pool_threads = 0;
+
 namespace {
 
 // Tokens of a step, times threads. What Inductor writes runs on one thread beside the pool: of eight tokens on two threads

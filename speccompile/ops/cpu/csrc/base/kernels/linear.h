@@ -5,6 +5,9 @@
 
 namespace speccompile {
 
+// Columns of a packed weight's block, and of a tile.
+constexpr int64_t kColumns = 32;
+
 enum class Type { Float, BFloat16, Half };
 
 // Output blocks [first, last) of y[rows, features] = x[rows, depth] * packed[ceil(features / 32), depth, 32] + bias.

@@ -3,7 +3,7 @@
 // tokens. The order of an output's sum depends on nothing but the depth.
 #include "expert_linear.h"
 
-#include "tile.h"
+#include "../base/kernels/tile.h"
 
 #include <type_traits>
 #include <vector>

@@ -1,10 +1,10 @@
 // How a weight of four bits lies in memory, see rounded.h.
 #pragma once
 
-#include "ahead.h"
+#include "../base/kernels/ahead.h"
 #include "rounded.h"
 #include "scale_rows.h"
-#include "tile.h"
+#include "../base/kernels/tile.h"
 
 #include <cstdint>
 

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
-#include "../kernels/lora.h"
-#include "ops.h"
-#include "share.h"
+#include "lora.h"
+#include "../base/ops/share.h"
+#include "../base/ops/shims.h"
 
 namespace speccompile {
 namespace {
@@ -168,6 +168,20 @@ std::vector<Tensor> native_lora(
     }
   }
   return results;
+}
+
+SHIM aoti_torch_cpu_native_lora(
+    Handle x, const Handle* outputs, int64_t linears, const Handle* a, int64_t all_a, const Handle* b, int64_t all_b,
+    Handle ranks, Handle scales, int64_t first, Handle places, ...) {
+  const Recorded recorded("speccompile::native_lora");
+  const auto made = native_lora(
+      shared(x), shared(outputs, linears), shared(a, all_a), shared(b, all_b), shared(ranks), shared(scales), first,
+      shared(places));
+  va_list out;
+  va_start(out, places);
+  hand_over(made, out);
+  va_end(out);
+  return AOTI_TORCH_SUCCESS;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "linear.h"
+#include "../base/kernels/linear.h"
 
 namespace speccompile {
 

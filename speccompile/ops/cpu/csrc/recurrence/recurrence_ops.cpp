@@ -7,9 +7,9 @@
 #include <optional>
 #include <vector>
 
-#include "../kernels/recurrence.h"
-#include "share.h"
-#include "tensors.h"
+#include "recurrence.h"
+#include "../base/ops/share.h"
+#include "../base/ops/tensors.h"
 
 namespace speccompile {
 namespace {

@@ -2,7 +2,7 @@
 // ranks of them as it has. Every sum goes over inputs, and then over ranks, in one order, whatever else a step computes.
 #include "lora.h"
 
-#include "tile.h"
+#include "../base/kernels/tile.h"
 
 #include <type_traits>
 

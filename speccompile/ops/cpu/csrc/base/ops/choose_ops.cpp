@@ -1,0 +1,164 @@
+// The choice of tokens, as torch sees it: the best, the likeliest, and those that stay.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "../kernels/choose.h"
+#include "../kernels/likeliest.h"
+#include "share.h"
+#include "tensors.h"
+
+namespace speccompile {
+namespace {
+
+// Work for a thread: so many ids of one place.
+constexpr int64_t kPiece = 16384;
+
+std::tuple<Tensor, Tensor> choose_nearly(
+    const Tensor& scores, const std::optional<Tensor>& temperature, const std::optional<Tensor>& seed,
+    const std::optional<Tensor>& positions, int64_t stream, const std::optional<Tensor>& start, bool forbids,
+    int64_t first_id) {
+  const int64_t rows = scores.size(0), width = scores.size(1), vocab = scores.size(2);
+  STD_TORCH_CHECK(vocab >= 1 && vocab <= kMostTokens, "speccompile::choose: a vocabulary of ", vocab, " tokens");
+  STD_TORCH_CHECK(
+      temperature.has_value() == seed.has_value() && seed.has_value() == positions.has_value(),
+      "speccompile::choose: temperature, seed and positions come together");
+  const Tensor given = scores.stride(2) == 1 ? scores : side_by_side(scores);
+  const Type type = type_of(given);
+  const int64_t score_size = type == Type::Float ? 4 : 2;
+  const auto* from = static_cast<const char*>(given.data_ptr());
+  const auto plain = [](const std::optional<Tensor>& tensor, const Tensor& other) {
+    return side_by_side(tensor.value_or(other));
+  };
+  // Any tensor stands in for noise that there is none of.
+  const Tensor temperatures = plain(temperature, given), seeds = plain(seed, given), places = plain(positions, given),
+               starts = plain(start, given);
+  const auto* heat = temperature ? static_cast<const float*>(temperatures.data_ptr()) : nullptr;
+  const auto* seed_of = static_cast<const int64_t*>(seeds.data_ptr());
+  const auto* position_of = static_cast<const int64_t*>(places.data_ptr());
+  const auto* start_of = start ? static_cast<const int64_t*>(starts.data_ptr()) : nullptr;
+
+  const int64_t pieces = (vocab + kPiece - 1) / kPiece;
+  std::vector<Best> found(rows * width * pieces);
+  parallel_for(0, rows * width * pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t at = i / pieces, piece = i % pieces, row = at / width;
+      std::optional<uint64_t> key;
+      if (heat && heat[row] > 0) {
+        key = key_of(
+            seed_of[row], stream, position_of[at], start_of ? std::optional<int64_t>(start_of[row]) : std::nullopt);
+      }
+      const char* place = from + (row * given.stride(0) + at % width * given.stride(1)) * score_size;
+      found[i] = best_of(type, place, piece * kPiece, std::min((piece + 1) * kPiece, vocab), key, first_id);
+    }
+  });
+  Tensor tokens = torch::stable::new_empty(scores, {rows, width}, ScalarType::Long);
+  Tensor close = torch::stable::new_empty(scores, {rows, width}, ScalarType::Bool);
+  auto* token = static_cast<int64_t*>(tokens.data_ptr());
+  auto* unsure = static_cast<bool*>(close.data_ptr());
+  for (int64_t at = 0; at < rows * width; ++at) {
+    Best best = found[at * pieces];
+    for (int64_t piece = 1; piece < pieces; ++piece) {
+      best = join(best, found[at * pieces + piece]);
+    }
+    const bool none = best.is_nan || (forbids && best.top == -std::numeric_limits<float>::infinity());
+    token[at] = none ? -1 : best.token;
+    unsure[at] = !none && heat && heat[at / width] > 0 && is_close(best);
+  }
+  return {tokens, close};
+}
+
+std::tuple<Tensor, Tensor> native_likeliest(
+    const Tensor& scores, int64_t count, const std::optional<Tensor>& temperature, const std::optional<Tensor>& seed,
+    const std::optional<Tensor>& positions) {
+  const int64_t rows = scores.size(0), width = scores.size(1), vocab = scores.size(2);
+  STD_TORCH_CHECK(count >= 1 && count <= vocab, "speccompile::likeliest: ", count, " of ", vocab, " tokens");
+  STD_TORCH_CHECK(
+      temperature.has_value() == seed.has_value() && seed.has_value() == positions.has_value(),
+      "speccompile::likeliest: temperature, seed and positions come together");
+  const Tensor given = side_by_side(scores), temperatures = side_by_side(temperature.value_or(given)),
+               seeds = side_by_side(seed.value_or(given)), places = side_by_side(positions.value_or(given));
+  const Type type = type_of(given);
+  const int64_t score_size = type == Type::Float ? 4 : 2;
+  const auto* heat = temperature ? static_cast<const float*>(temperatures.data_ptr()) : nullptr;
+  const auto* seed_of = static_cast<const int64_t*>(seeds.data_ptr());
+  const auto* position_of = static_cast<const int64_t*>(places.data_ptr());
+  const auto* from = static_cast<const char*>(given.data_ptr());
+  Tensor tokens = new_integers({rows, width, count}), logprobs = new_floats({rows, width, count});
+  auto* token = static_cast<int64_t*>(tokens.data_ptr());
+  auto* logprob = static_cast<float*>(logprobs.data_ptr());
+  parallel_for(0, rows * width, 1, [&](int64_t first, int64_t last) {
+    for (int64_t at = first; at < last; ++at) {
+      std::optional<uint64_t> key;
+      if (heat && heat[at / width] > 0) {
+        key = key_of(seed_of[at / width], kTokenStream, position_of[at], std::nullopt);
+      }
+      likeliest(type, from + at * vocab * score_size, vocab, count, key, token + at * count, logprob + at * count);
+    }
+  });
+  return {tokens, logprobs};
+}
+
+Tensor native_greatest(const Tensor& scores, int64_t count) {
+  const int64_t vocab = scores.size(2);
+  STD_TORCH_CHECK(count >= 1 && count <= vocab, "speccompile::greatest: ", count, " of ", vocab, " scores");
+  STD_TORCH_CHECK(type_of(scores) == Type::Float, "speccompile::greatest takes float32");
+  const Tensor given = side_by_side(scores);
+  Tensor out = torch::stable::new_empty(scores, {scores.size(0), scores.size(1), count});
+  const auto* from = static_cast<const float*>(given.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  parallel_for(0, scores.size(0) * scores.size(1), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      greatest_of(from + i * vocab, vocab, count, to + i * count);
+    }
+  });
+  return out;
+}
+
+Tensor native_greatest_share(const Tensor& scores) {
+  const int64_t vocab = scores.size(2);
+  STD_TORCH_CHECK(type_of(scores) == Type::Float, "speccompile::greatest_share takes float32");
+  const Tensor given = side_by_side(scores);
+  Tensor out = torch::stable::new_empty(scores, {scores.size(0), scores.size(1), 1});
+  const auto* from = static_cast<const float*>(given.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  parallel_for(0, scores.size(0) * scores.size(1), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      to[i] = greatest_share(from + i * vocab, vocab);
+    }
+  });
+  return out;
+}
+
+void native_cut_below(Tensor scores, const Tensor& threshold) {
+  STD_TORCH_CHECK(
+      scores.is_contiguous() && type_of(scores) == Type::Float && type_of(threshold) == Type::Float,
+      "speccompile::cut_below_ takes float32, side by side");
+  const int64_t places = scores.size(0) * scores.size(1), vocab = scores.size(2);
+  STD_TORCH_CHECK(threshold.numel() == places, "speccompile::cut_below_: the sizes do not fit");
+  const Tensor bars = side_by_side(threshold);
+  const auto* bar = static_cast<const float*>(bars.data_ptr());
+  auto* to = static_cast<float*>(scores.data_ptr());
+  const int64_t pieces = (vocab + kPiece - 1) / kPiece;
+  parallel_for(0, places * pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t at = i / pieces, begin = i % pieces * kPiece;
+      cut_below(to + at * vocab + begin, std::min(kPiece, vocab - begin), bar[at]);
+    }
+  });
+}
+
+STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("choose_nearly", TORCH_BOX(&choose_nearly));
+  m.impl("native_likeliest", TORCH_BOX(&native_likeliest));
+  m.impl("native_greatest", TORCH_BOX(&native_greatest));
+  m.impl("native_greatest_share", TORCH_BOX(&native_greatest_share));
+  m.impl("native_mask_below_", TORCH_BOX(&native_cut_below));
+}
+
+}  // namespace
+}  // namespace speccompile

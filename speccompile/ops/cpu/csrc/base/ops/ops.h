@@ -1,0 +1,21 @@
+// The ops that bodies call.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tensors.h"
+
+namespace speccompile {
+
+Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features);
+std::vector<Tensor> packed_linears(
+    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
+    const std::vector<int64_t>& features);
+
+Tensor native_attention(
+    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
+    double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,
+    const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents);
+
+}  // namespace speccompile

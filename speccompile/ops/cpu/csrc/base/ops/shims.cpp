@@ -1,0 +1,36 @@
+#include "shims.h"
+
+#include "ops.h"
+
+namespace speccompile {
+
+SHIM aoti_torch_cpu_packed_linear(Handle x, Handle packed, const Handle* bias, int64_t features, Handle* out) {
+  const Recorded recorded("speccompile::packed_linear");
+  *out = handed_over(packed_linear(shared(x), shared(packed), shared_if(bias), features));
+  return AOTI_TORCH_SUCCESS;
+}
+
+SHIM aoti_torch_cpu_packed_linears(
+    Handle x, const Handle* packed, int64_t weights, const Handle* biases, int64_t added, const int64_t* features,
+    int64_t count, ...) {
+  const Recorded recorded("speccompile::packed_linears");
+  const auto made = packed_linears(
+      shared(x), shared(packed, weights), shared(biases, added), std::vector<int64_t>(features, features + count));
+  va_list out;
+  va_start(out, count);
+  hand_over(made, out);
+  va_end(out);
+  return AOTI_TORCH_SUCCESS;
+}
+
+SHIM aoti_torch_cpu_native_attention(
+    Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,
+    const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents, Handle* out) {
+  const Recorded recorded("speccompile::native_attention");
+  *out = handed_over(native_attention(
+      shared(q), shared(k_cache), shared(v_cache), shared(slots), shared(positions), scale, value_if(window),
+      value_if(chunk), value_if(softcap), shared_if(sinks), shared_if(parents)));
+  return AOTI_TORCH_SUCCESS;
+}
+
+}  // namespace speccompile

@@ -1,0 +1,128 @@
+// Linears and embeddings over rounded weights, as torch sees them.
+#include "rounded_ops.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+
+#include "../base/ops/blocks.h"
+
+namespace speccompile {
+namespace {
+
+int64_t groups_of(int64_t depth) {
+  return (depth + kGroup - 1) / kGroup;
+}
+
+// What a rounded weight [features, depth] takes.
+Scales scales_of(const RoundedWeight& form, const Tensor& packed, const Tensor& scales, int64_t groups) {
+  const bool minimums = scales.dim() == 4, in_steps = scales.scalar_type() == ScalarType::Byte;
+  // Of a float16 for each column, and numbers of rows that share it.
+  const int64_t line = scales.size(-1), steps = in_steps ? line / kColumns - 2 : 1, rows = scales.size(1) * steps;
+  STD_TORCH_CHECK(
+      form.kernel.fits(groups, rows) && packed.size(1) * 4 == groups * kGroup &&
+          packed.size(0) == scales.size(0) && packed.size(2) == form.numbers && (!minimums || scales.size(2) == 2) &&
+          line == (in_steps ? (steps + 2) * kColumns : kColumns) && scales.is_contiguous(),
+      "speccompile::", form.name, "_linear: the sizes do not fit");
+  const ScalarType type = scales.scalar_type();
+  STD_TORCH_CHECK(
+      in_steps || type == ScalarType::Half || type == ScalarType::Float, "speccompile::", form.name,
+      "_linear: scales are of float32, float16 or bytes");
+  const ScaleKind kind = in_steps ? ScaleKind::Steps : type == ScalarType::Half ? ScaleKind::Half : ScaleKind::Single;
+  return {scales.data_ptr(), rows, kind, steps, minimums};
+}
+
+std::vector<Tensor> linears_of(
+    const RoundedWeight& form, const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+    const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  const int64_t depth = x.size(-1), rows = x.numel() / depth, groups = groups_of(depth);
+  std::vector<Tensor> added;
+  std::vector<Scales> all_scales;
+  for (size_t i = 0; i < packed.size(); ++i) {
+    all_scales.push_back(scales_of(form, packed[i], scales[i], groups));
+    if (!biases.empty()) {
+      added.push_back(side_by_side(as_float(biases[i])));
+    }
+  }
+  const Tensor input = side_by_side(as_float(x));
+  const std::vector<Tensor> outputs = new_outputs(x, features);
+  const int64_t row_bytes = form.kernel.input_bytes(groups);
+  thread_local std::vector<uint8_t> inputs;
+  thread_local std::vector<float> input_scales;
+  inputs.resize(std::max<size_t>(inputs.size(), rows * row_bytes));
+  input_scales.resize(std::max<size_t>(input_scales.size(), rows * groups));
+  const auto* from = static_cast<const float*>(input.data_ptr());
+  auto* q = inputs.data();
+  auto* q_scales = input_scales.data();
+  parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      form.kernel.round_inputs(from + row * depth, depth, groups, q + row * row_bytes, q_scales + row * groups);
+    }
+  });
+  over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
+    form.kernel.blocks(
+        q, q_scales, rows, groups, packed[i].data_ptr(), all_scales[i],
+        added.empty() ? nullptr : static_cast<const float*>(added[i].data_ptr()),
+        static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
+  });
+  return as_dtype(outputs, x.scalar_type());
+}
+
+}  // namespace
+
+const RoundedWeight int8_weight{"int8", kInt8, 32}, int4_weight{"int4", kInt4, 16};
+
+template <const RoundedWeight& form>
+std::vector<Tensor> rounded_linears(
+    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+    const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  return linears_of(form, x, packed, scales, biases, features);
+}
+
+template <const RoundedWeight& form>
+Tensor rounded_linear(
+    const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
+  return linears_of(
+      form, x, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
+}
+
+template Tensor rounded_linear<int8_weight>(
+    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
+template Tensor rounded_linear<int4_weight>(
+    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
+template std::vector<Tensor> rounded_linears<int8_weight>(
+    const Tensor&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
+    const std::vector<int64_t>&);
+template std::vector<Tensor> rounded_linears<int4_weight>(
+    const Tensor&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
+    const std::vector<int64_t>&);
+
+namespace {
+
+template <const RoundedWeight& form>
+Tensor rounded_embedding(const Tensor& packed, const Tensor& scales, const Tensor& ids, int64_t depth) {
+  const Scales units = scales_of(form, packed, scales, groups_of(depth));
+  std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
+  sizes.push_back(depth);
+  const Tensor places = side_by_side(ids);
+  check_ids(places, packed.size(0));
+  const Tensor out = new_floats(sizes);
+  const auto* id = static_cast<const int64_t*>(places.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  for (int64_t i = 0; i < places.numel(); ++i) {
+    form.kernel.weight_row(id[i], depth, groups_of(depth), packed.data_ptr(), units, to + i * depth);
+  }
+  return out;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("int8_linears", TORCH_BOX(&rounded_linears<int8_weight>));
+  m.impl("int8_linear", TORCH_BOX(&rounded_linear<int8_weight>));
+  m.impl("int8_embedding", TORCH_BOX(&rounded_embedding<int8_weight>));
+  m.impl("int4_linears", TORCH_BOX(&rounded_linears<int4_weight>));
+  m.impl("int4_linear", TORCH_BOX(&rounded_linear<int4_weight>));
+  m.impl("int4_embedding", TORCH_BOX(&rounded_embedding<int4_weight>));
+}
+
+}  // namespace
+}  // namespace speccompile

@@ -1,0 +1,56 @@
+#include "../base/ops/shims.h"
+#include "rounded_ops.h"
+
+namespace speccompile {
+namespace {
+
+template <const RoundedWeight& form>
+AOTITorchError rounded_linear_shim(
+    const char* name, Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {
+  const Recorded recorded(name);
+  const Tensor input = shared(x), weight = shared(packed), units = shared(scales);
+  const std::optional<Tensor> added = shared_if(bias);
+  *out = handed_over(
+      are_watched() ? dispatched<Tensor>(name, input, weight, units, added, features)
+                    : rounded_linear<form>(input, weight, units, added, features));
+  return AOTI_TORCH_SUCCESS;
+}
+
+template <const RoundedWeight& form>
+std::vector<Tensor> rounded_linears_shim(
+    const char* name, Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units,
+    const Handle* biases, int64_t added, const int64_t* features, int64_t count) {
+  const Recorded recorded(name);
+  const Tensor input = shared(x);
+  const std::vector<Tensor> all = shared(packed, weights), all_units = shared(scales, units),
+                            all_added = shared(biases, added);
+  const std::vector<int64_t> sizes(features, features + count);
+  return are_watched() ? dispatched<std::vector<Tensor>>(name, input, all, all_units, all_added, sizes)
+                       : rounded_linears<form>(input, all, all_units, all_added, sizes);
+}
+
+}  // namespace
+
+// The two ops of a form of rounded weights.
+#define ROUNDED_SHIMS(FORM)                                                                                            \
+  SHIM aoti_torch_cpu_##FORM##_linear(                                                                                 \
+      Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {                     \
+    return rounded_linear_shim<FORM##_weight>(                                                                         \
+        "speccompile::" #FORM "_linear", x, packed, scales, bias, features, out);                                      \
+  }                                                                                                                    \
+  SHIM aoti_torch_cpu_##FORM##_linears(                                                                                \
+      Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units, const Handle* biases,      \
+      int64_t added, const int64_t* features, int64_t count, ...) {                                                    \
+    const auto made = rounded_linears_shim<FORM##_weight>(                                                             \
+        "speccompile::" #FORM "_linears", x, packed, weights, scales, units, biases, added, features, count);          \
+    va_list out;                                                                                                       \
+    va_start(out, count);                                                                                              \
+    hand_over(made, out);                                                                                              \
+    va_end(out);                                                                                                       \
+    return AOTI_TORCH_SUCCESS;                                                                                         \
+  }
+
+ROUNDED_SHIMS(int8)
+ROUNDED_SHIMS(int4)
+
+}  // namespace speccompile

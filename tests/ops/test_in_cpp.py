@@ -1,0 +1,66 @@
+"""Which library the C++ form of an op is in: what the ops say, and what the sources have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import fx
+
+import speccompile.lowering.stage_ops  # noqa: F401  defines all ops
+from speccompile.ops.cpu.library import BASE, LIBRARIES, SOURCES, load_cpu_ops
+from speccompile.ops.in_cpp import libraries_of, library_of
+
+ops = torch.ops.speccompile
+
+#: What a process can call after it has loaded the libraries that it is given.
+PROGRAM = """
+import sys
+import torch
+import speccompile.lowering.stage_ops
+from speccompile.ops.cpu.library import load_cpu_ops
+
+assert load_cpu_ops(*sys.argv[1].split()) is None
+for name in sys.argv[2].split():
+    print(int(torch._C._dispatch_has_kernel_for_dispatch_key(f"speccompile::{name}", "CPU")))
+"""
+
+
+def in_sources(library: str) -> set[str]:
+    """The ops that the sources of ``library`` register."""
+    texts = (path.read_text() for path in (SOURCES / library).rglob("*.cpp"))
+    return {name for text in texts for name in re.findall(r'm\.impl\(\s*"(\w+)"', text)}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ops_say_the_library_that_their_sources_are_in(library: str) -> None:
+    found = in_sources(library)
+    assert found and {library_of(getattr(ops, name).default) for name in found} == {library}
+
+
+def test_other_ops_are_in_none() -> None:
+    assert library_of(torch.ops.aten.mm.default) is None
+    assert library_of(ops.lora.default) is None
+
+
+def test_libraries_of_graphs() -> None:
+    graphs = [fx.Graph(), fx.Graph(), fx.Graph()]
+    x = graphs[0].placeholder("x")
+    graphs[0].call_function(ops.native_lora.default, (x,))
+    graphs[0].call_function(torch.ops.aten.relu.default, (x,))
+    graphs[1].call_function(ops.native_attention.default)
+    assert libraries_of(graphs[2:]) == ()
+    assert libraries_of(graphs) == (BASE, "lora")
+
+
+def test_a_process_loads_what_it_asks_for_and_nothing_else() -> None:
+    assert load_cpu_ops("lora", "experts") is None, "built once, for this test and others"
+    names = ["native_attention", "native_lora", "native_expert_linear"]
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "lora", " ".join(names)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.split() == ["1", "1", "0"]
