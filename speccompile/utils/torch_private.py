@@ -65,6 +65,9 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
+# Calls ops within a mode that receives them, past it.
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
+
 __all__ = [
     "FAKE_TENSOR_LOG",
     "INDUCTOR_LOG",
@@ -104,6 +107,7 @@ __all__ = [
     "standalone_compile",
     "symbolic_trace",
     "without_fake_cache",
+    "without_modes",
 ]
 
 # A module has the same name, which type checkers take it for.
