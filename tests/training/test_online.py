@@ -15,7 +15,6 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.errors import InsideStep, InvalidOption, TrainingDiverged
 from speccompile.heads import Eagle3Head, load_eagle3
-from speccompile.hidden_states import SaveHiddenStates
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.learning import Adoption
 from speccompile.training import OnlineTraining, online_learner
@@ -293,26 +292,10 @@ def test_packed_weights_follow_what_is_adopted(model: LlamaForCausalLM, form: We
 # --- what cannot learn -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [
-        ("ngram", {}),
-        ("eagle3_one_model", {"tiers": (0,)}),
-        ("eagle3_one_model", {"acceptance": "typical"}),
-        ("eagle3_one_model", {"save_hidden_states": SaveHiddenStates("x", eagle3_layers_to_capture=(0,))}),
-        ("eagle3_one_model", {"learn": "yes"}),
-        ("eagle3_one_model", {"learn": OnlineTraining}),
-    ],
-)
-def test_refused(model: LlamaForCausalLM, mode: str, options: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    given: dict[str, Any] = {"learn": OnlineTraining(), **SIZES, **options}
-    if mode != "ngram":
-        given["draft"] = random_head(model)
-    if options.get("tiers") == (0,):
-        given["policy"] = "fixed:0"
-    with raises(InvalidOption, name="learn"):
-        wrap(model, mode, **given)
+@pytest.mark.parametrize("learn", ["yes", OnlineTraining])
+def test_what_is_no_training_is_refused(model: LlamaForCausalLM, learn: Any) -> None:
+    with raises(InvalidOption, where="wrap", name="learn", value=learn, reason=re.compile(r"an OnlineTraining\(")):
+        wrap(model, "eagle3_one_model", draft=random_head(model), learn=learn, **SIZES)
 
 
 def test_heads_that_are_no_chain_are_refused(model: LlamaForCausalLM) -> None:
