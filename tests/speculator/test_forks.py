@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import faulthandler
 import os
 import pickle
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +20,11 @@ from speccompile.errors import CannotCopy, Closed, ForkedSpeculator
 from speccompile.hidden_states import SaveHiddenStates
 from speccompile.utils.build_lock import one_build
 from support.errors import raises
+from support.forks import PATIENCE, in_child
 from support.tiny import greedy, random_prompt, tiny_llama
 
 PROMPT = random_prompt(9, seed=1)
 NEW = 12
-#: Seconds; a child that hangs ends itself.
-PATIENCE = 60
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -59,26 +56,6 @@ def run_in_parallel() -> float:
 
 def text_of(spec: Speculator, **options: Any) -> list[int]:
     return spec.generate(torch.tensor([PROMPT]), max_new_tokens=NEW, **options)[0, len(PROMPT) :].tolist()
-
-
-def in_child(function: Callable[[], Any]) -> str:
-    """``repr(function())`` in a forked process, or the type and text of what it raised."""
-    reads, writes = os.pipe()
-    child = os.fork()
-    if not child:
-        faulthandler.dump_traceback_later(PATIENCE, exit=True)
-        try:
-            said = repr(function())
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(writes, said.encode())
-        os._exit(0)
-    os.close(writes)
-    assert select.select([reads], [], [], 2 * PATIENCE)[0], "the child says nothing"
-    said = os.read(reads, 2**16).decode()
-    os.close(reads)
-    assert os.waitpid(child, 0)[1] == 0, "the child hung"
-    return said
 
 
 @pytest.mark.usefixtures("two_threads")
