@@ -94,10 +94,8 @@ def test_fields_of_a_generation_config_are_those_that_may_be_left_out() -> None:
     ],
 )
 def test_values_that_are_not_valid(options: Any, name: str, value: Any) -> None:
-    with pytest.raises(InvalidOption) as error:
+    with raises(InvalidOption, where=options.where, name=name, value=value):
         options(**{name: value})
-    assert error.value.fields["where"] == options.where
-    assert (error.value.fields["name"], error.value.fields["value"]) == (name, value)
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs", "output_logits", "output_scores"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,9 +101,8 @@ def test_sampled_text_does_not_depend_on_the_tier(spec: Speculator) -> None:
 def test_its_option_is_checked_and_told_among_the_known_ones(spec: Speculator) -> None:
     with raises(InvalidOption, where="submit", name="max_count", value=0):
         spec.engine.submit(PROMPT, max_count=0)
-    with pytest.raises(UnknownOption) as unknown:
+    with raises(UnknownOption, known=re.compile(r"\bmax_count\b")):
         spec.engine.submit(PROMPT, max_counts=3)
-    assert "max_count" in unknown.value.fields["known"]
 
 
 def test_stages_show_its_op_in_its_place(spec: Speculator) -> None:
