@@ -47,8 +47,7 @@ def save_texts(
         params = Params(max_new_tokens, tuple(eos), own, patient=True, record=record_spec)
         shown = torch.tensor([prompts[number]])
         request = engine.submitter.create(engine, prompts[number], params, shown, None, StoppingCriteriaList())
-        engine.turns.enqueue([request])
-        return request
+        return engine.submitter.enqueue(request)
 
     specs = [(index, RecordSpec(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
     room = engine.arena.layout.max_batch + engine.options.max_waiting

@@ -77,17 +77,7 @@ class RequestSubmitter:
             QueueFull, Closed, UserError: as there.
         """
         self._check_accepts()
-        request = self._factory.from_options(driver, self._prepare_missing, ids, options)
-        try:
-            self._turns.enqueue([request])
-        except KeyboardInterrupt:
-            # It is queued already, but the caller never receives it.
-            request.cancel()
-            raise
-        except BaseException:
-            self._factory.cancel_record(request.params)
-            raise
-        return request
+        return self.enqueue(self._factory.from_options(driver, self._prepare_missing, ids, options))
 
     def create(
         self,
@@ -101,6 +91,23 @@ class RequestSubmitter:
         """Create a request of checked ``params``. It is not queued yet. Arguments as of :meth:`RequestFactory.make`."""
         self._check_accepts()
         return self._factory.make(driver, self._prepare_missing, prompt, params, shown, streamer, criteria)
+
+    def enqueue(self, request: Request) -> Request:
+        """Queue ``request``, and return it.
+
+        Raises:
+            QueueFull, Closed: it is not queued, and its reserved record is free again.
+        """
+        try:
+            self._turns.enqueue([request])
+        except KeyboardInterrupt:
+            # It is queued already, but the caller never receives it.
+            request.cancel()
+            raise
+        except BaseException:
+            self._factory.cancel_record(request.params)
+            raise
+        return request
 
     def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
         """As :meth:`RequestFactory.reserve_record`."""

@@ -22,6 +22,7 @@ from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import Record, SavedHiddenStates, SaveHiddenStates
 from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
+from speccompile.runtime.request import Request
 from speccompile.runtime.saver import Saver
 from support.errors import raises
 from support.killed import killed
@@ -305,6 +306,26 @@ def test_a_text_that_is_refused_may_come_again(plain: Speculator, monkeypatch: p
             plain.save_hidden_states([text], ids=["again"], progress=False)
     plain.save_hidden_states([text], ids=["again"], progress=False)
     assert "again" in plain.hidden_states.written
+
+
+def test_an_interrupt_while_a_text_is_queued_leaves_no_request(
+    plain: Speculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would save the text a second time."""
+    text, turns = random_prompt(7, 78), plain.engine.turns
+    enqueue = turns.enqueue
+
+    def interrupted(requests: list[Request]) -> None:
+        enqueue(requests)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "enqueue", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            plain.save_hidden_states([text], ids=["interrupted"], progress=False)
+    assert plain.engine.idle and "interrupted" not in plain.hidden_states.written
+    plain.save_hidden_states([text], ids=["interrupted"], progress=False)
+    assert "interrupted" in plain.hidden_states.written
 
 
 def test_a_record_that_cannot_be_made(
