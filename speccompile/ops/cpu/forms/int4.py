@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import speccompile.ops.native  # noqa: F401  defines the ops
-from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, whole_columns
+from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, pack_by_rows, whole_columns
 from speccompile.ops.cpu.forms.int8 import GROUP as INPUT_GROUP
 from speccompile.ops.cpu.forms.scales import has_minimums, pack_scales, scaled
 
@@ -123,7 +123,7 @@ class Int4(Form):
     description = "rounded to int4 in groups of 32"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _packed(*quantise_int4(whole_columns(weight)))
+        return pack_by_rows(weight, lambda rows: _packed(*quantise_int4(rows)))
 
     def pack_for_inputs(self, weight: torch.Tensor, importance: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return _packed(*search_int4(whole_columns(weight), importance))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import speccompile.ops.native  # noqa: F401  defines the ops
-from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, whole_columns
+from speccompile.ops.cpu.forms.base import COLUMNS, Form, ceil_to, pack_by_rows
 from speccompile.ops.cpu.forms.scales import pack_scales, scaled
 
 ops = torch.ops.speccompile
@@ -39,6 +39,10 @@ def unpack_int8(packed: torch.Tensor, scales: torch.Tensor, features: int, depth
     return scaled(packed.transpose(1, 2).flatten(2).flatten(0, 1), scales)[:features, :depth]
 
 
+def _packed(numbers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return pack_bytes(numbers.flatten(1)), pack_scales(scales)
+
+
 class Int8(Form):
     """Weights as int8 with a scale for each group of 64 columns."""
 
@@ -50,8 +54,7 @@ class Int8(Form):
     description = "rounded to int8 in groups of 64"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        numbers, scales = quantise(whole_columns(weight))
-        return pack_bytes(numbers.flatten(1)), pack_scales(scales)
+        return pack_by_rows(weight, lambda rows: _packed(*quantise(rows)))
 
     def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
         numbers, scales = packed
