@@ -40,6 +40,7 @@ from speccompile.lowering.backends import Eager, lower
 from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
+from speccompile.ops.in_cpp import libraries_of
 from speccompile.passes.target.tree_bodies import of_trees
 from speccompile.utils.progress import task
 from speccompile.utils.storage import Storage
@@ -206,9 +207,9 @@ def _check(
             lowered = lower(config.backend, outlined, "the captured model")
         except LoweringError:
             # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
-            _settle(config)
+            _settle(config, outlined)
             raise
-        _settle(config)
+        _settle(config, outlined)
 
     reach = reach_of(built.observed, built.arena)
     with (
@@ -229,8 +230,9 @@ def _check(
     return lowered, difference
 
 
-def _settle(config: BuildConfig) -> None:
-    kernels = config.kernels.settled()
+def _settle(config: BuildConfig, graph: StepGraph) -> None:
+    bodies = (body.module.graph for body in graph.bodies.values())
+    kernels = config.kernels.settled(*libraries_of([graph.graph, *bodies]))
     if kernels.native != config.kernels.native:
         raise KernelsUnavailable(kernels)
 

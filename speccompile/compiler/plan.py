@@ -98,11 +98,11 @@ def make_plan(
         check_backend(mode, backend.name)
     if options.adapters is not None:
         kernels.prepare("lora")
-    if WeightForms.of(options.weights).rounds:
-        kernels.prepare("rounded")
-    if options.consume or WeightForms.of(options.weights).rounds:
+    rounded = ["rounded"] * WeightForms.of(options.weights).rounds
+    kernels.prepare(*rounded)
+    if options.consume or rounded:
         # There is no other way then, so a model is not captured in vain.
-        kernels = kernels.settled()
+        kernels = kernels.settled(*rounded)
     check_weights(options, kernels, backend.name, info)
     config = BuildConfig(
         mode=mode,

@@ -26,8 +26,12 @@ class Kernels:
     def prepare(self, *libraries: str) -> None:
         """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
 
-    def settled(self) -> Kernels:
-        """What there is, once all of it is built; the ops can be called then."""
+    def settled(self, *libraries: str) -> Kernels:
+        """What there is, once all of it is built; the ops can be called then.
+
+        Args:
+            libraries: those that some steps call beside ``base``. Without one of them steps cannot run on ours.
+        """
         return self
 
 
@@ -39,9 +43,9 @@ class _PendingKernels(Kernels):
         for library in libraries:
             cpu_ops(library)
 
-    def settled(self) -> Kernels:
+    def settled(self, *libraries: str) -> Kernels:
         with task("compile the CPU ops"):
-            missing = load_cpu_ops()
+            missing = load_cpu_ops(*libraries)
         if missing:
             warn_caller(
                 f"the C++ ops cannot be used ({missing}), so steps run on torch's own linears and attention: slower, "

@@ -117,7 +117,7 @@ def test_an_op_of_the_model_that_depends_on_its_neighbours(asked: bool | None) -
 
 @pytest.mark.parametrize("found", ["missing_tools", "load_cpu_ops"], ids=["at once", "when the model is captured"])
 def test_without_the_ops_torchs_own_run_and_the_reason_is_told(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, found, lambda: "no C++ compiler was found")
+    monkeypatch.setattr(kernels, found, lambda *_: "no C++ compiler was found")
     monkeypatch.setattr(
         "speccompile.lowering.backends.Eager.choose_kernels", lambda _, info: kernels.choose_kernels(info)
     )
