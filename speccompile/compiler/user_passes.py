@@ -37,6 +37,7 @@ def check_anchors(config: BuildConfig, vocab_size: int) -> None:
 
     without = replace(config, passes=())
     ours = list(dict.fromkeys(item.name for pipeline in _pipelines(without) for item in pipeline.passes))
+    own = {item.name for item in config.passes}
     of_model, *of_steps = [{item.name for item in pipeline.passes} for pipeline in _pipelines(config)]
     run = of_model.union(*of_steps)
     taken = {spec.name for spec in state_specs(without, vocab_size)}
@@ -48,8 +49,11 @@ def check_anchors(config: BuildConfig, vocab_size: int) -> None:
             raise refuse(item, f"{reason}: give each its own pass")
         if item.name not in run:
             word = "after" if item.anchors_after else "before"
-            anchors = " or ".join(map(repr, item.anchors_after or item.anchors_before))
-            reason = f"pass {item.name!r} goes {word} {anchors}, which is not among the passes"
+            anchors = item.anchors_after or item.anchors_before
+            reason = f"pass {item.name!r} goes {word} {' or '.join(map(repr, anchors))}, which "
+            if own.intersection(anchors):
+                raise refuse(item, f"{reason}has no place either: the anchor of one has to be a pass of this package")
+            reason += "is not among the passes"
             raise refuse(item, f"{reason}: {', '.join(ours)}")
         for spec in state_specs_of(item):
             if spec.name in taken:

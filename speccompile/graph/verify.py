@@ -103,12 +103,13 @@ def _nodes_of(node: fx.Node, index: int, name: str) -> Iterator[fx.Node]:
 
 def state_writes(graph: StepGraph) -> dict[fx.Node, set[str]]:
     """Which nodes write which state tensors, also through views."""
+    states = {name for name, port in graph.ports.items() if port.role == "state"}
     root: dict[fx.Node, fx.Node] = {node: node for node in graph.placeholders}
     found: dict[fx.Node, set[str]] = {}
     for node in graph.graph.nodes:
         names = {root[target].name for target in written(graph, node) if target in root}
-        if states := {name for name in names if graph.ports[name].role == "state"}:
-            found[node] = states
+        if written_states := names & states:
+            found[node] = written_states
         for source in views_of(node):
             if source in root:
                 root[node] = root[source]

@@ -19,7 +19,7 @@ from speccompile.graph.stage import Stage, Stages
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import verify
 from speccompile.passes.base import Changes, Facts, Pass
-from speccompile.passes.user_pass import run_user_pass
+from speccompile.passes.user_pass import Before, run_user_pass
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,13 @@ class Pipeline:
         """Run them on ``graph`` itself, one with each turn."""
         self.check(graph.facts)
         for item in self.passes:
+            before = Before.of(graph) if item.is_users else None
             changes = run_user_pass(item, graph) if item.is_users else item.run(graph)
             if changes.matched == 0 and not item.optional:
                 raise NothingMatched(name=item.name, looked_for=item.looks_for)
             self._finish(graph, item)
+            if before is not None:
+                before.check(item, graph)
             yield item, changes
 
     def _finish(self, graph: StepGraph, item: Pass) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import keyword
+import math
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import sympy
 import torch
@@ -33,14 +35,43 @@ def run_user_pass(item: Pass, graph: StepGraph) -> Changes:
 
     Raises:
         PassFailed: it raised, or did not return ``Changes``.
-        VerifierError: it added or removed a write of state that it does not declare.
     """
-    before = state_writes(graph)
     changes = _call(item, lambda: item.run(graph))
     if not isinstance(changes, Changes) or not isinstance(changes.matched, int):
         raise PassFailed(name=item.name, reason=f"its run() has to return Changes(int), and returned {changes!r}")
-    _check_writes(item, before, state_writes(graph))
     return changes
+
+
+@dataclass(frozen=True)
+class Before:
+    """What later passes rely on, as it is before a pass of the user."""
+
+    writes: dict[fx.Node, set[str]]
+    #: Dtype and number of dimensions, by the name of a value.
+    kinds: dict[str, tuple[torch.dtype, int]]
+
+    @classmethod
+    def of(cls, graph: StepGraph) -> Self:
+        """Of ``graph``, before the pass runs on it."""
+        return cls(state_writes(graph), _kinds(graph))
+
+    def check(self, item: Pass, graph: StepGraph) -> None:
+        """Check what ``item`` has made of the graph, whose shapes are computed.
+
+        Raises:
+            VerifierError: it added or removed a write of state that it does not declare, or gave the name of a value to
+                another kind of tensor.
+        """
+        _check_writes(item, self.writes, state_writes(graph))
+        kinds = _kinds(graph)
+        for name, kind in self.kinds.items():
+            if (new := kinds.get(name, kind)) != kind:
+                problem = f"the value {name!r} was {kind[0]} of {kind[1]} dimensions, and is {new[0]} of {new[1]}"
+                raise VerifierError(name=item.name, problem=f"{problem}: give the new one another name")
+
+
+def _kinds(graph: StepGraph) -> dict[str, tuple[torch.dtype, int]]:
+    return {name: (node.meta["val"].dtype, node.meta["val"].ndim) for name, node in graph.values.items()}
 
 
 def state_specs_of(item: Pass) -> list[StateSpec]:
@@ -72,7 +103,17 @@ def _problem_of(spec: StateSpec) -> str:
         return f"the dtype {spec.dtype!r}, which is not a torch.dtype,"
     if not isinstance(spec.fill, int | float):
         return f"the fill {spec.fill!r}, which is not a number,"
+    if not _holds(spec.dtype, spec.fill):
+        return f"the fill {spec.fill!r}, which {spec.dtype} does not hold,"
     return ""
+
+
+def _holds(dtype: torch.dtype, fill: float) -> bool:
+    if dtype.is_floating_point or dtype.is_complex:
+        return not math.isfinite(fill) or abs(fill) <= torch.finfo(dtype).max
+    if dtype is torch.bool:
+        return fill in (0, 1)
+    return math.isfinite(fill) and fill == int(fill) and torch.iinfo(dtype).min <= fill <= torch.iinfo(dtype).max
 
 
 def _call(item: Pass, function: Callable[[], T]) -> T:

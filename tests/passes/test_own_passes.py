@@ -145,6 +145,7 @@ def test_an_anchor_may_be_one_of_several_and_another_pass_of_the_user(model: Lla
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"after": "no_such_pass"}, "'no_such_pass', which is not among the passes"),
+    ({"after": "count"}, "'count', which has no place either"),
     ({"after": ()}, "set one of after and before"),
     ({"before": "commit"}, "set one of after and before"),
     ({"name": "commit"}, "a pass or stage of this package has the name 'commit'"),
@@ -276,10 +277,22 @@ def computes_a_size(self: Pass, graph: StepGraph) -> Changes:
     return Changes(1)
 
 
+def gives_a_name_away(self: Pass, graph: StepGraph) -> Changes:
+    graph.values["slots"] = graph.values["logits"]
+    return Changes(1)
+
+
+def forgets_the_ports(self: Pass, graph: StepGraph) -> Changes:
+    graph.ports.clear()
+    return Changes(1)
+
+
 FAULTS: list[tuple[Any, type[Exception], str]] = [
     (writes_length, VerifierError, "it writes the state tensor 'length', which it does not declare"),
     (writes_length_by_a_keyword, VerifierError, "it writes the state tensor 'length', which it does not declare"),
     (writes_weight, VerifierError, "which is weight"),
+    (gives_a_name_away, VerifierError, "the value 'slots' was torch.int64 of 1 dimensions, and is torch.float32 of 3"),
+    (forgets_the_ports, VerifierError, "placeholders without a port"),
     (reads_stale, VerifierError, "a view of state 'seen' that was taken before"),
     (raises, PassFailed, "ArithmeticError: no entropy today"),
     (knows_no_state, PassFailed, "no state tensor 'unheard_of'"),
@@ -360,6 +373,10 @@ def test_a_change_of_what_is_written_is_found_however_it_is_made(model: LlamaFor
                 {"shape": (sympy.Symbol("M"),)},
                 {"dtype": "int64"},
                 {"fill": "a"},
+                {"fill": float("nan")},
+                {"fill": 0.5},
+                {"fill": 300, "dtype": torch.uint8},
+                {"fill": 1e6, "dtype": torch.float16},
             )
         ),
     ],
