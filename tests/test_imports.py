@@ -111,6 +111,21 @@ def test_the_allowed_directions_have_no_circle() -> None:
     assert set(TopologicalSorter(rooms).static_order()) == set(ALLOWED)
 
 
+def test_no_two_folders_of_a_room_import_each_other() -> None:
+    """A room's own files may import its folders, and be imported by them: a registry its modes, a mode its base."""
+    files = {module_of(path): path for path in ROOT.rglob("*.py")}
+    modules = frozenset(files)
+    folder = {module: str(path.parent.relative_to(ROOT)) for module, path in files.items()}
+    arrows = {
+        (folder[module], folder[imported])
+        for module, path in files.items()
+        for _, imported in imports_of(path, modules)
+        if imported in modules
+    }
+    both = {(own, other) for own, other in arrows if own < other and (other, own) in arrows}
+    assert not [(own, other) for own, other in both if Path(own).parent == Path(other).parent != Path(".")]
+
+
 def test_the_architecture_page_lists_rooms_in_that_order() -> None:
     """It says that a room imports rooms above it in the table."""
     page = (ROOT.parent / "docs" / "architecture.md").read_text()

@@ -8,11 +8,8 @@ from speccompile.graph.layer_state import kv_state
 from speccompile.graph.state import Layout, N, StateSpec, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.eagle3.head import Eagle3Head
-from speccompile.modes.network.head_network import HeadNetwork
+from speccompile.modes.network.head_network import NEWEST_ROW, HeadNetwork
 from speccompile.utils.weight_forms import WeightForm
-
-#: What the head's layers left at a text's newest row, from which drafting starts.
-NEWEST = "newest"
 
 
 class Eagle3Network(HeadNetwork):
@@ -33,7 +30,7 @@ class Eagle3Network(HeadNetwork):
     def layout(self, target: Layout) -> Layout:
         # Row i of the head reads the token at i + 1.
         kv = [replace(spec, looks_ahead=1) for spec in kv_state(self.kv)]
-        newest = StateSpec(NEWEST, (N, self.info.hidden_size), self.info.dtype)
+        newest = StateSpec(NEWEST_ROW, (N, self.info.hidden_size), self.info.dtype)
         return resolve_layout(
             [*kv, newest],
             max_batch=target.max_batch,

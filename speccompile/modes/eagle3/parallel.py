@@ -14,8 +14,8 @@ from torch import fx
 
 from speccompile.graph.splicing import splice_graph
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.eagle3.passes import NEWEST, chooses_in_part, gather_rows, target_ids_of
 from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
+from speccompile.modes.network.head_passes import NEWEST, chooses_in_part, gather_rows, target_ids_of
 from speccompile.modes.network.passes import drafter_of, forward_drafter
 from speccompile.passes.step.draft_chain import side_by_side
 

@@ -10,9 +10,8 @@ import torch
 from speccompile.graph.layer_state import kv_state
 from speccompile.graph.state import Layout, N, StateSpec, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.eagle3.network import NEWEST
 from speccompile.modes.mtp.head import MtpHead
-from speccompile.modes.network.head_network import HeadNetwork
+from speccompile.modes.network.head_network import NEWEST_ROW, HeadNetwork
 from speccompile.utils.weight_forms import WeightForm
 
 #: What a module reads of the text: ``module`` what the one before left, at every row, as the paper and transformers
@@ -53,9 +52,9 @@ class MtpNetwork(HeadNetwork):
         # what the one before left there: where a known beginning ends, that is computed anew, with all it reads.
         ahead = modules if self.chain == "module" else 1
         if self.chain is None:
-            own.append(StateSpec(NEWEST, (N, hidden), self.info.dtype))
+            own.append(StateSpec(NEWEST_ROW, (N, hidden), self.info.dtype))
         else:
-            own.append(StateSpec(NEWEST, (N, modules if self.chain == "module" else 1, hidden), self.info.dtype))
+            own.append(StateSpec(NEWEST_ROW, (N, modules if self.chain == "module" else 1, hidden), self.info.dtype))
         if self.chain == "module":
             own.append(StateSpec(READ_FROM, (N,), torch.int64, fill=-1, low=-1))
         kv = [replace(spec, looks_ahead=ahead) for spec in kv_state(self.kv)]

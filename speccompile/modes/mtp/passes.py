@@ -21,8 +21,8 @@ from torch import fx
 
 from speccompile.graph.splicing import PREFIX
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.eagle3.passes import NEWEST, tokens_after
 from speccompile.modes.mtp.network import READ_FROM, Chain
+from speccompile.modes.network.head_passes import NEWEST, tokens_after
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.draft_chain import Forward, side_by_side

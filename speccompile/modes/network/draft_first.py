@@ -10,7 +10,7 @@ import torch
 from speccompile.graph.splicing import splice_graph
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.eagle3.passes import FIRST_DRAFT, NEWEST, gather_rows
+from speccompile.modes.network.head_passes import FIRST_DRAFT, NEWEST, gather_rows
 from speccompile.modes.network.passes import drafter_of, forward_drafter
 from speccompile.passes.base import Changes, Facts, Pass, facts
 

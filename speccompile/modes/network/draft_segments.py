@@ -14,8 +14,8 @@ from torch import fx
 
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.eagle3.passes import DraftByHead, gather_rows
 from speccompile.modes.network.draft_first import CONFIDENCE
+from speccompile.modes.network.head_passes import DraftByHead, gather_rows
 
 #: State ``[N, H]``: what the last forward of a segment left for the next one.
 CARRIED = "draft_carried"

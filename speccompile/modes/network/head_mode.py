@@ -9,10 +9,10 @@ from typing import ClassVar
 from speccompile.graph.state import StateSpec
 from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.eagle3.passes import DraftByHead, KeepHeadWarm
-from speccompile.modes.eagle3.tree import DraftTreeByHead
 from speccompile.modes.network.draft_first import DraftFirst, first_draft_state
 from speccompile.modes.network.draft_segments import DraftSegment
+from speccompile.modes.network.head_passes import DraftByHead, KeepHeadWarm
+from speccompile.modes.network.head_tree import DraftTreeByHead
 from speccompile.modes.network.network_mode import NetworkMode, SplitMode
 from speccompile.modes.network.split import StoreDrafts
 from speccompile.modes.network.split_tree import StoreTree, stored_tree_state

@@ -32,6 +32,9 @@ from speccompile.utils.torch_private import pytree
 from speccompile.utils.tracer_isolation import module_twin
 from speccompile.utils.weight_forms import WeightForm
 
+#: State of heads: what their layers left at a sequence's newest row, from which drafting starts.
+NEWEST_ROW = "newest"
+
 
 class _Step(nn.Module):
     def __init__(self, head: DraftHead) -> None:

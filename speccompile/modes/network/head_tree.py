@@ -1,4 +1,4 @@
-"""An EAGLE-3 head drafts a tree."""
+"""A head that reads its own output drafts a tree."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
-from speccompile.modes.eagle3.passes import NEWEST, gather_rows, outputs_of, target_ids_of
 from speccompile.modes.network.draft_tree import NodeReader
+from speccompile.modes.network.head_passes import NEWEST, gather_rows, outputs_of, target_ids_of
 from speccompile.modes.network.passes import drafter_of
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 
@@ -35,7 +35,7 @@ class DraftTreeByHead(DraftTree):
 
 
 class HeadForward:
-    """Forwards of an EAGLE-3 head over the levels of a tree."""
+    """Forwards of a head over the levels of a tree."""
 
     def __init__(self, graph: StepGraph, tree: Tree, *, draws: bool) -> None:
         self._graph, self._before = graph, graph.anchors.start

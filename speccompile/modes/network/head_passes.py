@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in a step: keeping it warm, and drafting.
+"""A head that reads its own output (EAGLE-3, one MTP module) in a step: keeping it warm, and drafting.
 
 Row i of the head belongs to position i: it reads the target's hidden states at i and the token at i + 1, and its KV
 lies at place i. Of a sequence of L tokens the target has read L - 1, so the rows 0 .. L - 2 can be computed. The last
@@ -17,11 +17,12 @@ from torch import fx
 from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_windows import widened
+from speccompile.modes.network.head_network import NEWEST_ROW
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.draft_chain import Forward
 
-NEWEST = f"{PREFIX}newest"
+NEWEST = f"{PREFIX}{NEWEST_ROW}"
 #: State ``[N]`` of :class:`~speccompile.modes.network.draft_first.DraftFirst`.
 FIRST_DRAFT = "first_draft"
 
