@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from speccompile.errors import InvalidOption
+from speccompile.utils.devices import traits_of
 from speccompile.utils.weight_forms import Forms, QuantizedForms, read_weights
 
 #: Inputs that can share a scale. A group of all inputs (one scale for an output) is possible as well.
@@ -135,8 +136,8 @@ class QuantizedWeights(QuantizedForms, Mapping[str, GroupedWeight]):
 
 
 def _is(tensor: torch.Tensor | None, dtype: torch.dtype, dimensions: int) -> bool:
-    return isinstance(tensor, torch.Tensor) and (tensor.dtype, tensor.dim(), tensor.device.type) == (
-        dtype,
-        dimensions,
-        "cpu",
+    return (
+        isinstance(tensor, torch.Tensor)
+        and (tensor.dtype, tensor.dim()) == (dtype, dimensions)
+        and traits_of(tensor.device).host_memory
     )
