@@ -61,6 +61,9 @@ class StepMaker:
             source = to_python(graph, pipeline.tier)
             stages = self._deferred_stages(pipeline, name, source)
         ports = tuple(graph.ports[node.name] for node in graph.placeholders)
+        if not all(port.role == "state" or port.name in self._known for port in ports):
+            # What is stored names ports, and has no values: here a pass of the user has added a constant.
+            name = None
         return FinishedStep(source, ports, graph.sizes["B"], graph.sizes["T"], stages, name)
 
     def store(self, steps: Iterable[FinishedStep]) -> None:
@@ -91,11 +94,9 @@ class StepMaker:
         return Stages(rerun)
 
     def _read(self, pipeline: Pipeline, name: str, data: dict[str, Any]) -> FinishedStep:
-        outlined, layout = self._outlined, self._outlined.layout
-        known = {**(outlined.drafter.ports if outlined.drafter else {}), **outlined.ports}
+        layout, device, known = self._outlined.layout, self._outlined.device, self._known
         ports = tuple(
-            known[port] if port in known else Port.of_state(layout.tensors[port], outlined.device)
-            for port in data["ports"]
+            known[port] if port in known else Port.of_state(layout.tensors[port], device) for port in data["ports"]
         )
         stages = self._deferred_stages(pipeline, name, data["source"])
         return FinishedStep(data["source"], ports, data["rows"], data["width"], stages, name)
@@ -119,6 +120,12 @@ class StepMaker:
             known = own_code_key(item)
             self._keys.append((item, known))
         return known
+
+    @functools.cached_property
+    def _known(self) -> dict[str, Port]:
+        """The ports of the outlined model and of the drafter."""
+        drafter = self._outlined.drafter
+        return {**({} if drafter is None else drafter.ports), **self._outlined.ports}
 
     @functools.cached_property
     def _start(self) -> str:

@@ -122,6 +122,34 @@ def test_it_is_stored_by_its_code_and_its_fields(
     assert runs(source, unused=1) == everything
 
 
+class FromTable(Pass):
+    """Writes the number of each slot, which it reads from a table."""
+
+    name, looks_for, after = "from_table", "slots", ("bind_rows", "bind_mixed_rows")
+
+    def state_specs(self) -> list[StateSpec]:
+        return [StateSpec("number", (N,), torch.int64, reset=False)]
+
+    def run(self, graph: StepGraph) -> Changes:
+        table = graph.constant("numbers", torch.tensor([7, 8]))
+        graph.insert(look_up, graph.state("number"), graph.values["slots"], table)
+        return Changes(1)
+
+
+def look_up(number: torch.Tensor, slots: torch.Tensor, table: torch.Tensor) -> None:
+    number[slots] = table[slots]
+
+
+def test_a_pass_may_add_a_constant_also_where_steps_are_stored(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
+    for _ in range(2):
+        with speccompile.wrap(model, "none", passes=[FromTable()], **{**OPTIONS, "tiers": (0,)}) as spec:
+            spec.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4)
+            assert spec.arena["number"][0] == 7
+
+
 def test_passes_with_one_anchor_keep_their_order(model: LlamaForCausalLM) -> None:
     passes = [
         own(name=name, state_specs=lambda self: [], run=lambda self, graph: Changes(1)) for name in ("first", "second")
