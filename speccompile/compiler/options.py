@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,6 +41,9 @@ def read_tiers(tiers: Any) -> tuple[int, ...]:
     Raises:
         InvalidTiers: ``tiers`` are something else.
     """
+    if isinstance(tiers, Iterator):
+        # Messages show it.
+        tiers = tuple(tiers)
     try:
         values = tuple(python_numbers(value) for value in tiers)
     except TypeError:

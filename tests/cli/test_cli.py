@@ -23,6 +23,7 @@ from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, SpecCompileError
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.utils.progress import listener, task
+from support.errors import raises
 
 QUICK = ["--tiers", "0,3", "--backend", "eager"]
 
@@ -281,6 +282,8 @@ def test_tiers_and_options_are_parsed() -> None:
     assert parse_options(["a=1", "b=x", "c=[1, 2]", "d=a=b"]) == {"a": 1, "b": "x", "c": [1, 2], "d": "a=b"}
     with pytest.raises(InvalidTiers):
         parse_tiers("")
+    with raises(InvalidTiers, tiers=(1, 2), reason="0 is missing"):
+        parse_tiers("1,2")
     with pytest.raises(InvalidOption):
         parse_options(["=1"])
 
