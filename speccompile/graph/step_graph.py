@@ -201,6 +201,8 @@ class StepGraph:
                 if self.ports[node.name].role != port.role:
                     raise PassError(f"the {port.role} {port.name!r} has the name of a {self.ports[node.name].role}")
                 return node
+        if port.name in self.bodies:
+            raise PassError(f"the {port.role} {port.name!r} has the name of an outlined body")
         with self.graph.inserting_after(self.placeholders[-1]):
             node = self.graph.placeholder(port.name)
         # fx writes generated names in small letters; weights keep the names of their modules.

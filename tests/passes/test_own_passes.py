@@ -285,6 +285,11 @@ def takes_a_weights_name(self: Pass, graph: StepGraph) -> Changes:
     return Changes(1)
 
 
+def takes_a_bodys_name(self: Pass, graph: StepGraph) -> Changes:
+    graph.state("decoder_layer")
+    return Changes(1)
+
+
 def reads_too_early(self: Pass, graph: StepGraph) -> Changes:
     graph.insert(torch.neg, graph.values["row_accepted"])
     return Changes(1)
@@ -325,6 +330,7 @@ FAULTS: list[tuple[Any, type[Exception], str]] = [
     (raises, PassFailed, "ArithmeticError: no entropy today"),
     (knows_no_state, PassFailed, "no state tensor 'unheard_of'"),
     (takes_a_weights_name, PassFailed, "the state 'model_norm_weight' has the name of a weight"),
+    (takes_a_bodys_name, PassFailed, "the state 'decoder_layer' has the name of an outlined body"),
     (lambda self, graph: None, PassFailed, "has to return Changes"),
     (reads_too_early, PassFailed, "no value 'row_accepted' here. Values here: logits, slots. Pass 'greedy_accept'"),
     (reads_a_misspelt_value, PassFailed, "Did you mean 'row_accepted'?"),
@@ -336,7 +342,7 @@ FAULTS: list[tuple[Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("run", "error", "reason"), FAULTS)
 def test_a_fault_names_the_pass(model: LlamaForCausalLM, run: Any, error: type[Exception], reason: str) -> None:
     def specs(self: Pass) -> list[StateSpec]:
-        return [StateSpec(name, (N,), torch.int64) for name in ("seen", "model_norm_weight")]
+        return [StateSpec(name, (N,), torch.int64) for name in ("seen", "model_norm_weight", "decoder_layer")]
 
     where = "problem" if error is VerifierError else "reason"
     with refuses(error, name="count", **{where: re.compile(re.escape(reason))}):
