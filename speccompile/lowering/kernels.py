@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from speccompile.errors import Degraded
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.ops.cpu.library import cpu_ops, load_cpu_ops, missing_tools, vector_name
+from speccompile.ops.cpu.library import cpu_ops, forget_failures, load_cpu_ops, missing_tools, vector_name
 from speccompile.utils.devices import traits_of
 from speccompile.utils.progress import task
 from speccompile.utils.warn import warn_caller
@@ -75,6 +75,8 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     missing = missing_tools()
     if missing:
         return _stock(missing)
+    # Of an earlier wrap, which may have said why.
+    forget_failures()
     cpu_ops()
     return _PendingKernels(True, "ours", True)
 

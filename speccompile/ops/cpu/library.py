@@ -7,7 +7,6 @@ need, are built when a step calls one of their ops (:mod:`speccompile.ops.in_cpp
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import os
 import shutil
@@ -46,6 +45,8 @@ FLAGS = ("-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-mtune=
 FLAGS_OF_OPS = ("-O1",)
 
 _found: dict[str, Future[Path]] = {}
+_loaded: set[str] = set()
+_failures: dict[str, str] = {}
 
 
 def missing_tools() -> str | None:
@@ -90,7 +91,6 @@ def _after_fork() -> None:
 in_child(_after_fork)
 
 
-@functools.cache
 def load_cpu_ops(*libraries: str) -> str | None:
     """Wait for C++ ops of ``torch.ops.speccompile``, and make them callable.
 
@@ -100,18 +100,32 @@ def load_cpu_ops(*libraries: str) -> str | None:
     Returns:
         Why they are not available, or None.
     """
-    if (reason := missing_tools()) is not None:
+    needed = [library for library in dict.fromkeys((BASE, *libraries)) if library not in _loaded]
+    if needed and (reason := missing_tools()) is not None:
         return reason
-    needed = [BASE, *(library for library in libraries if library != BASE)]
     for library in needed:
         # All of them are built in parallel.
         cpu_ops(library)
     for library in needed:
-        if (reason := _failure(library)) is not None:
-            # The reason may be the vectors of this CPU, which Inductor's code uses as well.
-            try_vectors()
-            return reason
+        if library not in _failures:
+            if (reason := _failure(library)) is None:
+                _loaded.add(library)
+            else:
+                _failures[library] = reason
+                # The reason may be the vectors of this CPU, which Inductor's code uses as well.
+                try_vectors()
+        if library in _failures:
+            return _failures[library]
     return None
+
+
+def forget_failures() -> None:
+    """Let libraries that could not be built or loaded be tried again: what was wrong may be mended."""
+    if _failures:
+        # What failed for one has failed or fails for all that were begun with it.
+        for library in _found.keys() - _loaded:
+            del _found[library]
+        _failures.clear()
 
 
 def _failure(library: str) -> str | None:
