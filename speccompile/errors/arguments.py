@@ -38,6 +38,15 @@ class InvalidOption(UserError):
     template = "{where}: {name}={value!r} is not valid: {reason}."
 
 
+class StateTooLarge(UserError):
+    """The state of a wrap does not fit in the memory of its device."""
+
+    template = (
+        "the state of max_batch={max_batch} requests of max_len={max_len} tokens takes {gibibytes:.1f} GiB, which "
+        "{device} does not have ({largest!r} alone takes {of_largest:.1f}). Give a smaller max_len or max_batch."
+    )
+
+
 class InvalidTiers(UserError):
     """``tiers`` of ``wrap`` are not valid."""
 

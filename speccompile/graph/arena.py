@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from speccompile.errors import StateTooLarge
 from speccompile.graph.layer_state import ABSORBED
 from speccompile.graph.state import Layout
 from speccompile.utils.devices import traits_of
@@ -25,6 +26,9 @@ class Arena(Mapping[str, torch.Tensor]):
 
     Attributes:
         journal: receives each call by which the host changes state, with its arguments; None if nothing repeats them.
+
+    Raises:
+        StateTooLarge: the device has not that much memory.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -32,10 +36,7 @@ class Arena(Mapping[str, torch.Tensor]):
         self.device = device
         # Tensors made in inference mode could not be written outside of it.
         with torch.inference_mode(False):
-            self._tensors = {
-                name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
-                for name, tensor in layout.tensors.items()
-            }
+            self._tensors = _allocated(layout, device)
             for name, tensor in layout.tensors.items():
                 if tensor.initial:
                     self._tensors[name][: len(tensor.initial)] = torch.tensor(tensor.initial, dtype=tensor.dtype)
@@ -172,3 +173,22 @@ class Arena(Mapping[str, torch.Tensor]):
             (owner, name, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
             for owner, name, tensor in sorted(entries, key=lambda entry: entry[:2])
         )
+
+
+def _allocated(layout: Layout, device: torch.device) -> dict[str, torch.Tensor]:
+    try:
+        return {
+            name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
+            for name, tensor in layout.tensors.items()
+        }
+    except RuntimeError as error:
+        sizes = {name: tensor.nbytes / 2**30 for name, tensor in layout.tensors.items()}
+        largest = max(sizes, key=sizes.__getitem__)
+        raise StateTooLarge(
+            max_batch=layout.max_batch,
+            max_len=layout.max_len,
+            gibibytes=sum(sizes.values()),
+            device=str(device),
+            largest=largest,
+            of_largest=sizes[largest],
+        ) from error

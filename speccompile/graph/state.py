@@ -113,7 +113,7 @@ class StateTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
-        return self.dtype.itemsize * int(torch.Size(self.shape).numel())
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile import Speculator
+from speccompile.errors import StateTooLarge
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import B, E, K, Layout, N, S, StateSpec, core_state, resolve_layout
 from speccompile.lowering.tier import Tier
 from support.engines import always_mixes
+from support.errors import raises
 from support.tiny import admitted, cancel_all, tiny_llama
 
 TIERS = (0, 1, 3, 7)
@@ -29,6 +31,15 @@ def layout_of(*specs: StateSpec, max_batch: int = 3, max_len: int = 20) -> Layou
 
 
 # --- allocation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [10**12, 10**18], ids=["memory", "integers"])
+def test_what_no_memory_holds_is_refused_by_its_size(length: int) -> None:
+    layout = layout_of(
+        StateSpec("few", (N,), torch.int64), StateSpec("texts", (N, S, 64), torch.float32), max_len=length
+    )
+    with raises(StateTooLarge, max_len=length, max_batch=3, device="cpu", largest="texts"):
+        Arena(layout, CPU)
 
 
 def test_shapes_are_resolved_from_expressions() -> None:
