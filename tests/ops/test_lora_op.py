@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.lora import NONE, pack_down, pack_up
+from speccompile.utils.workers import in_pool
 
 assert load_cpu_ops("lora") is None
 
@@ -42,7 +44,14 @@ class Case:
 
 
 def case(
-    rows: int, width: int, *, depth: int = 65, most: int = 32, seed: int = 0, dtype: torch.dtype = torch.float32
+    rows: int,
+    width: int,
+    *,
+    depth: int = 65,
+    features: tuple[int, ...] = (33, 64, 100),
+    most: int = 32,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Case:
     """Four adapters, some of which leave linears out; the rows have them, or none."""
     generator = torch.Generator().manual_seed(seed)
@@ -50,7 +59,7 @@ def case(
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    features, adapters = (33, 64, 100), 4
+    adapters = 4
     ranks = torch.randint(1, most + 1, (adapters, 4), generator=generator)
     ranks *= torch.rand((adapters, 4), generator=generator) < 0.8
     down = [[normal(int(ranks[p, i + 1]), depth) / depth**0.5 for p in range(adapters)] for i in range(3)]
@@ -95,6 +104,26 @@ def test_a_row_has_the_same_bits_at_any_width_and_among_any_rows(rows: int, widt
     for part in ((slice(row, row + 1), slice(None)), (slice(None), slice(place, place + 1)), (slice(row, None),) * 2):
         alone = made.run("native_lora", *part)
         assert all(torch.equal(one, all_[part]) for one, all_ in zip(alone, whole, strict=True))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_threads_change_no_bit(rows: int, dtype: torch.dtype) -> None:
+    # So large that several threads share the matrices of one row.
+    made = case(rows, 2, depth=1200, features=(33, 2100, 100), dtype=dtype)
+    made.places = torch.arange(rows) % 4
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        wanted = made.run("native_lora")
+        for count in (2, 5, 16):
+            torch.set_num_threads(count)
+            for place in (contextlib.nullcontext(), in_pool(tokens=1)):
+                with place:
+                    found = made.run("native_lora")
+                assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True)), count
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("form", FORMS)

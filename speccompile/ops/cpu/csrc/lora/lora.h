@@ -32,11 +32,19 @@ struct LoraTokens {
   int64_t count;
 };
 
-// hidden[count, most], columns [rank, rank + kRanks): x[all tokens, depth] * down.
-void lora_down(const LoraBuffers& of, const LoraTokens& tokens, int64_t rank, const float* x, float* hidden);
+// The matrices of the adapter at `place`.
+const void* lora_down_at(const LoraBuffers& of, int64_t place);
+const void* lora_up_at(const LoraBuffers& of, int64_t place);
 
-// Adds scale * hidden[count, most] * up to blocks [first, last) of y[all tokens, features].
+// hidden[count, most], columns [rank, rank + kRanks): x[all tokens, depth] * down. The matrix that is read after this one may
+// be named: its beginning is fetched from memory meanwhile.
+void lora_down(
+    const LoraBuffers& of, const LoraTokens& tokens, int64_t rank, Type type, const void* x, float* hidden,
+    const void* next);
+
+// Blocks [first, last) of the tokens' y[all tokens, features]: old + scale * hidden[count, most] * up. y has the type of old.
 void lora_up(
-    const LoraBuffers& of, const LoraTokens& tokens, const float* hidden, float* y, int64_t first, int64_t last);
+    const LoraBuffers& of, const LoraTokens& tokens, const float* hidden, Type type, const void* old, void* y,
+    int64_t first, int64_t last, const void* next);
 
 }  // namespace speccompile

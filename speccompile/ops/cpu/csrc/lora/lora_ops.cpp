@@ -12,20 +12,24 @@
 namespace speccompile {
 namespace {
 
-// Multiply-adds that are work enough for a thread: their weights take about as long to come from memory as sharing them
-// out does.
+// Multiply-adds that are work enough for a thread: their weights take about as long to come
+// from memory as sharing them out does.
 constexpr int64_t kLoraPiece = 16384;
+// Numbers that are copied in the time of a multiply-add.
+constexpr int64_t kCopied = 4;
+// Tokens of a piece. More of them would read the weights from the first-level cache, or nearly so, as these do.
+constexpr int64_t kPieceTokens = 8;
 
 int64_t grain_of(int64_t cost) {
   return std::max<int64_t>(1, kLoraPiece / std::max<int64_t>(1, cost));
 }
 
-// Tokens with one adapter, among those of a step that have any.
+// Tokens with one adapter, or with none: place -1.
 struct LoraGroup {
   int64_t place, begin, count;
 };
 
-// The tokens of a step that have an adapter, those of each adapter side by side.
+// The tokens of a step, those of each adapter side by side.
 struct LoraStep {
   std::vector<LoraGroup> groups;
   std::vector<int64_t> tokens;
@@ -39,10 +43,12 @@ LoraStep tokens_by_adapter(const Tensor& places, int64_t tokens, int64_t count) 
   const Tensor own = side_by_side(places);
   const auto* place_of = static_cast<const int64_t*>(own.data_ptr());
   LoraStep step;
+  step.groups.reserve(rows);
+  step.tokens.reserve(tokens);
   for (int64_t first = 0; first < rows; ++first) {
     const int64_t place = place_of[first];
     STD_TORCH_CHECK(place >= -1 && place < count, "speccompile::lora: row ", first, " has the adapter ", place);
-    if (place < 0 || std::find(place_of, place_of + first, place) != place_of + first) {
+    if (std::find(place_of, place_of + first, place) != place_of + first) {
       continue;
     }
     const auto begin = static_cast<int64_t>(step.tokens.size());
@@ -56,6 +62,64 @@ LoraStep tokens_by_adapter(const Tensor& places, int64_t tokens, int64_t count) 
   return step;
 }
 
+// A linear: where its outputs are, and where the results go.
+struct LoraLinear {
+  LoraBuffers buffers;
+  Type type;
+  const char* old;
+  char* y;
+  int64_t number_bytes;
+};
+
+// Tokens of one linear that a thread computes at once, with rank 0 where nothing is added to them.
+struct LoraPiece {
+  const LoraLinear* linear;
+  LoraTokens tokens;
+  float* hidden;
+};
+
+int64_t rank_parts(const LoraPiece& piece) {
+  return (piece.tokens.rank + kRanks - 1) / kRanks;
+}
+
+// Blocks of the second matrix; tokens that are copied are one part.
+int64_t up_parts(const LoraPiece& piece) {
+  return piece.tokens.rank ? lora_blocks(piece.linear->buffers.features) : 1;
+}
+
+// Calls `run(piece, first, last)` for parts of each of them, of [0, size(piece)).
+template <typename Size, typename Run>
+void over_parts(const std::vector<LoraPiece>& pieces, int64_t grain, Size size, Run run) {
+  int64_t all = 0;
+  for (const LoraPiece& piece : pieces) {
+    all += size(piece);
+  }
+  parallel_for(0, all, grain, [&](int64_t first, int64_t last) {
+    int64_t begun = 0;
+    for (const LoraPiece& piece : pieces) {
+      const int64_t own = size(piece), from = std::max(first - begun, int64_t{0}), to = std::min(last - begun, own);
+      if (from < to) {
+        run(piece, from, to);
+      }
+      begun += own;
+    }
+  });
+}
+
+int64_t cost_of(const LoraPiece& piece) {
+  const LoraBuffers& of = piece.linear->buffers;
+  const int64_t rank = piece.tokens.rank;
+  return piece.tokens.count * (rank ? rank * (of.depth + of.features) : of.features / kCopied);
+}
+
+void copy_tokens(const LoraPiece& piece) {
+  const int64_t bytes = piece.linear->buffers.features * piece.linear->number_bytes;
+  for (int64_t i = 0; i < piece.tokens.count; ++i) {
+    const int64_t at = piece.tokens.tokens[i] * bytes;
+    std::memcpy(piece.linear->y + at, piece.linear->old + at, bytes);
+  }
+}
+
 LoraBuffers buffers_of(const Tensor& down, const Tensor& up, int64_t depth, int64_t features) {
   const int64_t most = down.size(2);
   STD_TORCH_CHECK(
@@ -66,106 +130,114 @@ LoraBuffers buffers_of(const Tensor& down, const Tensor& up, int64_t depth, int6
   return {type_of(down), down.data_ptr(), up.data_ptr(), depth, features, most};
 }
 
+// `most` tokens in a piece. Rows of ranks and scales have `stride` numbers, and begin with those of the first linear.
+std::vector<LoraPiece> pieces_of(
+    const std::vector<LoraLinear>& linears, const LoraStep& step, int64_t most, const int64_t* ranks,
+    const float* scales, int64_t stride) {
+  const size_t tokens = step.tokens.size();
+  int64_t hidden_size = 0;
+  for (const LoraLinear& linear : linears) {
+    hidden_size += static_cast<int64_t>(tokens) * linear.buffers.most;
+  }
+  thread_local std::vector<float> kept;
+  kept.resize(std::max<size_t>(kept.size(), hidden_size));
+  float* hidden = kept.data();
+  std::vector<LoraPiece> pieces;
+  pieces.reserve(linears.size() * (step.groups.size() + tokens / most));
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const LoraLinear& linear = linears[i];
+    for (const LoraGroup& group : step.groups) {
+      const int64_t at = group.place * stride + static_cast<int64_t>(i), rank = group.place < 0 ? 0 : ranks[at];
+      STD_TORCH_CHECK(rank >= 0 && rank <= linear.buffers.most, "speccompile::lora: an adapter has the rank ", rank);
+      for (int64_t begin = 0; begin < group.count; begin += most) {
+        const LoraTokens some{
+            group.place, rank, rank ? scales[at] : 0.0f, step.tokens.data() + group.begin + begin,
+            std::min(most, group.count - begin)};
+        pieces.push_back({&linear, some, hidden});
+        hidden += some.count * linear.buffers.most;
+      }
+    }
+  }
+  return pieces;
+}
+
+Tensor new_like(const Tensor& tensor) {
+  int32_t dtype;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return new_tensor({tensor.sizes().begin(), tensor.sizes().end()}, dtype);
+}
+
 }  // namespace
 
 std::vector<Tensor> native_lora(
     const Tensor& x, const std::vector<Tensor>& outputs, const std::vector<Tensor>& a, const std::vector<Tensor>& b,
     const Tensor& ranks, const Tensor& scales, int64_t first, const Tensor& places) {
-  const int64_t depth = x.size(-1), tokens = x.numel() / depth, count = ranks.size(0), linears = ranks.size(1);
+  const int64_t depth = x.size(-1), tokens = x.numel() / depth, count = ranks.size(0), all = ranks.size(1);
   STD_TORCH_CHECK(
-      a.size() == outputs.size() && b.size() == outputs.size() && first + static_cast<int64_t>(a.size()) <= linears &&
+      a.size() == outputs.size() && b.size() == outputs.size() && first + static_cast<int64_t>(a.size()) <= all &&
           ranks.is_contiguous() && ranks.scalar_type() == ScalarType::Long && scales.is_contiguous() &&
           scales.scalar_type() == ScalarType::Float && scales.numel() == ranks.numel(),
       "speccompile::lora: ranks and scales do not fit");
   const LoraStep step = tokens_by_adapter(places, tokens, count);
-  const auto* rank_of = static_cast<const int64_t*>(ranks.data_ptr());
-  const auto* scale_of = static_cast<const float*>(scales.data_ptr());
-  const Tensor input = side_by_side(as_float(x));
-  const auto* from = static_cast<const float*>(input.data_ptr());
-  const auto with_adapter = static_cast<int64_t>(step.tokens.size());
-
-  std::vector<LoraBuffers> buffers;
+  const Tensor input = side_by_side(x);
+  const Type type = type_of(x);
+  const void* const from = input.data_ptr();
+  std::vector<LoraLinear> linears;
   std::vector<Tensor> old, results;
-  std::vector<int64_t> offsets;
-  int64_t hidden_size = 0;
+  linears.reserve(outputs.size()), old.reserve(outputs.size()), results.reserve(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const int64_t features = outputs[i].size(-1);
     STD_TORCH_CHECK(
         outputs[i].numel() == tokens * features && a[i].size(0) == count,
         "speccompile::lora: the sizes of an output do not fit");
-    buffers.push_back(buffers_of(a[i], b[i], depth, features));
-    old.push_back(side_by_side(as_float(outputs[i])));
-    results.push_back(new_floats({outputs[i].sizes().begin(), outputs[i].sizes().end()}));
-    offsets.push_back(hidden_size);
-    hidden_size += with_adapter * buffers[i].most;
+    old.push_back(side_by_side(outputs[i]));
+    results.push_back(new_like(outputs[i]));
+    linears.push_back(
+        {buffers_of(a[i], b[i], depth, features), type_of(outputs[i]), static_cast<const char*>(old[i].data_ptr()),
+         static_cast<char*>(results[i].data_ptr()), outputs[i].element_size()});
   }
-  thread_local std::vector<float> kept;
-  kept.resize(std::max<size_t>(kept.size(), hidden_size));
-  float* const hidden = kept.data();
-  const auto tokens_of = [&](const LoraGroup& group, size_t linear) {
-    const int64_t at = group.place * linears + first + static_cast<int64_t>(linear);
-    return LoraTokens{group.place, rank_of[at], scale_of[at], step.tokens.data() + group.begin, group.count};
-  };
+  // Of few tokens so many at once that each thread has some.
+  const int64_t threads = thread_count();
+  const int64_t most =
+      std::clamp<int64_t>(static_cast<int64_t>(outputs.size()) * tokens / threads, 1, kPieceTokens);
+  const std::vector<LoraPiece> pieces = pieces_of(
+      linears, step, most, static_cast<const int64_t*>(ranks.data_ptr()) + first,
+      static_cast<const float*>(scales.data_ptr()) + first, all);
 
-  struct Down {
-    size_t linear, group;
-    int64_t rank;
+  const auto piece_count = static_cast<int64_t>(pieces.size());
+  const auto down = [&](const LoraPiece& piece, int64_t begin, int64_t end) {
+    const LoraBuffers& of = piece.linear->buffers;
+    for (int64_t part = begin; part < end; ++part) {
+      lora_down(of, piece.tokens, part * kRanks, type, from, piece.hidden, lora_up_at(of, piece.tokens.place));
+    }
   };
-  std::vector<Down> downs;
-  for (size_t linear = 0; linear < outputs.size(); ++linear) {
-    for (size_t group = 0; group < step.groups.size(); ++group) {
-      const int64_t rank = tokens_of(step.groups[group], linear).rank;
-      STD_TORCH_CHECK(rank >= 0 && rank <= buffers[linear].most, "speccompile::lora: an adapter has the rank ", rank);
-      for (int64_t begin = 0; begin < rank; begin += kRanks) {
-        downs.push_back({linear, group, begin});
-      }
+  // What is read next is the first matrix of the next piece.
+  const auto up = [&](const LoraPiece& piece, int64_t begin, int64_t end) {
+    const LoraLinear& linear = *piece.linear;
+    if (piece.tokens.rank == 0) {
+      return copy_tokens(piece);
     }
-  }
-  const int64_t down_cost = depth * kRanks;
-  parallel_for(0, static_cast<int64_t>(downs.size()), grain_of(down_cost), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Down& item = downs[i];
-      const LoraGroup& group = step.groups[item.group];
-      const LoraBuffers& of = buffers[item.linear];
-      lora_down(of, tokens_of(group, item.linear), item.rank, from, hidden + offsets[item.linear] + group.begin * of.most);
+    const LoraPiece& next = &piece == &pieces.back() ? piece : (&piece)[1];
+    lora_up(
+        linear.buffers, piece.tokens, piece.hidden, linear.type, linear.old, linear.y, begin, end,
+        lora_down_at(next.linear->buffers, std::max<int64_t>(next.tokens.place, 0)));
+  };
+  if (piece_count >= threads) {
+    int64_t cost = 0;
+    for (const LoraPiece& piece : pieces) {
+      cost += cost_of(piece);
     }
-  });
-
-  int64_t all_blocks = 0;
-  for (const LoraBuffers& of : buffers) {
-    all_blocks += lora_blocks(of.features);
-  }
-  const int64_t ranks_of_groups = static_cast<int64_t>(step.groups.size()) * kRanks;
-  const int64_t up_cost = kLoraColumns * std::max<int64_t>(ranks_of_groups, tokens / 4);
-  parallel_for(0, all_blocks, grain_of(up_cost), [&](int64_t begin, int64_t end) {
-    int64_t passed = 0;
-    for (size_t i = 0; i < buffers.size() && passed < end; ++i) {
-      const LoraBuffers& of = buffers[i];
-      const int64_t blocks = lora_blocks(of.features);
-      const int64_t from_block = std::max(begin - passed, int64_t{0}), to_block = std::min(end - passed, blocks);
-      passed += blocks;
-      if (from_block >= to_block) {
-        continue;
+    const int64_t grain = grain_of(cost / std::max<int64_t>(piece_count, 1));
+    parallel_for(0, piece_count, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        down(pieces[i], 0, rank_parts(pieces[i]));
+        up(pieces[i], 0, up_parts(pieces[i]));
       }
-      const auto* source = static_cast<const float*>(old[i].data_ptr());
-      auto* target = static_cast<float*>(results[i].data_ptr());
-      const int64_t column = from_block * kLoraColumns, columns = std::min(to_block * kLoraColumns, of.features) - column;
-      for (int64_t token = 0; token < tokens; ++token) {
-        const int64_t at = token * of.features + column;
-        std::memcpy(target + at, source + at, columns * sizeof(float));
-      }
-      for (const LoraGroup& group : step.groups) {
-        const LoraTokens mine = tokens_of(group, i);
-        if (mine.rank > 0) {
-          lora_up(of, mine, hidden + offsets[i] + group.begin * of.most, target, from_block, to_block);
-        }
-      }
-    }
-  });
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].scalar_type() != ScalarType::Float) {
-      results[i] = torch::stable::to(results[i], outputs[i].scalar_type());
-    }
+    });
+  } else {
+    // The threads share each of them: first all inputs, then the outputs.
+    over_parts(pieces, grain_of(depth * kRanks * most), rank_parts, down);
+    over_parts(pieces, grain_of(kLoraColumns * kRanks * most), up_parts, up);
   }
   return results;
 }
