@@ -33,7 +33,7 @@ inline void load_ranks(const T* from, Vec (&to)[kRankVecs]) {
 }
 
 inline void fetch(const char* line) {
-  __builtin_prefetch(line, 0, 2);
+  __builtin_prefetch(line, 0, 3);
 }
 
 // TOKENS inputs, and where their ranks go.

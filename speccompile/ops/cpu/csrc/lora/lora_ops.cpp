@@ -8,16 +8,17 @@
 #include "lora.h"
 #include "../base/ops/share.h"
 #include "../base/ops/shims.h"
+#include "view.h"
 
 namespace speccompile {
 namespace {
 
-// Multiply-adds that are work enough for a thread: their weights take about as long to come
-// from memory as sharing them out does.
+// Multiply-adds that are work enough for a thread: their weights take about as long to come from memory as sharing them
+// out does.
 constexpr int64_t kLoraPiece = 16384;
 // Numbers that are copied in the time of a multiply-add.
 constexpr int64_t kCopied = 4;
-// Tokens of a piece. More of them would read the weights from the first-level cache, or nearly so, as these do.
+// Tokens of a piece: as many as read the weights together in registers.
 constexpr int64_t kPieceTokens = 8;
 
 int64_t grain_of(int64_t cost) {
@@ -35,13 +36,13 @@ struct LoraStep {
   std::vector<int64_t> tokens;
 };
 
-LoraStep tokens_by_adapter(const Tensor& places, int64_t tokens, int64_t count) {
+LoraStep tokens_by_adapter(const View& places, int64_t tokens, int64_t count) {
   const int64_t rows = places.size(0), width = rows ? tokens / rows : 0;
   STD_TORCH_CHECK(
-      places.dim() == 1 && places.scalar_type() == ScalarType::Long && rows * width == tokens,
+      places.dim() == 1 && places.dtype() == aoti_torch_dtype_int64() && rows * width == tokens,
       "speccompile::lora: ", tokens, " tokens are not shared out evenly among ", rows, " rows");
-  const Tensor own = side_by_side(places);
-  const auto* place_of = static_cast<const int64_t*>(own.data_ptr());
+  std::vector<Tensor> kept;
+  const auto* place_of = static_cast<const int64_t*>(side_by_side(places, kept).data());
   LoraStep step;
   step.groups.reserve(rows);
   step.tokens.reserve(tokens);
@@ -68,7 +69,6 @@ struct LoraLinear {
   Type type;
   const char* old;
   char* y;
-  int64_t number_bytes;
 };
 
 // Tokens of one linear that a thread computes at once, with rank 0 where nothing is added to them.
@@ -113,21 +113,21 @@ int64_t cost_of(const LoraPiece& piece) {
 }
 
 void copy_tokens(const LoraPiece& piece) {
-  const int64_t bytes = piece.linear->buffers.features * piece.linear->number_bytes;
+  const int64_t bytes = piece.linear->buffers.features * (piece.linear->type == Type::Float ? 4 : 2);
   for (int64_t i = 0; i < piece.tokens.count; ++i) {
     const int64_t at = piece.tokens.tokens[i] * bytes;
     std::memcpy(piece.linear->y + at, piece.linear->old + at, bytes);
   }
 }
 
-LoraBuffers buffers_of(const Tensor& down, const Tensor& up, int64_t depth, int64_t features) {
+LoraBuffers buffers_of(const View& down, const View& up, int64_t depth, int64_t features) {
   const int64_t most = down.size(2);
   STD_TORCH_CHECK(
-      down.is_contiguous() && up.is_contiguous() && down.scalar_type() == up.scalar_type() && down.size(1) == depth &&
+      down.is_contiguous() && up.is_contiguous() && down.dtype() == up.dtype() && down.size(1) == depth &&
           most % kRanks == 0 && up.size(0) == down.size(0) && up.size(1) == lora_blocks(features) &&
           up.size(2) == most && up.size(3) == kLoraColumns,
       "speccompile::lora: the sizes of an adapter's buffers do not fit");
-  return {type_of(down), down.data_ptr(), up.data_ptr(), depth, features, most};
+  return {type_of(down), down.data(), up.data(), depth, features, most};
 }
 
 // `most` tokens in a piece. Rows of ranks and scales have `stride` numbers, and begin with those of the first linear.
@@ -161,48 +161,39 @@ std::vector<LoraPiece> pieces_of(
   return pieces;
 }
 
-Tensor new_like(const Tensor& tensor) {
-  int32_t dtype;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
-  return new_tensor({tensor.sizes().begin(), tensor.sizes().end()}, dtype);
-}
-
-}  // namespace
-
-std::vector<Tensor> native_lora(
-    const Tensor& x, const std::vector<Tensor>& outputs, const std::vector<Tensor>& a, const std::vector<Tensor>& b,
-    const Tensor& ranks, const Tensor& scales, int64_t first, const Tensor& places) {
+std::vector<Tensor> lora(
+    const View& x, const std::vector<View>& outputs, const std::vector<View>& a, const std::vector<View>& b,
+    const View& ranks, const View& scales, int64_t first, const View& places) {
   const int64_t depth = x.size(-1), tokens = x.numel() / depth, count = ranks.size(0), all = ranks.size(1);
   STD_TORCH_CHECK(
       a.size() == outputs.size() && b.size() == outputs.size() && first + static_cast<int64_t>(a.size()) <= all &&
-          ranks.is_contiguous() && ranks.scalar_type() == ScalarType::Long && scales.is_contiguous() &&
-          scales.scalar_type() == ScalarType::Float && scales.numel() == ranks.numel(),
+          ranks.is_contiguous() && ranks.dtype() == aoti_torch_dtype_int64() && scales.is_contiguous() &&
+          scales.dtype() == aoti_torch_dtype_float32() && scales.numel() == ranks.numel(),
       "speccompile::lora: ranks and scales do not fit");
   const LoraStep step = tokens_by_adapter(places, tokens, count);
-  const Tensor input = side_by_side(x);
+  std::vector<Tensor> kept, results;
   const Type type = type_of(x);
-  const void* const from = input.data_ptr();
+  const void* const from = side_by_side(x, kept).data();
   std::vector<LoraLinear> linears;
-  std::vector<Tensor> old, results;
-  linears.reserve(outputs.size()), old.reserve(outputs.size()), results.reserve(outputs.size());
+  linears.reserve(outputs.size()), results.reserve(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const int64_t features = outputs[i].size(-1);
     STD_TORCH_CHECK(
         outputs[i].numel() == tokens * features && a[i].size(0) == count,
         "speccompile::lora: the sizes of an output do not fit");
-    old.push_back(side_by_side(outputs[i]));
-    results.push_back(new_like(outputs[i]));
+    const View old = side_by_side(outputs[i], kept);
+    results.push_back(old.new_like());
     linears.push_back(
-        {buffers_of(a[i], b[i], depth, features), type_of(outputs[i]), static_cast<const char*>(old[i].data_ptr()),
-         static_cast<char*>(results[i].data_ptr()), outputs[i].element_size()});
+        {buffers_of(a[i], b[i], depth, features), type_of(old), static_cast<const char*>(old.data()),
+         static_cast<char*>(results[i].data_ptr())});
   }
   // Of few tokens so many at once that each thread has some.
   const int64_t threads = thread_count();
   const int64_t most =
       std::clamp<int64_t>(static_cast<int64_t>(outputs.size()) * tokens / threads, 1, kPieceTokens);
   const std::vector<LoraPiece> pieces = pieces_of(
-      linears, step, most, static_cast<const int64_t*>(ranks.data_ptr()) + first,
-      static_cast<const float*>(scales.data_ptr()) + first, all);
+      linears, step, most, static_cast<const int64_t*>(ranks.data()) + first,
+      static_cast<const float*>(scales.data()) + first, all);
 
   const auto piece_count = static_cast<int64_t>(pieces.size());
   const auto down = [&](const LoraPiece& piece, int64_t begin, int64_t end) {
@@ -242,13 +233,23 @@ std::vector<Tensor> native_lora(
   return results;
 }
 
+std::vector<Tensor> native_lora(
+    const Tensor& x, const std::vector<Tensor>& outputs, const std::vector<Tensor>& a, const std::vector<Tensor>& b,
+    const Tensor& ranks, const Tensor& scales, int64_t first, const Tensor& places) {
+  return lora(
+      View(x.get()), views(outputs), views(a), views(b), View(ranks.get()), View(scales.get()), first,
+      View(places.get()));
+}
+
+}  // namespace
+
 SHIM aoti_torch_cpu_native_lora(
     Handle x, const Handle* outputs, int64_t linears, const Handle* a, int64_t all_a, const Handle* b, int64_t all_b,
     Handle ranks, Handle scales, int64_t first, Handle places, ...) {
   const Recorded recorded("speccompile::native_lora");
-  const auto made = native_lora(
-      shared(x), shared(outputs, linears), shared(a, all_a), shared(b, all_b), shared(ranks), shared(scales), first,
-      shared(places));
+  const auto made = lora(
+      View(x), views(outputs, linears), views(a, all_a), views(b, all_b), View(ranks), View(scales), first,
+      View(places));
   va_list out;
   va_start(out, places);
   hand_over(made, out);
