@@ -12,7 +12,8 @@
 namespace speccompile::int4 {
 namespace {
 
-constexpr int kRows = 8;
+// Few enough that all sums of a tile stay in registers: those of a part, of its group's parts before it, and of groups.
+constexpr int kRows = 4;
 
 // A group of a row. Weights have no sign: where one was taken off by `kOffset`, a part's sum begins at its offset.
 struct Inputs {
@@ -32,7 +33,7 @@ struct Inputs {
   }
 };
 
-// A part's products: in line for a row or two, so that the next part's loads begin meanwhile.
+// A part's products.
 template <int ROWS, int LINES>
 [[gnu::always_inline]] inline void add_part(
     const Inputs* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
@@ -40,62 +41,35 @@ template <int ROWS, int LINES>
   const __m512i low_half = _mm512_set1_epi8(15);
   __m512i whole[ROWS][2];
   if (scales.minimums()) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
       whole[row][0] = whole[row][1] = _mm512_setzero_si512();
     }
   } else {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
       whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offsets[part]);
     }
   }
-  const auto step_of = [&](int64_t step) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+  for (int64_t step = 0; step < kPartSteps; ++step) {
     const __m512i both = _mm512_loadu_si512(packed + step * kStepBytes);
     const __m512i low = _mm512_and_si512(both, low_half);
     const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
     ahead.fetch<LINES>(first_step + step);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
       int32_t four;
       std::memcpy(&four, inputs[row * groups].numbers + part * kPart + step * 4, 4);
       const __m512i own = _mm512_set1_epi32(four);
       whole[row][0] = _mm512_dpbusd_epi32(whole[row][0], low, own);
       whole[row][1] = _mm512_dpbusd_epi32(whole[row][1], high, own);
-      if constexpr (ROWS > kFewRows) {
-        // Products in another order would want more registers than there are.
-        asm("" : "+v"(whole[row][0]), "+v"(whole[row][1]));
-      }
     }
-  };
-  if constexpr (ROWS > kFewRows) {
-#pragma GCC unroll 1
-    for (int64_t step = 0; step < kPartSteps; ++step) {
-      step_of(step);
-    }
-  } else {
-#pragma GCC unroll 8
-    for (int64_t step = 0; step < kPartSteps; ++step) {
-      step_of(step);
-    }
-  }
-  if constexpr (ROWS > kFewRows) {
-    // Without it, the offsets are kept until here, for the minimums that there may be.
-    asm("" ::: "memory");
   }
   const auto input = [&](int row) {
     return static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / kOffset);
   };
   scaled.add(whole, scales, part == 0, part == kParts - 1, input, input_scales, groups);
-}
-
-// Not inlined: in the loop over steps all of the registers are wanted for the products of many rows, and the compiler
-// would keep other sums in some of them.
-template <int ROWS, int LINES>
-[[gnu::noinline]] void add_part_apart(
-    const Inputs* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
-    const ScaleRows& scales, Ahead ahead, int64_t first_step, Scaled<ROWS>& scaled) {
-  add_part<ROWS, LINES>(inputs, input_scales, groups, part, packed, scales, ahead, first_step, scaled);
 }
 
 template <int ROWS, int LINES>
@@ -108,13 +82,8 @@ void tile(
     for (int64_t part = 0; part < kParts; ++part, scales.next()) {
       const uint8_t* const of_part = packed + group * kGroupBytes + part * kPartBytes;
       const int64_t first_step = (group * kParts + part) * kPartSteps;
-      if constexpr (ROWS > kFewRows) {
-        add_part_apart<ROWS, LINES>(
-            inputs + group, input_scales + group, groups, part, of_part, scales, ahead, first_step, scaled);
-      } else {
-        add_part<ROWS, LINES>(
-            inputs + group, input_scales + group, groups, part, of_part, scales, ahead, first_step, scaled);
-      }
+      add_part<ROWS, LINES>(
+          inputs + group, input_scales + group, groups, part, of_part, scales, ahead, first_step, scaled);
     }
   }
   scaled.store(y, y_stride);
