@@ -63,6 +63,11 @@ template <int ROWS, int LINES>
       asm("" : "+v"(whole[row][0]), "+v"(whole[row][1]));
     }
   } while (++step < part.to);
+  // The loop's sums end here. Where they are read further down, GCC would copy all of them in each step.
+#pragma GCC unroll 8
+  for (int row = 0; row < ROWS; ++row) {
+    asm("" : "+v"(whole[row][0]), "+v"(whole[row][1]));
+  }
   // Without it, the offsets are kept until here, for the minimums that there may be.
   asm("" ::: "memory");
   const auto input = [&](int row) {
