@@ -32,6 +32,11 @@ class ScaleRows {
 
   bool minimums() const { return minimums_; }
 
+  // The rows as they lie, if they are of float32, one for each part, and there are no minimums; else null.
+  const float* singles() const {
+    return kind_ == ScaleKind::Single && !minimums_ && shared_by_ == 1 ? reinterpret_cast<const float*>(at_) : nullptr;
+  }
+
   void next() {
     if (--left_ > 0) {
       return;
