@@ -52,10 +52,14 @@ def test_the_text_is_that_of_the_stored_integers(name: str, tmp_path: Path) -> N
     packs = spec._build.packs
     assert {pack.form.name for pack in packs if pack.format} == CASES[name][1]
     assert f"{len(weights)} of {weights.format} as stored" in spec.explain()
-    # With inputs that are not rounded it is transformers' own forward over the dequantised weights.
-    with torch.no_grad(), inputs_unrounded(packs):
-        expected = load_dequantized(path)(PROMPTS).logits
-        torch.testing.assert_close(model(PROMPTS).logits, expected, rtol=1e-4, atol=1e-4)
+    # With inputs that are not rounded it is transformers' own forward over the dequantised weights: next to that of
+    # float64 it is off as one of float32 is.
+    with torch.no_grad():
+        exact = load_dequantized(path).double()(PROMPTS).logits
+        of_float32 = (load_dequantized(path)(PROMPTS).logits - exact).abs().max()
+        with inputs_unrounded(packs):
+            difference = (model(PROMPTS).logits - exact).abs().max()
+    assert difference <= 4 * of_float32, (difference, of_float32)
     with as_packed(packs):
         texts = [transformers_greedy(model, text, LENGTH, []) for text in TEXTS]
     requests = [spec.engine.submit(text, max_new_tokens=LENGTH, eos_token_id=[]) for text in TEXTS]
