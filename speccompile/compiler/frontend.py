@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.ops.cpu.rounded import reading_packs
 from speccompile.passes.target.choose_experts import has_experts
 from speccompile.utils.progress import task
 from speccompile.utils.storage import CacheFolder, Storage
@@ -84,7 +86,9 @@ def build_stages(
     if known is None:
         with task("capture the model"):
             # A twin of its own for each: a probe may leave other tables of positions in the modules.
-            observed = observe(module_twin(model), info, routes)
+            quantized = None if config.quantized is None else config.quantized.packs.values()
+            with contextlib.nullcontext() if quantized is None else reading_packs(quantized):
+                observed = observe(module_twin(model), info, routes)
             arena = Arena(plan_layout(info, config, observed), info.device)
             captured = capture(module_twin(model), info, observed, arena.layout)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,13 @@ def as_packed(packs: WeightPacks) -> Iterator[None]:
         yield
         return
     with _OverPacks(packs, _packed_linear), standing_in():
+        yield
+
+
+@contextlib.contextmanager
+def reading_packs(packs: Iterable[Pack]) -> Iterator[None]:
+    """Within it, a model some of whose weights are in ``packs`` alone computes over those. All else would be NaN."""
+    with _OverPacks(packs, _packed_linear):
         yield
 
 
@@ -109,7 +116,7 @@ def _unrounded_linear(
 class _OverPacks(TorchFunctionMode):
     """What the model computes over weights that have rounded packs, it computes by ``linear`` over those."""
 
-    def __init__(self, packs: WeightPacks, linear: Linear) -> None:
+    def __init__(self, packs: Iterable[Pack], linear: Linear) -> None:
         super().__init__()
         self._linear = linear
         read = ((pack.stand_in if pack.weight is None else pack.weight, pack) for pack in packs if pack.form.rounds)
