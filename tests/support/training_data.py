@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from speccompile.hidden_states.target_id import target_id
@@ -65,3 +66,12 @@ def write_texts(
     items = [TrainingText(ids, prompt, number) for number, ids in enumerate(texts)]
     (folder / "texts_000001.npz").write_bytes(encode(source, Progress(len(items)), items))
     return folder
+
+
+def head_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same_weights(left: Path, right: Path) -> bool:
+    one, other = head_weights(left), head_weights(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

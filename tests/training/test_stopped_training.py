@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from speccompile.errors import (
@@ -23,7 +22,7 @@ from speccompile.errors import (
 from speccompile.training import TrainedHead, train_head
 from speccompile.training.unrolled import UnrolledTraining
 from support.errors import raises
-from support.training_data import greedy_texts, learnable, quick, write_texts
+from support.training_data import greedy_texts, learnable, quick, same_weights, write_texts
 
 #: Of trainings with few texts: a few steps have to change what a head accepts.
 FEW: dict[str, Any] = {"eval_every": 3, "learning_rate": 5e-2}
@@ -67,15 +66,6 @@ def few_threads() -> Any:
     torch.set_num_threads(before)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(left: Path, right: Path) -> bool:
-    one, other = weights(left), weights(right)
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 class Stopped(BaseException):
     pass
 
@@ -111,9 +101,9 @@ def test_a_training_that_was_stopped_ends_with_the_same_weights(
     shutil.copytree(newest, checkpoints / "checkpoint-999")
     (checkpoints / "checkpoint-999" / "trainer_state.json").write_text("{")
     parts = train_head(model, few_texts, tmp_path / "parts", options, progress=False)
-    assert same(two_epochs.folder, parts.folder) and parts.curve == two_epochs.curve
+    assert same_weights(two_epochs.folder, parts.folder) and parts.curve == two_epochs.curve
     last = f"checkpoints/checkpoint-{parts.steps}"
-    assert same(two_epochs.folder / last, parts.folder / last)
+    assert same_weights(two_epochs.folder / last, parts.folder / last)
 
 
 def test_minutes_end_a_training_that_the_same_call_continues(
@@ -124,7 +114,7 @@ def test_minutes_end_a_training_that_the_same_call_continues(
     assert found.step == 1 and not found.finished and (tmp_path / "model.safetensors").exists()
     found = train_head(model, few_texts, tmp_path, quick(**options), progress=False)
     last = f"checkpoints/checkpoint-{found.steps}"
-    assert found.finished and same(one_epoch.folder / last, tmp_path / last)
+    assert found.finished and same_weights(one_epoch.folder / last, tmp_path / last)
 
 
 def test_slices_write_the_same_head_as_a_training_in_one_go(
@@ -142,7 +132,7 @@ def test_slices_write_the_same_head_as_a_training_in_one_go(
         assert found.curve.items() <= whole.curve.items()
     assert steps == list(range(1, whole.steps + 1))
     assert found.curve == whole.curve and found.acceptance == whole.acceptance
-    assert same(whole.folder, found.folder)
+    assert same_weights(whole.folder, found.folder)
     assert (whole.folder / "training.json").read_text() == (found.folder / "training.json").read_text()
 
 
@@ -179,7 +169,7 @@ def test_a_killed_process_continues_to_the_same_weights(
         child.join()
     assert not (tmp_path / "model.safetensors").exists()
     train_head(model, few_texts, tmp_path, quick(epochs=2, **FEW), progress=False)
-    assert same(tmp_path, two_epochs.folder)
+    assert same_weights(tmp_path, two_epochs.folder)
 
 
 @pytest.mark.parametrize("what", ["hidden states", "weights", "optimizer"])
@@ -204,7 +194,7 @@ def test_a_full_disk_is_named_and_what_was_saved_stays(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     train_head(model, few_texts, tmp_path, options, progress=False)
-    assert same(tmp_path, whole.folder)
+    assert same_weights(tmp_path, whole.folder)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -225,4 +215,4 @@ def test_a_loss_that_is_not_finite_ends_the_training(
         with raises(TrainingDiverged, step=8):
             train_head(model, few_texts, tmp_path, options, progress=False)
     train_head(model, few_texts, tmp_path, options, progress=False)
-    assert same(tmp_path, two_epochs.folder)
+    assert same_weights(tmp_path, two_epochs.folder)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 import speccompile
@@ -26,7 +25,7 @@ from speccompile.hidden_states.target_id import _first_values_digest, target_id
 from speccompile.training import TrainedHead, train_head
 from support.errors import raises
 from support.tiny import tiny_llama
-from support.training_data import TAPS, VOCAB, greedy_texts, learnable, quick, write_texts
+from support.training_data import TAPS, VOCAB, greedy_texts, head_weights, learnable, quick, same_weights, write_texts
 
 PROMPT = 3
 
@@ -53,15 +52,6 @@ def few_threads() -> Any:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(left: Path, right: Path) -> bool:
-    one, other = weights(left), weights(right)
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 # --- what it learns ----------------------------------------------------------------------------
@@ -95,23 +85,23 @@ def test_the_report_has_options_texts_and_the_curve(trained: TrainedHead) -> Non
 def test_layouts_have_the_same_weights(model: LlamaForCausalLM, texts: Path, trained: TrainedHead) -> None:
     """What is written is not trained anew."""
     folder = trained.folder
-    before = weights(folder)
+    before = head_weights(folder)
     assert train_head(model, texts, folder, quick(layout="specforge"), progress=False).step == trained.step
-    flat = weights(folder)
+    flat = head_weights(folder)
     assert {name.replace("midlayer.", "layers.0."): value.sum() for name, value in flat.items()} == {
         name: value.sum() for name, value in before.items()
     }
     loaded = speccompile.heads.load_eagle3(folder, model)
     train_head(model, texts, folder, quick(), progress=False)
     again = speccompile.heads.load_eagle3(folder, model)
-    assert loaded.config == again.config and same(folder, folder)
+    assert loaded.config == again.config and same_weights(folder, folder)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in loaded.state_dict().items())
 
 
 @pytest.mark.parametrize("changes", [{"states": False}, {"learn_from": "all", "start": "random"}])
 def test_variants_learn_as_well(model: LlamaForCausalLM, texts: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     found = train_head(model, texts, tmp_path, quick(epochs=3, draft_vocab=24, **changes), progress=False)
-    assert found.acceptance.length(1) > 1.5 and weights(tmp_path)["d2t"].shape == (24,)
+    assert found.acceptance.length(1) > 1.5 and head_weights(tmp_path)["d2t"].shape == (24,)
     assert (tmp_path / "states").exists() == changes.get("states", True)
 
 
@@ -157,7 +147,7 @@ def test_end_of_text_and_special_tokens_are_in_the_draft_vocabulary(texts: Path,
     rare = int(torch.bincount(greedy_texts(model, 200)[:, PROMPT:].flatten(), minlength=VOCAB).argmin())
     model.generation_config.eos_token_id = rare
     train_head(model, texts, tmp_path, quick(epochs=1, draft_vocab=4), progress=False)
-    assert weights(tmp_path)["t2d"][rare] and int(weights(tmp_path)["t2d"].sum()) == 4
+    assert head_weights(tmp_path)["t2d"][rare] and int(head_weights(tmp_path)["t2d"].sum()) == 4
 
 
 # --- what goes wrong ---------------------------------------------------------------------------

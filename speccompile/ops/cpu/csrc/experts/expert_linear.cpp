@@ -207,14 +207,7 @@ void panel_of(
 
 void expert_panel(
     const ExpertWeights& of, int64_t expert, const float* x, const int64_t* pairs, int64_t rows, float* y, int64_t panel) {
-  switch (of.type) {
-    case Type::Float:
-      return panel_of<float>(of, expert, x, pairs, rows, y, panel);
-    case Type::BFloat16:
-      return panel_of<c10::BFloat16>(of, expert, x, pairs, rows, y, panel);
-    case Type::Half:
-      return panel_of<c10::Half>(of, expert, x, pairs, rows, y, panel);
-  }
+  with_type(of.type, [&](auto zero) { panel_of<decltype(zero)>(of, expert, x, pairs, rows, y, panel); });
 }
 
 }  // namespace speccompile

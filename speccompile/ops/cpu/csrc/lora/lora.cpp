@@ -246,18 +246,6 @@ void up_of_tokens(
   }
 }
 
-template <typename Run>
-void with_lora_type(Type type, Run run) {
-  switch (type) {
-    case Type::Float:
-      return run(0.0f);
-    case Type::BFloat16:
-      return run(c10::BFloat16(0.0f));
-    case Type::Half:
-      return run(c10::Half(0.0f));
-  }
-}
-
 const void* matrix(Type type, const void* matrices, int64_t number, int64_t size) {
   return static_cast<const char*>(matrices) + number * size * (type == Type::Float ? 4 : 2);
 }
@@ -275,8 +263,8 @@ const void* lora_up_at(const LoraBuffers& of, int64_t place) {
 void lora_down(
     const LoraBuffers& of, const LoraTokens& tokens, int64_t rank, Type type, const void* x, float* hidden,
     const void* next) {
-  with_lora_type(of.type, [&](auto weight) {
-    with_lora_type(type, [&](auto input) {
+  with_type(of.type, [&](auto weight) {
+    with_type(type, [&](auto input) {
       down_of_tokens<decltype(weight)>(of, tokens, rank, static_cast<const decltype(input)*>(x), hidden, next);
     });
   });
@@ -285,8 +273,8 @@ void lora_down(
 void lora_up(
     const LoraBuffers& of, const LoraTokens& tokens, const float* hidden, Type type, const void* old, void* y,
     int64_t first, int64_t last, const void* next) {
-  with_lora_type(of.type, [&](auto weight) {
-    with_lora_type(type, [&](auto output) {
+  with_type(of.type, [&](auto weight) {
+    with_type(type, [&](auto output) {
       using Y = decltype(output);
       up_of_tokens<decltype(weight)>(
           of, tokens, hidden, static_cast<const Y*>(old), static_cast<Y*>(y), first, last, next);

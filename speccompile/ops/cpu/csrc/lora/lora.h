@@ -9,11 +9,9 @@ namespace speccompile {
 
 // Ranks that one pass over an input computes.
 constexpr int64_t kRanks = 16;
-// Outputs side by side in a block of the second matrix.
-constexpr int64_t kLoraColumns = 32;
 
 inline int64_t lora_blocks(int64_t features) {
-  return (features + kLoraColumns - 1) / kLoraColumns;
+  return (features + kColumns - 1) / kColumns;
 }
 
 // The matrices of all adapters of one linear: down[places, depth, most], up[places, lora_blocks(features), most, 32]. `most`

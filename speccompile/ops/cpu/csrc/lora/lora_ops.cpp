@@ -125,7 +125,7 @@ LoraBuffers buffers_of(const View& down, const View& up, int64_t depth, int64_t 
   STD_TORCH_CHECK(
       down.is_contiguous() && up.is_contiguous() && down.dtype() == up.dtype() && down.size(1) == depth &&
           most % kRanks == 0 && up.size(0) == down.size(0) && up.size(1) == lora_blocks(features) &&
-          up.size(2) == most && up.size(3) == kLoraColumns,
+          up.size(2) == most && up.size(3) == kColumns,
       "speccompile::lora: the sizes of an adapter's buffers do not fit");
   return {type_of(down), down.data(), up.data(), depth, features, most};
 }
@@ -228,7 +228,7 @@ std::vector<Tensor> lora(
   } else {
     // The threads share each of them: first all inputs, then the outputs.
     over_parts(pieces, grain_of(depth * kRanks * most), rank_parts, down);
-    over_parts(pieces, grain_of(kLoraColumns * kRanks * most), up_parts, up);
+    over_parts(pieces, grain_of(kColumns * kRanks * most), up_parts, up);
   }
   return results;
 }

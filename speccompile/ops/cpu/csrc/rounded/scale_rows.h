@@ -32,7 +32,7 @@ class ScaleRows {
 
   bool minimums() const { return minimums_; }
 
-  // The rows as they lie, if they are of float32, one for each part, and there are no minimums; else null.
+  // The rows of scales, if these are float32, each part has a row of its own, and no scale has a minimum. Else null.
   const float* singles() const {
     return kind_ == ScaleKind::Single && !minimums_ && shared_by_ == 1 ? reinterpret_cast<const float*>(at_) : nullptr;
   }

@@ -325,18 +325,6 @@ void finish(const Attention& p, const Queries& piece, int64_t queries, Part stat
   }
 }
 
-template <typename Run>
-void with_type(Type type, Run run) {
-  switch (type) {
-    case Type::Float:
-      return run(0.0f);
-    case Type::BFloat16:
-      return run(c10::BFloat16(0.0f));
-    case Type::Half:
-      return run(c10::Half(0.0f));
-  }
-}
-
 int64_t places_at_once(const Attention& problem) {
   return std::max<int64_t>(1, kQueries / (problem.heads / problem.groups));
 }

@@ -106,14 +106,9 @@ void likeliest_typed(
 void likeliest(
     Type type, const void* scores, int64_t vocab, int64_t count, std::optional<uint64_t> key, int64_t* tokens,
     float* logprobs) {
-  switch (type) {
-    case Type::Float:
-      return likeliest_typed(static_cast<const float*>(scores), vocab, count, key, tokens, logprobs);
-    case Type::BFloat16:
-      return likeliest_typed(static_cast<const c10::BFloat16*>(scores), vocab, count, key, tokens, logprobs);
-    case Type::Half:
-      return likeliest_typed(static_cast<const c10::Half*>(scores), vocab, count, key, tokens, logprobs);
-  }
+  with_type(type, [&](auto zero) {
+    likeliest_typed(static_cast<const decltype(zero)*>(scores), vocab, count, key, tokens, logprobs);
+  });
 }
 
 }  // namespace speccompile

@@ -61,19 +61,11 @@ void blocks(
 void linear_blocks(
     Type type, const float* x, int64_t rows, int64_t depth, const void* packed, const void* bias, float* y,
     int64_t features, int64_t first, int64_t last) {
-  const auto run = [&](auto zero) {
+  with_type(type, [&](auto zero) {
     using T = decltype(zero);
     blocks<T>(
         x, rows, depth, static_cast<const T*>(packed), static_cast<const T*>(bias), y, features, first, last);
-  };
-  switch (type) {
-    case Type::Float:
-      return run(0.0f);
-    case Type::BFloat16:
-      return run(c10::BFloat16(0.0f));
-    case Type::Half:
-      return run(c10::Half(0.0f));
-  }
+  });
 }
 
 }  // namespace speccompile

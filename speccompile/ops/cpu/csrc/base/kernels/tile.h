@@ -26,6 +26,19 @@ constexpr int kVecs = kColumns / kLanes;
 // Rows of a tile. Accumulators have to stay in registers, of which there are 32 with AVX-512 and otherwise 16.
 constexpr int kMostRows = kVecs == 2 ? 12 : 3;
 
+// Calls `run` with a zero of that type.
+template <typename Run>
+void with_type(Type type, Run run) {
+  switch (type) {
+    case Type::Float:
+      return run(0.0f);
+    case Type::BFloat16:
+      return run(c10::BFloat16(0.0f));
+    case Type::Half:
+      return run(c10::Half(0.0f));
+  }
+}
+
 template <typename T>
 struct Loader;
 
