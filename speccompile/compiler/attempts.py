@@ -206,7 +206,7 @@ def _check(
         try:
             lowered = lower(config.backend, outlined, "the captured model")
         except LoweringError:
-            # What is compiled is linked with the C++ ops, which are built meanwhile and may not come about.
+            # What is lowered calls the C++ ops, which are built meanwhile and may not come about.
             _settle(config, outlined)
             raise
         _settle(config, outlined)

@@ -29,6 +29,7 @@ from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.outcomes import pack
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.collector import rare_collections
 from speccompile.utils.devices import traits_of
 from speccompile.utils.storage import CacheFolder, Collected, Storage
 from speccompile.utils.workers import release_workers
@@ -76,6 +77,7 @@ class Build:
         return self.executables.tiers[max(self.executables.tiers)]
 
 
+@rare_collections()
 def build(
     model: PreTrainedModel,
     info: ModelInfo,

@@ -177,7 +177,7 @@ def _export(
         try:
             # torch prints the unfinished graph to stderr before it raises.
             with silenced():
-                program = exported(Step(model, observed), inputs, shapes)
+                program = exported(Step(model, observed), inputs, shapes, info.num_layers)
         except SpecCompileError:
             raise
         except GuardOnDataDependentSymNode as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,10 +14,21 @@ from speccompile.utils.build_lock import one_build
 from speccompile.utils.torch_private import without_fake_cache
 from speccompile.utils.tracer_isolation import exported_alone
 
+# From so many layers on, what an export's fakes remember of one layer saves more time in the others than it takes to
+# store. Measured with Llama, storing and not: one layer 0.31 and 0.20 s, six 0.85 and 0.86, sixteen 1.95 and 2.70.
+_LAYERS_TO_REMEMBER = 6
 
-def exported(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
-    """``module`` traced in this interpreter, without autograd. Raises the errors of ``torch.export``."""
-    with one_build(), exported_alone(), torch.no_grad(), _without_stack_traces(), without_fake_cache():
+
+def exported(
+    module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any, layers: int
+) -> torch.export.ExportedProgram:
+    """``module`` traced in this interpreter, without autograd. Raises the errors of ``torch.export``.
+
+    Args:
+        layers: how often it repeats the same calls.
+    """
+    remembering = without_fake_cache() if layers < _LAYERS_TO_REMEMBER else nullcontext()
+    with one_build(), exported_alone(), torch.no_grad(), _without_stack_traces(), remembering:
         return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=False)
 
 

@@ -152,8 +152,10 @@ class Inductor:
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
         """The function ``step`` of the printed file, which calls compiled bodies."""
+        # Before the text, which waits for the C++ ops: these are being built meanwhile.
+        functions = self.bodies.functions(graph)
         namespace = load_python(source, f"<{title}>")
-        namespace.update(self.bodies.functions(graph))
+        namespace.update(functions)
         step: Callable[..., Any] = namespace["step"]
         return step
 

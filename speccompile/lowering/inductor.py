@@ -25,9 +25,7 @@ from speccompile.graph.body import Body, size_of
 from speccompile.graph.state import primes_clear_of
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.object_code import machine_code
-from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.cpu.shims import shims
-from speccompile.ops.in_cpp import libraries_of
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.devices import traits_of
 from speccompile.utils.machine import machine
@@ -74,7 +72,8 @@ class CompiledBodies:
     _loaded: dict[str, _Loaded] = field(default_factory=dict, repr=False)
 
     def functions(self, graph: StepGraph) -> dict[str, BodyFunction]:
-        """A compiled function for each body of ``graph``, by the body's name.
+        """A compiled function for each body of ``graph``, by the body's name. It can be called once the body's C++ ops
+        are loaded.
 
         Raises:
             LoweringError: Inductor cannot compile a body, or cannot load what is stored of it.
@@ -98,16 +97,12 @@ class CompiledBodies:
             name: self.storage.read(name) or _file_of(_compile(body, graph.device), body)
             for name, body in found.items()
         }
-        libraries = libraries_of(body.module.graph for body in graph.bodies.values())
-        return artifacts | machine_code([*artifacts.values()], libraries)
+        return artifacts | machine_code([*artifacts.values()])
 
     def _load(self, body: Body, device: torch.device) -> _Loaded:
         name = artifact_name(body, device)
         if name not in self._loaded:
             data = self.storage.read(name)
-            if traits_of(device).cpp_ops:
-                # What Inductor writes is linked with the C++ ops.
-                load_cpu_ops(*libraries_of([body.module.graph]))
             artifact = self._make(name, body, device) if data is None else _read(name, data)
             compiled, source = compiled_function(artifact)
             # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.

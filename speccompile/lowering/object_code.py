@@ -22,21 +22,15 @@ FOLDER = "machine_code"
 LOAD = """
 import sys
 import speccompile.ops
-from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.utils.torch_private import CompiledArtifact
 
-libraries, *paths = sys.argv[1:]
-load_cpu_ops(*libraries.split())
-for path in paths:
+for path in sys.argv[1:]:
     CompiledArtifact.load(path=path, format="binary")
 """
 
 
-def machine_code(artifacts: Sequence[bytes], libraries: Sequence[str]) -> dict[str, bytes]:
+def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
     """Shared libraries, by ``machine_code/`` and their paths in Inductor's cache folder. They are compiled once more.
-
-    Args:
-        libraries: of the C++ ops that the artifacts call.
 
     Raises:
         LoweringError: with the end of what the other process said.
@@ -47,7 +41,7 @@ def machine_code(artifacts: Sequence[bytes], libraries: Sequence[str]) -> dict[s
             path.write_bytes(data)
         cache = Path(folder, "cache")
         environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-c", LOAD, " ".join(libraries), *map(str, paths)]
+        command = [sys.executable, "-c", LOAD, *map(str, paths)]
         done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LoweringError(

@@ -167,7 +167,7 @@ def compiled_function(artifact: CompiledArtifact) -> tuple[Callable[[list[torch.
 @contextlib.contextmanager
 def without_fake_cache() -> Iterator[None]:
     """Modes of fakes that are created here remember no results. An export's never serve another one, since sizes of
-    different exports are different symbols, and to store them takes a fifth of the export of a small model."""
+    different exports are different symbols."""
     before = dynamo_config.fake_tensor_cache_enabled
     dynamo_config.fake_tensor_cache_enabled = False
     try:

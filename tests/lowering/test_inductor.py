@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -226,6 +228,47 @@ def test_the_compiled_body_is_the_body(built: Built, rows: int, width: int) -> N
             torch.testing.assert_close(new, wanted, rtol=1e-5, atol=1e-5)
         else:
             assert torch.equal(old, new), name
+
+
+FRESH = """
+import sys, torch
+import speccompile.ops
+from speccompile.ops.cpu import library
+from speccompile.utils.torch_private import CompiledArtifact
+
+artifact, inputs, expected = sys.argv[1:]
+body = CompiledArtifact.load(path=artifact, format="binary")
+assert not library._found, "the C++ ops are neither built nor loaded yet"
+assert library.load_cpu_ops() is None
+with torch.no_grad():
+    assert torch.equal(body(*torch.load(inputs))[0], torch.load(expected))
+"""
+
+
+def test_a_compiled_body_loads_before_the_ops_that_it_calls(built: Built, tmp_path: Path) -> None:
+    """So that both can be compiled at one time."""
+    files = [tmp_path / name for name in ("artifact", "inputs", "expected")]
+    data = CacheFolder().read(inductor.artifact_name(built.body, CPU))
+    assert data is not None
+    files[0].write_bytes(data)
+    inputs = arguments(built.body, 2, 4)
+    torch.save(inputs, files[1])
+    torch.save(compiled(built.spec)(*inputs), files[2])
+    done = subprocess.run([sys.executable, "-c", FRESH, *map(str, files)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr.splitlines()[-3:]
+
+
+def test_a_step_waits_for_the_ops_when_its_bodies_are_compiled(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def functions(_: CompiledBodies, graph: StepGraph) -> dict[str, inductor.BodyFunction]:
+        order.append("bodies")
+        return {}
+
+    monkeypatch.setattr(CompiledBodies, "functions", functions)
+    monkeypatch.setattr("speccompile.lowering.stage_ops.load_cpu_ops", lambda *_: order.append("ops"))
+    Inductor("asked for").lower(built.graph, "the captured model")
+    assert order == ["bodies", "ops"]
 
 
 def test_a_step_writes_the_arena_itself(built: Built) -> None:

@@ -115,7 +115,7 @@ class HeadNetwork(DraftNetwork):
         both = {0: dynamic, 1: dynamic}
         shapes = (both, both, {0: dynamic}, both, [both] * len(self.kv), [both] * len(self.kv))
         try:
-            program = exported(module_twin(_Step(head)), arguments, shapes)
+            program = exported(module_twin(_Step(head)), arguments, shapes, len(self.kv))
         except Exception as error:
             raise CaptureError(f"the head {info.name} cannot be exported: {error_line(error)}") from error
         graph = program.graph_module.graph

@@ -45,6 +45,18 @@ _ARGUMENTS = {
     ),
 }
 
+# A body is compiled while the ops that it calls are still being built. So none of them has to exist when it is loaded:
+# each is looked up when it is first called. A macro, since a function cannot pass on a variable number of arguments.
+# Inductor writes ``extern`` before the text and ``;`` after it.
+_DECLARATION = """\
+AOTITorchError {function}({arguments});
+#include <dlfcn.h>
+#define {function}(...) [] {{ \\
+  static const auto found = reinterpret_cast<decltype(&{function})>(dlsym(RTLD_DEFAULT, "{function}")); \\
+  return found; \\
+}}()(__VA_ARGS__)
+static_assert(true)"""
+
 
 class Shims(dict[OpOverload, list[str]]):
     """Declarations by op, as Inductor's ``aot_inductor.custom_ops_to_c_shims`` takes them. It pickles its options for
@@ -59,7 +71,9 @@ def shims() -> Shims:
     ops = torch.ops.speccompile
     return Shims(
         {
-            getattr(ops, name).default: [f"AOTITorchError aoti_torch_cpu_{name}({arguments.format(**_TYPES)})"]
+            getattr(ops, name).default: [
+                _DECLARATION.format(function=f"aoti_torch_cpu_{name}", arguments=arguments.format(**_TYPES))
+            ]
             for name, arguments in _ARGUMENTS.items()
         }
     )
