@@ -32,20 +32,33 @@ Scales scales_of(const RoundedWeight& form, const Tensor& packed, const Tensor& 
   return {scales.data_ptr(), rows, kind, steps, minimums};
 }
 
+// A weight of a call, as threads share it out.
+struct SharedWeight {
+  int64_t blocks;
+  const void* packed;
+  Scales scales;
+  const float* bias;
+  float* y;
+  int64_t features;
+};
+
 std::vector<Tensor> linears_of(
     const RoundedWeight& form, const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
     const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
   const int64_t depth = x.size(-1), rows = x.numel() / depth, groups = groups_of(depth);
   std::vector<Tensor> added;
-  std::vector<Scales> all_scales;
+  const Tensor input = side_by_side(as_float(x));
+  const std::vector<Tensor> outputs = new_outputs(x, features);
+  std::vector<SharedWeight> weights;
   for (size_t i = 0; i < packed.size(); ++i) {
-    all_scales.push_back(scales_of(form, packed[i], scales[i], groups));
     if (!biases.empty()) {
       added.push_back(side_by_side(as_float(biases[i])));
     }
+    weights.push_back(
+        {packed[i].size(0), packed[i].data_ptr(), scales_of(form, packed[i], scales[i], groups),
+         biases.empty() ? nullptr : static_cast<const float*>(added[i].data_ptr()),
+         static_cast<float*>(outputs[i].data_ptr()), features[i]});
   }
-  const Tensor input = side_by_side(as_float(x));
-  const std::vector<Tensor> outputs = new_outputs(x, features);
   const int64_t row_bytes = form.kernel.input_bytes(groups);
   thread_local std::vector<uint8_t> inputs;
   thread_local std::vector<float> input_scales;
@@ -59,11 +72,9 @@ std::vector<Tensor> linears_of(
       form.kernel.round_inputs(from + row * depth, depth, groups, q + row * row_bytes, q_scales + row * groups);
     }
   });
-  over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
-    form.kernel.blocks(
-        q, q_scales, rows, groups, packed[i].data_ptr(), all_scales[i],
-        added.empty() ? nullptr : static_cast<const float*>(added[i].data_ptr()),
-        static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
+  over_all_blocks(weights, [=, blocks = form.kernel.blocks](const SharedWeight& weight, int64_t first, int64_t last) {
+    blocks(
+        q, q_scales, rows, groups, weight.packed, weight.scales, weight.bias, weight.y, weight.features, first, last);
   });
   return as_dtype(outputs, x.scalar_type());
 }

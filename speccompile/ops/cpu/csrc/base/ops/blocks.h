@@ -9,19 +9,21 @@
 
 namespace speccompile {
 
-// Blocks of several weights, as one list that threads share out.
-template <typename Run>
-void over_all_blocks(const std::vector<Tensor>& packed, Run run) {
+// Blocks of several weights, as one list that threads share out. A weight is what `run` needs, `blocks` among it, as
+// numbers and addresses. The parts of a tensor, which the calling thread has just written, would come from its core's
+// cache one after the other: at four bits that takes a tenth of the time.
+template <typename Weight, typename Run>
+void over_all_blocks(const std::vector<Weight>& weights, const Run& run) {
   int64_t all = 0;
-  for (const Tensor& weight : packed) {
-    all += weight.size(0);
+  for (const Weight& weight : weights) {
+    all += weight.blocks;
   }
-  parallel_for(0, all, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, all, 1, [of = weights.data(), run](int64_t first, int64_t last) {
     int64_t begun = 0;
-    for (size_t i = 0; i < packed.size() && begun < last; begun += packed[i++].size(0)) {
-      const int64_t from = std::max(first - begun, int64_t{0}), to = std::min(last - begun, packed[i].size(0));
+    for (const Weight* weight = of; begun < last; begun += weight++->blocks) {
+      const int64_t from = std::max(first - begun, int64_t{0}), to = std::min(last - begun, weight->blocks);
       if (from < to) {
-        run(i, from, to);
+        run(*weight, from, to);
       }
     }
   });

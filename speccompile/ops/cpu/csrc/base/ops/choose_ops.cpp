@@ -43,6 +43,7 @@ std::tuple<Tensor, Tensor> choose_nearly(
   const auto* start_of = start ? static_cast<const int64_t*>(starts.data_ptr()) : nullptr;
 
   const int64_t pieces = (vocab + kPiece - 1) / kPiece;
+  const int64_t row_bytes = given.stride(0) * score_size, place_bytes = given.stride(1) * score_size;
   std::vector<Best> found(rows * width * pieces);
   parallel_for(0, rows * width * pieces, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
@@ -52,7 +53,7 @@ std::tuple<Tensor, Tensor> choose_nearly(
         key = key_of(
             seed_of[row], stream, position_of[at], start_of ? std::optional<int64_t>(start_of[row]) : std::nullopt);
       }
-      const char* place = from + (row * given.stride(0) + at % width * given.stride(1)) * score_size;
+      const char* place = from + row * row_bytes + at % width * place_bytes;
       found[i] = best_of(type, place, piece * kPiece, std::min((piece + 1) * kPiece, vocab), key, first_id);
     }
   });

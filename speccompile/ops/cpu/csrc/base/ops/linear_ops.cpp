@@ -11,6 +11,20 @@
 
 namespace speccompile {
 
+namespace {
+
+// A weight of a call, as threads share it out.
+struct PackedWeight {
+  int64_t blocks;
+  Type type;
+  const void* packed;
+  const void* bias;
+  float* y;
+  int64_t features;
+};
+
+}  // namespace
+
 std::vector<Tensor> packed_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
     const std::vector<int64_t>& features) {
@@ -28,11 +42,15 @@ std::vector<Tensor> packed_linears(
   }
   const Tensor input = side_by_side(as_float(x));
   const std::vector<Tensor> outputs = new_outputs(x, features);
+  std::vector<PackedWeight> weights;
+  for (size_t i = 0; i < packed.size(); ++i) {
+    weights.push_back(
+        {packed[i].size(0), type_of(packed[i]), packed[i].data_ptr(), added.empty() ? nullptr : added[i].data_ptr(),
+         static_cast<float*>(outputs[i].data_ptr()), features[i]});
+  }
   const auto* from = static_cast<const float*>(input.data_ptr());
-  over_all_blocks(packed, [&](size_t i, int64_t first, int64_t last) {
-    linear_blocks(
-        type_of(packed[i]), from, rows, depth, packed[i].data_ptr(), added.empty() ? nullptr : added[i].data_ptr(),
-        static_cast<float*>(outputs[i].data_ptr()), features[i], first, last);
+  over_all_blocks(weights, [=](const PackedWeight& weight, int64_t first, int64_t last) {
+    linear_blocks(weight.type, from, rows, depth, weight.packed, weight.bias, weight.y, weight.features, first, last);
   });
   return as_dtype(outputs, x.scalar_type());
 }
