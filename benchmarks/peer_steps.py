@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.machine import describe
 from benchmarks.peer_processes import NOT_INSTALLED, PEERS, peers
-from benchmarks.steps import PIPED_WIDTH, PROMPT, SHORT, Ratio, Work, figures, interleaved, step, tables
+from benchmarks.steps import PIPED_WIDTH, PROMPT, SHORT, Ratio, Work, figures, interleaved, read_once, step, tables
 from speccompile import Speculator, wrap
 from speccompile.cli.measure import Clock, Variant, tier_variant
 from speccompile.cli.models import load
@@ -58,10 +58,10 @@ def compare(spec: Speculator, others: list[Variant], new_tokens: int, repeats: i
     variants = {OURS: tier_variant(spec, 0)} | {variant.name: variant for variant in others}
     tokens = {f"{name}, a token": token(variant, long[:, :SHORT], new_tokens) for name, variant in variants.items()}
     prompts = {f"{name}, a prompt": first_token(variant, long) for name, variant in variants.items()}
-    narrow, wide = f"{OURS}, K=0", f"{OURS}, K={DRAFT_LEN}"
-    steps = {narrow: step(spec, 0, SHORT), wide: step(spec, DRAFT_LEN, SHORT)}
+    narrow, wide, floor = f"{OURS}, K=0", f"{OURS}, K={DRAFT_LEN}", "its weights, read once by torch"
+    steps = {narrow: step(spec, 0, SHORT), wide: step(spec, DRAFT_LEN, SHORT), floor: read_once(spec)}
     taken = interleaved(tokens, repeats) | interleaved(prompts, repeats) | interleaved(steps, 4 * repeats)
-    wanted = [Ratio(f"T={DRAFT_LEN + 1} to T=1", wide, narrow)]
+    wanted = [Ratio(f"T={DRAFT_LEN + 1} to T=1", wide, narrow), Ratio("K=0 to its weights", narrow, floor)]
     for what in ("a token", "a prompt"):
         wanted += [Ratio(f"{what}, {name} to {OURS}", f"{name}, {what}", f"{OURS}, {what}") for name in variants][1:]
     return figures(taken, wanted)
