@@ -273,6 +273,20 @@ work()
 print(threads() - before)
 """
 
+MKL = """
+torch.set_num_threads(3)
+numbers = torch.randn(4096)
+before = threads()
+numbers.cos()
+print(threads() - before)
+with in_pool(tokens=1):
+    for _ in range(20):
+        numbers.cos()
+    print(threads() - before)
+numbers.cos()
+print(threads() - before)
+"""
+
 WANTED = "import os; wanted = os.sched_getaffinity(0)"
 # OpenMP binds a thread when its first region begins. Its other threads end before the library is loaded.
 BOUND_BY_OPENMP = """
@@ -325,6 +339,13 @@ def test_waiting_workers_sleep() -> None:
 @linux
 def test_openmps_workers_end_when_a_step_begins() -> None:
     assert printed(OPENMP) == [2, 2]
+
+
+@linux
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch is built without MKL")
+def test_mkl_runs_on_the_calling_thread_alone_until_the_pool_is_left() -> None:
+    """Also where the program has called ``torch.set_num_threads``, which gives MKL a number of its own."""
+    assert printed(MKL) == [2, 0, 2]
 
 
 @linux
