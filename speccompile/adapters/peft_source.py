@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pickle import UnpicklingError
@@ -43,6 +44,8 @@ _REASONS = {
 #: Initialisations that leave the base model as it is. Others subtract something from its weights.
 _INITS = (True, False, "gaussian", "eva", "orthogonal")
 _BASE = "base_model.model."
+#: Files of PEFT, one of which a folder has.
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 #: The error of a reason.
 Refuse = Callable[[str], InvalidAdapter]
@@ -78,9 +81,12 @@ def read_adapter(name: str, source: Any, buffers: AdapterBuffers, model: nn.Modu
             raise refuse(f"its matrices for {path} are {sizes}")
         if rank > buffers.max_rank:
             raise refuse(f"its rank in {path} is {rank}; wrap with Adapters(max_rank={rank})")
-        if not (a.isfinite().all() and b.isfinite().all()):
-            raise refuse(f"its matrices for {path} hold numbers that are not finite")
-        pairs[path] = LoraPair(a, b, scales.get(path, _scale(config, path)))
+        if not all(matrix.to(buffers.dtype).isfinite().all() for matrix in (a, b)):
+            raise refuse(f"its matrices for {path} hold numbers that are not finite in {buffers.dtype}")
+        scale = scales[path] if path in scales else _scale(config, path, rank, refuse)
+        if not math.isfinite(scale):
+            raise refuse(f"its scale in {path} is {scale}")
+        pairs[path] = LoraPair(a, b, scale)
     if not pairs:
         raise refuse("it adapts nothing")
     return pairs
@@ -106,6 +112,9 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
         return config, peft.get_peft_model_state_dict(source, adapter_name=active[0]), scales
     if not isinstance(source, str | os.PathLike):
         raise refuse("give a folder that peft's save_pretrained wrote, the name of a repository, or a PeftModel")
+    if os.path.isdir(source) and not any(os.path.isfile(os.path.join(source, name)) for name in _WEIGHTS):
+        # PEFT would look for a repository of that name.
+        raise refuse(f"the folder has no {_WEIGHTS[0]}")
     try:
         config = _checked_lora(peft.PeftConfig.from_pretrained(os.fspath(source)), refuse)
         return config, peft.load_peft_weights(os.fspath(source), device="cpu"), {}
@@ -129,7 +138,8 @@ def _checked_lora(config: Any, refuse: Refuse) -> LoraConfig:
     import peft
 
     if not isinstance(config, peft.LoraConfig):
-        raise refuse(f"it is {config.peft_type.value}, and LORA alone is supported")
+        kind = "of no kind" if config.peft_type is None else config.peft_type.value
+        raise refuse(f"it is {kind}, and LORA alone is supported")
     default = peft.LoraConfig()
     for item in fields(config):
         value = getattr(config, item.name)
@@ -149,6 +159,8 @@ def _matrices(tensors: Mapping[str, torch.Tensor], refuse: Refuse) -> dict[str, 
         path, _, kind = key.removesuffix(".weight").rpartition(".")
         if not key.endswith(".weight") or kind not in ("lora_A", "lora_B") or tensor.dim() != 2:
             raise refuse(f"its tensor {key} is not a LoRA matrix of a linear. Merge it instead: merge_and_unload()")
+        if not tensor.is_floating_point():
+            raise refuse(f"its tensor {key} is {tensor.dtype}, and floating point is needed")
         found.setdefault(path.removeprefix(_BASE), {})[kind] = tensor
     for path, both in found.items():
         if len(both) == 1:
@@ -166,11 +178,24 @@ def _unknown(path: str, model: nn.Module) -> str:
     )
 
 
-def _scale(config: LoraConfig, path: str) -> float:
-    """As PEFT's ``LoraModel`` computes it."""
+def _scale(config: LoraConfig, path: str, rank: int, refuse: Refuse) -> float:
+    """As PEFT's ``LoraModel`` computes it.
+
+    Args:
+        rank: of the matrices.
+
+    Raises:
+        InvalidAdapter: a field of the config is not valid, or is of another rank.
+    """
     from peft.utils.other import get_pattern_key
 
-    ranks, alphas = config.rank_pattern or {}, config.alpha_pattern or {}
-    rank = ranks.get(get_pattern_key(list(ranks), path), config.r)
-    alpha = alphas.get(get_pattern_key(list(alphas), path), config.lora_alpha)
-    return float(alpha / (math.sqrt(rank) if config.use_rslora else rank))
+    try:
+        ranks, alphas = dict(config.rank_pattern or {}), dict(config.alpha_pattern or {})
+        of_config = ranks.get(get_pattern_key(list(ranks), path), config.r)
+        alpha = float(alphas.get(get_pattern_key(list(alphas), path), config.lora_alpha))
+    except (TypeError, ValueError, re.error) as error:
+        reason = f"lora_alpha, rank_pattern or alpha_pattern of its config is not valid ({error_line(error)})"
+        raise refuse(reason) from error
+    if of_config != rank:
+        raise refuse(f"its rank in {path} is {rank}, and its config has {of_config!r}")
+    return alpha / (math.sqrt(rank) if config.use_rslora else rank)

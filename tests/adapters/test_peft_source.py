@@ -105,6 +105,19 @@ LAYER = "base_model.model.model.layers.1.mlp.up_proj"
         (cut, "peft cannot read it"),
         (lambda folder: (folder / CONFIG).write_text("{"), "peft cannot read it"),
         (configured(peft_type="NEWEST"), "peft cannot read it"),
+        (lambda folder: (folder / CONFIG).write_text("{}"), "it is of no kind, and LORA alone is supported"),
+        (configured(r=8), r"its rank in .* is 4, and its config has 8"),
+        (configured(rank_pattern={"up_proj": 2}), r"its rank in .*up_proj is 4, and its config has 2"),
+        (configured(lora_alpha=None), "of its config is not valid"),
+        (configured(lora_alpha=float("nan")), "its scale in .* is nan"),
+        (configured(alpha_pattern={"up_proj": "large"}), "of its config is not valid"),
+        (configured(rank_pattern={"(": 4}), "of its config is not valid"),
+        (configured(rank_pattern=[4]), "of its config is not valid"),
+        (forget(WEIGHTS), "the folder has no adapter_model.safetensors"),
+        (
+            damage(lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)})),
+            r"1.mlp.up_proj.lora_A.weight is torch.int8, and floating point is needed",
+        ),
         (damage(lambda tensors: tensors.pop(f"{LAYER}.lora_B.weight")), r"of .*1.mlp.up_proj it has lora_A alone"),
         (damage(lambda tensors: tensors.clear()), "it adapts nothing"),
         (
@@ -134,6 +147,14 @@ def test_a_damaged_folder_is_one_error(change: Callable[[Path], object], reason:
     change(folder)
     with raises(InvalidAdapter, name="legal", source=str(folder), reason=re.compile(reason)):
         read(folder)
+
+
+def test_what_the_dtype_of_the_buffers_does_not_hold_is_refused(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    damage(lambda tensors: tensors[f"{LAYER}.lora_A.weight"].fill_(1e5))(folder)
+    assert read(folder)
+    with raises(InvalidAdapter, reason=re.compile("1.mlp.up_proj hold numbers that are not finite in torch.float16")):
+        read(folder, dtype="float16")
 
 
 def test_linears_without_buffers_are_named() -> None:
