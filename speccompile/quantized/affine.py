@@ -35,7 +35,12 @@ def affine_weight(
     """
     outputs, inputs = values.shape
     groups = scales.shape[1] if scales.dim() == 2 else 0
-    if scales.shape != (outputs, groups) or groups == 0 or (zeros is not None and zeros.shape != scales.shape):
+    if (
+        scales.shape != (outputs, groups)
+        or values.numel() == 0
+        or groups == 0
+        or (zeros is not None and zeros.shape != scales.shape)
+    ):
         shapes = f"values {list(values.shape)}, scales {list(scales.shape)}"
         shapes += "" if zeros is None else f", zero points {list(zeros.shape)}"
         raise source.damaged(f"its shapes do not fit one another: {shapes}")

@@ -13,7 +13,7 @@ import torch
 
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack
-from speccompile.quantized.files import TensorFiles
+from speccompile.quantized.files import SCALES, WORDS, TensorFiles
 from speccompile.quantized.source import Source
 from speccompile.quantized.weight import GroupedWeight
 
@@ -38,7 +38,8 @@ def readers(
 
 
 def _read(files: TensorFiles, module: str, source: Source) -> GroupedWeight:
-    words, zero_words, scales = (files.get(f"{module}.{tensor}") for tensor in TENSORS)
+    words, zero_words = (files.get(f"{module}.{tensor}", WORDS) for tensor in TENSORS[:2])
+    scales = files.get(f"{module}.{TENSORS[2]}", SCALES)
     if words.dim() != 2 or scales.dim() != 2 or tuple(zero_words.shape) != (scales.shape[0], words.shape[1]):
         shapes = f"qweight {list(words.shape)}, qzeros {list(zero_words.shape)}, scales {list(scales.shape)}"
         raise source.damaged(f"its shapes do not fit one another: {shapes}")

@@ -13,7 +13,7 @@ import torch
 
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack, words_for
-from speccompile.quantized.files import TensorFiles
+from speccompile.quantized.files import INTEGERS, SCALES, WORDS, TensorFiles
 from speccompile.quantized.source import Source
 from speccompile.quantized.weight import GroupedWeight
 
@@ -48,6 +48,9 @@ def _check(config: Mapping[str, Any], source: Source) -> None:
     groups = config.get("config_groups") or {}
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise source.damaged("config_groups of its quantization_config must be a mapping of mappings")
+    for name, group in groups.items():
+        if not all(isinstance(group.get(part) or {}, Mapping) for part in ("weights", "input_activations")):
+            raise source.damaged(f"weights and input_activations of its {name} must be mappings")
     formats = {
         str(config.get("format", "dense")),
         *(str(group["format"]) for group in groups.values() if "format" in group),
@@ -74,10 +77,8 @@ def _check(config: Mapping[str, Any], source: Source) -> None:
 
 
 def _read_packed(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> GroupedWeight:
-    words, scales = files.get(f"{module}.weight_packed"), files.get(f"{module}.weight_scale")
-    shape = files.get(f"{module}.weight_shape").flatten().tolist()
-    if words.dtype != torch.int32:
-        raise source.unsupported(f"its weights are packed into {words.dtype}, and integers in torch.int32 are read")
+    words, scales = files.get(f"{module}.weight_packed", WORDS), files.get(f"{module}.weight_scale", SCALES)
+    shape = files.get(f"{module}.weight_shape", INTEGERS).flatten().tolist()
     if words.dim() != 2 or len(shape) != 2 or words.shape[0] != shape[0]:
         raise source.damaged(f"weight_packed is {list(words.shape)}, for a weight of {shape}")
     outputs, inputs = shape
@@ -97,7 +98,7 @@ def _read_int8(files: TensorFiles, module: str, config: Mapping[str, Any], sourc
     values = files.get(f"{module}.weight")
     if values.dim() != 2:
         raise source.unsupported(f"its weight has {values.dim()} dimensions, and 2 are read")
-    scales = _by_output(files.get(f"{module}.weight_scale"), values.shape[0], source)
+    scales = _by_output(files.get(f"{module}.weight_scale", SCALES), values.shape[0], source)
     zeros = _zeros(files, module, config, source)
     if zeros is not None:
         zeros = _by_output(zeros, values.shape[0], source)
@@ -105,7 +106,7 @@ def _read_int8(files: TensorFiles, module: str, config: Mapping[str, Any], sourc
 
 
 def _zeros(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> torch.Tensor | None:
-    zeros = files.get_if_any(f"{module}.weight_zero_point")
+    zeros = files.get_if_any(f"{module}.weight_zero_point", INTEGERS)
     groups = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
     if zeros is None and groups and not any(weights.get("symmetric", True) for weights in groups):
         raise source.damaged("it has no weight_zero_point, and no group of its config is symmetric")
@@ -125,14 +126,14 @@ def _by_output(scales: torch.Tensor, outputs: int, source: Source) -> torch.Tens
 
 def _group_of_input(files: TensorFiles, module: str) -> torch.Tensor | None:
     """Of act-order, which older versions wrote; -1 stands for inputs in their own order."""
-    found = files.get_if_any(f"{module}.weight_g_idx")
+    found = files.get_if_any(f"{module}.weight_g_idx", INTEGERS)
     return None if found is None or bool((found == -1).all()) else found
 
 
 def _bits(columns: int, inputs: int, config: Mapping[str, Any], source: Source) -> int:
     """Bits of a value: of those in the config, the one that fills the words."""
     groups = (config.get("config_groups") or {}).values()
-    named = {(group.get("weights") or {}).get("num_bits", 8) for group in groups}
+    named = [(group.get("weights") or {}).get("num_bits", 8) for group in groups]
     fitting = [bits for bits in range(2, 9) if bits in named and words_for(inputs, bits) == columns]
     if len(fitting) != 1:
         reason = f"{columns} words for {inputs} inputs are of none of the config's bits ({', '.join(map(str, named))})"

@@ -13,6 +13,11 @@ from safetensors import SafetensorError, safe_open
 from speccompile.errors import error_line
 from speccompile.quantized.source import Source
 
+#: What scales, packed words, and other integers are stored as.
+SCALES = (torch.float32, torch.float16, torch.bfloat16)
+WORDS = (torch.int32,)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
 
 class TensorFiles:
     """The tensors of a folder, by name, in one file ``model.safetensors`` or in several with an index.
@@ -40,19 +45,23 @@ class TensorFiles:
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
-    def get(self, name: str) -> torch.Tensor:
-        """The tensor.
+    def get(self, name: str, dtypes: tuple[torch.dtype, ...] = ()) -> torch.Tensor:
+        """The tensor, which has one of ``dtypes`` if any are given.
 
         Raises:
             DamagedCheckpoint: there is none.
+            UnsupportedCheckpoint: it has another dtype.
         """
         if name not in self._files:
             raise self._source.damaged(f"it has no tensor {name}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if dtypes and tensor.dtype not in dtypes:
+            read = ", ".join(map(str, dtypes))
+            raise self._source.of(name).unsupported(f"it is {tensor.dtype}, and {read} are read")
         return tensor
 
-    def get_if_any(self, name: str) -> torch.Tensor | None:
-        return self.get(name) if name in self._files else None
+    def get_if_any(self, name: str, dtypes: tuple[torch.dtype, ...] = ()) -> torch.Tensor | None:
+        return self.get(name, dtypes) if name in self._files else None
 
     def dtype(self, name: str) -> str:
         """As safetensors names it: ``I32``."""
@@ -64,10 +73,10 @@ def _paths(folder: Path, source: Source) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise source.damaged(f"{index.name}: {error_line(error)}") from error
-        return [folder / name for name in names]
+        return sorted(names)
     if single.is_file():
         return [single]
     if others := sorted(path.name for path in folder.glob("*.bin")):

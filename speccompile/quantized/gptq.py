@@ -12,7 +12,7 @@ from typing import Any
 
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack, words_for
-from speccompile.quantized.files import TensorFiles
+from speccompile.quantized.files import INTEGERS, SCALES, WORDS, TensorFiles
 from speccompile.quantized.source import Source
 from speccompile.quantized.weight import GroupedWeight
 
@@ -47,10 +47,12 @@ def readers(
 
 
 def _read(files: TensorFiles, module: str, config: Mapping[str, Any], layout: str, source: Source) -> GroupedWeight:
-    words, zero_words = files.get(f"{module}.qweight"), files.get(f"{module}.qzeros")
-    scales, group_of_input = files.get(f"{module}.scales"), files.get_if_any(f"{module}.g_idx")
+    words, zero_words = files.get(f"{module}.qweight", WORDS), files.get(f"{module}.qzeros", WORDS)
+    scales, group_of_input = files.get(f"{module}.scales", SCALES), files.get_if_any(f"{module}.g_idx", INTEGERS)
     if words.dim() != 2 or zero_words.dim() != 2 or scales.dim() != 2:
         raise source.damaged("qweight, qzeros and scales must have two dimensions each")
+    if group_of_input is not None and (group_of_input.dim() != 1 or group_of_input.numel() == 0):
+        raise source.damaged(f"g_idx is {list(group_of_input.shape)}, and must be a list")
     outputs = words.shape[1]
     bits = _bits(words.shape[0], group_of_input.shape[0] if group_of_input is not None else None, config, source)
     inputs = words.shape[0] * 32 // bits

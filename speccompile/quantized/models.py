@@ -56,8 +56,13 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
 
 def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
     """The model without memory, which has each of the quantised weights as a parameter."""
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(checkpoint.config)
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(checkpoint.config)
+    except Exception as error:
+        # As of configs: the errors are of any kind.
+        reason = f"transformers builds no model of its config ({error_line(error)})"
+        raise checkpoint.source.unsupported(reason) from error
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if absent := sorted(checkpoint.weights.keys() - names):
         reason = (

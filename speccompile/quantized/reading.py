@@ -111,8 +111,9 @@ def _open_folder(folder: Path) -> Checkpoint:
         raise source.of(strange[0]).unsupported(reason)
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (ValueError, KeyError) as error:
-        raise source.unsupported(f"transformers does not know its model ({error_line(error)})") from error
+    except Exception as error:
+        # It computes with what a config holds, so that errors of any kind come of values that are not valid.
+        raise source.unsupported(f"transformers does not read its config.json ({error_line(error)})") from error
     for name in _CONFIGS:
         if hasattr(config, name):
             delattr(config, name)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from speccompile.quantized.affine import affine_weight
-from speccompile.quantized.files import TensorFiles
+from speccompile.quantized.files import INTEGERS, SCALES, TensorFiles
 from speccompile.quantized.source import Source
 from speccompile.quantized.weight import GroupedWeight
 
@@ -45,8 +45,11 @@ def readers(
             reason = f"it is a torchao {kind}: {OTHERS.get(kind, 'not integers with scales')}"
             raise source.of(name).unsupported(f"{reason}; {' and '.join(KINDS)} are read")
         module, _, parameter = name.rpartition(".")
-        parts = {part: f"{module}._{parameter}_{part}" for part in facts[name].get("_tensor_data_names", ())}
-        weights[name] = partial(_read, files, parts, facts[name].get("_data") or {}, source.of(name))
+        names, data = facts[name].get("_tensor_data_names") or [], facts[name].get("_data") or {}
+        if not isinstance(names, list) or not isinstance(data, Mapping):
+            raise source.of(name).damaged("its metadata is not torchao's")
+        parts = {part: f"{module}._{parameter}_{part}" for part in names}
+        weights[name] = partial(_read, files, parts, data, source.of(name))
         used |= set(parts.values())
     return weights, used, "torchao"
 
@@ -56,8 +59,8 @@ def _read(files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any]
         raise source.unsupported(f"its inputs are scaled by tensors that are stored ({', '.join(unread)})")
     if not {"qdata", "scale"} <= set(parts):
         raise source.damaged("it has no qdata or no scale")
-    values, scales = files.get(parts["qdata"]), files.get(parts["scale"])
-    zeros = files.get(parts["zero_point"]) if "zero_point" in parts else None
+    values, scales = files.get(parts["qdata"]), files.get(parts["scale"], SCALES)
+    zeros = files.get(parts["zero_point"], (*INTEGERS, *SCALES)) if "zero_point" in parts else None
     block = facts.get("block_size")
     if values.dim() != 2 or values.dtype != torch.int8 or not isinstance(block, list) or len(block) != 2:
         raise source.unsupported(f"its values are {values.dtype} {list(values.shape)} in blocks of {block}")
@@ -67,11 +70,15 @@ def _read(files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any]
         reason = f"scales of {list(scales.shape)} for blocks of {block} in a weight of {list(values.shape)}"
         raise source.unsupported(f"{reason}: a scale must be of one output, or of all of them")
 
+    sizes = outputs // rows, inputs // columns
+    if not (tuple(scales.shape) == sizes if scales.dim() > 1 else sizes[1] == 1):
+        raise source.damaged(f"its scales are {list(scales.shape)}, and {list(sizes)} are needed")
+
     def by_output(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, inputs // columns).expand(outputs, -1)
 
     if zeros is not None:
-        if zeros.numel() != scales.numel():
+        if zeros.shape != scales.shape:
             raise source.damaged(f"zero points of {list(zeros.shape)} for scales of {list(scales.shape)}")
         if not torch.equal(zeros, zeros.round()):
             raise source.unsupported("its zero points are not integers")
