@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -25,6 +26,7 @@ from speccompile.graph.body import Body, size_of
 from speccompile.graph.state import primes_clear_of
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.object_code import machine_code
+from speccompile.ops import lora
 from speccompile.ops.cpu.shims import shims
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.devices import traits_of
@@ -40,6 +42,7 @@ from speccompile.utils.torch_private import (
     compiled_function,
     enable_python_dispatcher,
     inductor_config,
+    inductor_decompositions,
     pick_vec_isa,
     standalone_compile,
 )
@@ -219,7 +222,9 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
             # OpenMP's threads are as many as the step asks for when it runs.
             options["cpp.dynamic_threads"] = True
             options["cpp.simdlen"] = pick_vec_isa().bit_width()
-        with torch.no_grad(), inductor_config.patch(options), _without_hints(), traced_alone():
+        # An op in Python that returns a list crashes in the C++ that calls it from there (torch 2.13).
+        in_parts = patch.dict(inductor_decompositions(), {torch.ops.speccompile.lora.default: lora.reference})
+        with torch.no_grad(), inductor_config.patch(options), in_parts, _without_hints(), traced_alone():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         message = f"Inductor could not compile {body.name!r}: {error}"

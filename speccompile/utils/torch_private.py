@@ -96,6 +96,7 @@ __all__ = [
     "import_inductor",
     "inductor_cache_dir",
     "inductor_config",
+    "inductor_decompositions",
     "invalid_vec_isa",
     "is_composite",
     "is_traceable_wrapper_subclass",
@@ -138,6 +139,11 @@ def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:
     """End allocations to a pool of CUDA memory, which ``CUDAGraph.capture_end`` leaves open when it raises."""
     torch._C._cuda_endAllocateToPool(device.index, pool.id)
     torch._C._cuda_releasePool(device.index, pool.id)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """What Inductor computes ops by, of which it has no kernels of its own. Imported late: it takes long."""
+    return importlib.import_module("torch._inductor.decomposition").decompositions
 
 
 def import_inductor() -> None:
