@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -39,10 +38,11 @@ from speccompile.utils.torch_private import (
     CompiledArtifact,
     ConstantSource,
     FakeTensorMode,
+    OpOverload,
     compiled_function,
+    decomposed,
     enable_python_dispatcher,
     inductor_config,
-    inductor_decompositions,
     pick_vec_isa,
     standalone_compile,
 )
@@ -214,6 +214,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
         # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every
         # layer of every step takes longer than some kernels.
         options: dict[str, Any] = {"size_asserts": False}
+        in_parts: dict[OpOverload, Callable[..., Any]] = {}
         if traits_of(device).cpp_ops:
             # Python between the kernels takes longer than some of them, too.
             options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
@@ -222,9 +223,9 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
             # OpenMP's threads are as many as the step asks for when it runs.
             options["cpp.dynamic_threads"] = True
             options["cpp.simdlen"] = pick_vec_isa().bit_width()
-        # An op in Python that returns a list crashes in the C++ that calls it from there (torch 2.13).
-        in_parts = patch.dict(inductor_decompositions(), {torch.ops.speccompile.lora.default: lora.reference})
-        with torch.no_grad(), inductor_config.patch(options), in_parts, _without_hints(), traced_alone():
+            # Of adapters on torch's own ops: C++ that calls an op in Python which returns a list crashes (torch 2.13).
+            in_parts = {torch.ops.speccompile.lora.default: lora.reference}
+        with torch.no_grad(), inductor_config.patch(options), decomposed(in_parts), _without_hints(), traced_alone():
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         message = f"Inductor could not compile {body.name!r}: {error}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -88,6 +88,7 @@ __all__ = [
     "compile_lock",
     "compiled_function",
     "cpu_vec_isa",
+    "decomposed",
     "dispatch_table",
     "enable_python_dispatcher",
     "end_pool",
@@ -96,7 +97,6 @@ __all__ = [
     "import_inductor",
     "inductor_cache_dir",
     "inductor_config",
-    "inductor_decompositions",
     "invalid_vec_isa",
     "is_composite",
     "is_traceable_wrapper_subclass",
@@ -141,9 +141,19 @@ def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:
     torch._C._cuda_releasePool(device.index, pool.id)
 
 
-def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """What Inductor computes ops by, of which it has no kernels of its own. Imported late: it takes long."""
-    return importlib.import_module("torch._inductor.decomposition").decompositions
+@contextlib.contextmanager
+def decomposed(ops: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
+    """In this context Inductor compiles these functions in the place of calls of ``ops``."""
+    # Imported late: it takes long.
+    table = importlib.import_module("torch._inductor.decomposition").decompositions
+    before = {op: table[op] for op in ops if op in table}
+    table.update(ops)
+    try:
+        yield
+    finally:
+        for op in ops:
+            del table[op]
+        table.update(before)
 
 
 def import_inductor() -> None:
