@@ -242,7 +242,7 @@ def test_a_rounded_weight_holds_its_weight_and_no_other(form: Form, outputs: int
 
 def test_int4_holds_no_weight_beyond_its_scales() -> None:
     form = FORMS["int4"]
-    for value in (1e7, 1e-9):
+    for value in (1e7, 1e30, 1e-9, 1e-30):
         weight = torch.full((32, 64), value)
         assert not form.holds(weight, form.pack(weight))
 

@@ -134,8 +134,11 @@ class Int4(Form):
 
     def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
         # Of a group's greatest value, each number is off by a sixteenth at most: a third of the group's length.
-        difference = self.unpack(packed, *weight.shape) - weight
-        return float(difference.norm()) <= 0.5 * float(weight.float().norm())
+        difference, own = (
+            float(torch.linalg.vector_norm(values, dtype=torch.float64))
+            for values in (self.unpack(packed, *weight.shape) - weight, weight)
+        )
+        return difference <= 0.5 * own
 
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
         return ceil_to(features, COLUMNS) * ceil_to(depth, INPUT_GROUP) // GROUP * (GROUP // 2 + 2)
