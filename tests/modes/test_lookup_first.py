@@ -22,6 +22,7 @@ from speccompile.policies.cost import Cost
 from speccompile.policies.costs import CostTable, TierCost
 from speccompile.policies.fixed import Fixed
 from speccompile.speculator import Speculator
+from support.clocks import SimulatedClock
 from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
@@ -226,7 +227,8 @@ def test_lookups_say_nothing_of_the_network_s_drafts() -> None:
     assert chooser.choose(Upcoming((Row(1, 20, 3, (0.9, 0.9, 0.9), found=True),))) == 0
 
 
-def test_both_kinds_of_steps_are_timed(spec: Speculator) -> None:
+def test_both_kinds_of_steps_are_timed(spec: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    SimulatedClock(lambda tier: 0.001, monkeypatch)
     spec.engine.policy = Cost()
     try:
         spec.generate(torch.tensor([PROMPTS[1]]), max_new_tokens=4)
@@ -234,7 +236,8 @@ def test_both_kinds_of_steps_are_timed(spec: Speculator) -> None:
     finally:
         spec.engine.policy = Fixed(K)
     assert costs is not None and costs.entries.keys() == costs.undrafted.keys()
-    assert costs.ms(1, 3, drafted=False) < costs.ms(1, 3)
+    # The target's part alone, and both parts.
+    assert costs.ms(1, K, drafted=False) == pytest.approx(1.0) and costs.ms(1, K) == pytest.approx(2.0)
 
 
 # --- what does not compose ---------------------------------------------------------------------------------------

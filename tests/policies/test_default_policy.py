@@ -12,8 +12,8 @@ import speccompile
 from speccompile import Speculator
 from speccompile.acceptance import RULES, Typical
 from speccompile.policies import Cost, Fixed, default_policy
-from speccompile.runtime import measure
-from speccompile.runtime.measure import REPEATS, measure_tiers
+from speccompile.runtime.measure import REPEATS
+from support.clocks import SimulatedClock
 from support.tiny import greedy, random_prompt, tiny_llama
 
 
@@ -35,7 +35,10 @@ def test_cost_where_there_is_a_choice_that_changes_no_text() -> None:
     assert RULES["exact"].text_invariant and not RULES["rejection"].text_invariant
 
 
-def test_tiers_are_timed_in_front_of_the_first_step(spec: Speculator, model: LlamaForCausalLM, runs: list[str]) -> None:
+def test_tiers_are_timed_in_front_of_the_first_step(
+    spec: Speculator, model: LlamaForCausalLM, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SimulatedClock(lambda tier: 0.001, monkeypatch)
     assert spec.policy == Cost()
     assert spec.engine.policies.costs is None and "ms at K=3" not in spec.explain()
     prompt = random_prompt(9, 1, vocab=6)
@@ -55,23 +58,6 @@ def test_a_tier_can_be_fixed(spec: Speculator) -> None:
     spec.stats.reset()
     spec.generate(torch.tensor([random_prompt(9, 1, vocab=6)]), max_new_tokens=30)
     assert spec.policy == Fixed(1) and set(spec.stats.tier_steps) <= {0, 1}
-
-
-def test_what_was_not_timed_lies_on_a_line(spec: Speculator) -> None:
-    costs = measure_tiers(spec.arena, spec.engine.tiers).entries
-    assert set(costs) == {(rows, k) for rows in (1, 2, 4) for k in (0, 1, 3)}
-    for k in (0, 1, 3):
-        assert costs[2, k].fixed == pytest.approx(costs[1, k].fixed + (costs[4, k].fixed - costs[1, k].fixed) / 3)
-    for rows in (1, 4):
-        ends = costs[rows, 0].per_token, costs[rows, 3].per_token
-        assert costs[rows, 1].per_token == pytest.approx(ends[0] + (ends[1] - ends[0]) / 3)
-
-
-def test_steps_that_take_long_are_run_once(spec: Speculator, monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> None:
-    monkeypatch.setattr(measure, "ENOUGH", 0.0)
-    costs = measure_tiers(spec.arena, spec.engine.tiers)
-    assert len(runs) == 2 * 3
-    assert all(cost.fixed > 0 and cost.per_token == 0 for cost in costs.entries.values())
 
 
 def test_rules_whose_text_depends_on_the_drafts_keep_the_largest_tier(model: LlamaForCausalLM) -> None:
