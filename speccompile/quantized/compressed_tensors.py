@@ -1,11 +1,13 @@
 """Checkpoints of compressed-tensors with integers: ``pack-quantized`` and ``int-quantized``, as llm-compressor writes.
 
-Source: compressed-tensors, ``compressors/pack_quantized`` and ``quantization/lifecycle/forward_helpers.py``.
+Source: compressed-tensors, ``compressors/pack_quantized``, ``quantization/lifecycle/forward_helpers.py`` and
+``utils/match.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,12 @@ from speccompile.quantized.weight import GroupedWeight
 
 #: ``mixed-precision``: each group of modules has its own format. ``dense``: weights that are not quantised.
 FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision", "dense")
+#: What stands before a target that is a regular expression.
+REGEX = "re:"
 TENSORS = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+
+#: ``weights`` of the groups of a config that a module may belong to.
+Schemes = tuple[Mapping[str, Any], ...]
 
 
 def readers(
@@ -32,13 +39,15 @@ def readers(
     plain = sorted(scaled - set(packed))
     weights: dict[str, Callable[[], GroupedWeight]] = {}
     for module in packed:
-        weights[f"{module}.weight"] = partial(_read_packed, files, module, config, source.of(module))
+        schemes = _schemes(module, config)
+        weights[f"{module}.weight"] = partial(_read_packed, files, module, schemes, source.of(module))
     for module in plain:
         if f"{module}.weight" not in files:
             raise source.of(module).damaged("it has scales and no weight")
         if (kind := files.dtype(f"{module}.weight")) != "I8":
             raise source.of(module).unsupported(f"its weight is {kind}, and integers of 8 bits are read (I8)")
-        weights[f"{module}.weight"] = partial(_read_int8, files, module, config, source.of(module))
+        schemes = _schemes(module, config)
+        weights[f"{module}.weight"] = partial(_read_int8, files, module, schemes, source.of(module))
     used = {f"{module}.{tensor}" for module in scaled | set(packed) for tensor in TENSORS}
     used |= {f"{module}.weight" for module in plain}
     return weights, used, f"compressed-tensors {config.get('format', '')}".strip()
@@ -51,6 +60,7 @@ def _check(config: Mapping[str, Any], source: Source) -> None:
     for name, group in groups.items():
         if not all(isinstance(group.get(part) or {}, Mapping) for part in ("weights", "input_activations")):
             raise source.damaged(f"weights and input_activations of its {name} must be mappings")
+        _check_targets(group.get("targets") or [], name, source)
     formats = {
         str(config.get("format", "dense")),
         *(str(group["format"]) for group in groups.values() if "format" in group),
@@ -76,16 +86,53 @@ def _check(config: Mapping[str, Any], source: Source) -> None:
         raise source.unsupported("it transforms activations as it goes (transform_config)")
 
 
-def _read_packed(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> GroupedWeight:
+def _check_targets(targets: Any, name: str, source: Source) -> None:
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise source.damaged(f"targets of its {name} must be a list of strings")
+    for target in targets:
+        try:
+            re.compile(target.removeprefix(REGEX))
+        except re.error as error:
+            raise source.damaged(f"{target!r} of its {name} is no regular expression ({error})") from None
+
+
+def _schemes(module: str, config: Mapping[str, Any]) -> Schemes:
+    """What the config says of a module's weights: that of the groups which name it, else of those whose regular
+    expression matches its name, else of those for its class (as ``match_targets`` orders them)."""
+    groups = [(group.get("targets") or [], group.get("weights") or {}) for group in _groups(config)]
+    for matches in (_is_named, _is_matched, _is_class):
+        if found := tuple(weights for targets, weights in groups if any(matches(module, target) for target in targets)):
+            return found
+    return tuple(weights for _, weights in groups)
+
+
+def _groups(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return tuple((config.get("config_groups") or {}).values())
+
+
+def _is_named(module: str, target: str) -> bool:
+    return target == module
+
+
+def _is_matched(module: str, target: str) -> bool:
+    return target.startswith(REGEX) and re.match(target.removeprefix(REGEX), module) is not None
+
+
+def _is_class(module: str, target: str) -> bool:
+    """The classes of modules are not in the file. What has packed weights is a linear."""
+    return target == "Linear"
+
+
+def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> GroupedWeight:
     words, scales = files.get(f"{module}.weight_packed", WORDS), files.get(f"{module}.weight_scale", SCALES)
     shape = files.get(f"{module}.weight_shape", INTEGERS).flatten().tolist()
     if words.dim() != 2 or len(shape) != 2 or words.shape[0] != shape[0]:
         raise source.damaged(f"weight_packed is {list(words.shape)}, for a weight of {shape}")
     outputs, inputs = shape
-    bits = _bits(words.shape[1], inputs, config, source)
+    bits = _bits(words.shape[1], inputs, schemes, source)
     middle = 1 << (bits - 1)
     values = unpack(words, bits, inputs) - middle
-    zeros = _zeros(files, module, config, source)
+    zeros = _zeros(files, module, schemes, source)
     scales = _by_output(scales, outputs, source)
     if zeros is not None and zeros.dtype == torch.int32:
         if tuple(zeros.shape) != (words_for(outputs, bits), scales.shape[1]):
@@ -94,22 +141,21 @@ def _read_packed(files: TensorFiles, module: str, config: Mapping[str, Any], sou
     return affine_weight(source, values, zeros, scales, bits, _group_of_input(files, module))
 
 
-def _read_int8(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> GroupedWeight:
+def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> GroupedWeight:
     values = files.get(f"{module}.weight")
     if values.dim() != 2:
         raise source.unsupported(f"its weight has {values.dim()} dimensions, and 2 are read")
     scales = _by_output(files.get(f"{module}.weight_scale", SCALES), values.shape[0], source)
-    zeros = _zeros(files, module, config, source)
+    zeros = _zeros(files, module, schemes, source)
     if zeros is not None:
         zeros = _by_output(zeros, values.shape[0], source)
     return affine_weight(source, values, zeros, scales, 8, _group_of_input(files, module))
 
 
-def _zeros(files: TensorFiles, module: str, config: Mapping[str, Any], source: Source) -> torch.Tensor | None:
+def _zeros(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> torch.Tensor | None:
     zeros = files.get_if_any(f"{module}.weight_zero_point", INTEGERS)
-    groups = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
-    if zeros is None and groups and not any(weights.get("symmetric", True) for weights in groups):
-        raise source.damaged("it has no weight_zero_point, and no group of its config is symmetric")
+    if zeros is None and schemes and not any(weights.get("symmetric", True) for weights in schemes):
+        raise source.damaged("it has no weight_zero_point, and its group in the config is not symmetric")
     return zeros
 
 
@@ -130,10 +176,9 @@ def _group_of_input(files: TensorFiles, module: str) -> torch.Tensor | None:
     return None if found is None or bool((found == -1).all()) else found
 
 
-def _bits(columns: int, inputs: int, config: Mapping[str, Any], source: Source) -> int:
-    """Bits of a value: of those in the config, the one that fills the words."""
-    groups = (config.get("config_groups") or {}).values()
-    named = [(group.get("weights") or {}).get("num_bits", 8) for group in groups]
+def _bits(columns: int, inputs: int, schemes: Schemes, source: Source) -> int:
+    """Bits of a value: of those in the module's schemes, the one that fills the words."""
+    named = [weights.get("num_bits", 8) for weights in schemes]
     fitting = [bits for bits in range(2, 9) if bits in named and words_for(inputs, bits) == columns]
     if len(fitting) != 1:
         reason = f"{columns} words for {inputs} inputs are of none of the config's bits ({', '.join(map(str, named))})"
