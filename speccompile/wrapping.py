@@ -107,10 +107,10 @@ def wrap(
         deterministic: Whether logits are independent, in every bit, of the tier and of the other rows. None does so
             where it costs nothing: on a CPU, by kernels of ours that keep a row's order of sums. With True and without
             them all tiers run the widest tier's shape.
-        weights: The form of the weights of linears. ``int8`` rounds them to 8 bits in groups of 64 inputs. ``int4``
-            rounds them to 4 bits in groups of 32, and embeddings and lm_heads to ``int8``. Both round what is
-            multiplied with the weights to 8 bits, in each step. That is another model: it is faster, and its text
-            differs. ``spec.check`` compares with that model. A mapping gives forms to modules: ``{"lm_head": "int4"}``,
+        weights: The form of the weights of linears and embeddings. ``int8`` rounds them to 8 bits in groups of 64
+            inputs. ``int4`` rounds them to 4 bits in groups of 32, and embeddings and lm_heads to ``int8``. Both round
+            what is multiplied with the weights to 8 bits, in each step. That is another model: it is faster, and its
+            text differs. ``spec.check`` compares with that model. A mapping gives forms to modules:
             ``{"*": "int4", "layers.0": "int8", "mlp.down_proj": "same"}``. A name matches the modules whose path
             contains it; the longest name counts, and ``"*"`` is all other weights (``"same"`` where it is not given).
             :class:`~speccompile.quantized.QuantizedWeights` are integers of a checkpoint that is quantised already: the

@@ -140,6 +140,8 @@ def check_weights_named(packs: WeightPacks) -> None:
     """
     if names := packs.unused_names():
         reason = f"no packed linear is in a module {names[0]!r}; names are those of modules, as in named_modules()"
+        if (deciding := packs.deciding_name(names[0])) is not None:
+            reason = f"{deciding!r} decides on the weights of {names[0]!r}; leave one out, or give both one form"
         raise InvalidOption(where="wrap", name="weights", value=dict(packs.forms.modules), reason=reason)
     if packs.quantized is not None:
         read = {id(pack) for pack in packs}
@@ -155,7 +157,9 @@ def check_calibrated(config: BuildConfig, packs: WeightPacks) -> None:
         InvalidCalibration: it lacks those of a weight.
     """
     if config.calibration is not None:
-        rounded = (path for path, pack in packs.items() if pack.form.calibrated and not pack.format)
+        rounded = (
+            path for path, pack in packs.items() if pack.form.calibrated and not pack.format and not pack.is_table
+        )
         config.calibration.check_covers(map(packs.names_of, rounded))
 
 

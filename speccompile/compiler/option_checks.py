@@ -90,7 +90,8 @@ def check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: Mo
         )
         raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
     if WeightForms.of(options.weights).rounds and not (kernels.native or kernels.rounded):
-        reason = f"it needs the C++ ops, and linears run on {kernels.reason}"
+        where = f"with backend {backend!r} on {info.device.type}"
+        reason = f"it needs the C++ ops, and {where} linears run on {kernels.reason}"
         raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
     if options.consume and not kernels.native:
         reason = (

@@ -129,7 +129,9 @@ class WrapOptions(Options):
             "Whether logits are independent, in every bit, of the tier and of the other rows.", flag_or_none
         ),
     )
-    weights: Weights = field(default="same", metadata=option("The form of the weights of linears.", read_weights))
+    weights: Weights = field(
+        default="same", metadata=option("The form of the weights of linears and embeddings.", read_weights)
+    )
     calibration: Calibration | str | Path | None = field(
         default=None,
         metadata=option("What `speccompile.calibrate` gathered, or its file: `int4` rounds by it.", _calibration),

@@ -36,7 +36,7 @@ Weights = Forms | QuantizedForms
 
 @dataclass(frozen=True)
 class WeightForms:
-    """A form for each weight of a linear.
+    """A form for each weight of a linear, and for the table of input embeddings.
 
     Args:
         others: of weights that ``modules`` do not name. With ``int4``, embeddings and lm_heads are ``int8``: they are
@@ -68,8 +68,11 @@ class WeightForms:
 
     def key(self, modules: Iterable[str]) -> str | None:
         """The name that decides on a weight of these modules (several where it is tied); None: :attr:`others`."""
-        found = [name for name, _ in self.modules for module in modules if f".{name}." in f".{module}."]
-        return max(found, key=lambda name: name.count("."), default=None)
+        return max(self.keys(modules), key=lambda name: name.count("."), default=None)
+
+    def keys(self, modules: Iterable[str]) -> list[str]:
+        """All names that match a weight of these modules."""
+        return [name for name, _ in self.modules for module in modules if f".{name}." in f".{module}."]
 
     def form(self, modules: Iterable[str], *, of_vocabulary: bool) -> WeightForm:
         """The form of a weight of these modules, an embedding's or an lm_head's if ``of_vocabulary``."""

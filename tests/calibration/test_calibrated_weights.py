@@ -54,6 +54,13 @@ def test_it_concerns_weights_in_int4_alone(calibration: Calibration) -> None:
             assert same == ("mlp" not in path)
 
 
+def test_a_table_of_embeddings_has_no_inputs_and_is_rounded_to_the_nearest(calibration: Calibration) -> None:
+    with wrapped(tiny_llama(), weights={"*": "int4", "embed_tokens": "int4"}, calibration=calibration) as spec:
+        calibrated = {path for path, pack in spec._build.packs.items() if pack.importance is not None}
+        assert calibrated == {path for path, _ in spec._build.packs.items() if ".layers." in path}
+        assert spec.check(list(PROMPTS), max_new_tokens=12, reference="plain")
+
+
 def test_logits_are_nearer_than_with_the_nearest_numbers() -> None:
     """Of a model whose inputs differ in size, as those of trained ones do."""
     model = tiny_llama()

@@ -27,6 +27,7 @@ class Pack:
         tensors: what stands for it, see :class:`~speccompile.ops.cpu.forms.base.Form`.
         weight: the model's, or a transposed view of that; None once it is consumed.
         of_vocabulary: it is an embedding's or an lm_head's.
+        is_table: it is an embedding's alone, which has no inputs that a calibration could weigh.
         format: of the checkpoint whose integers it holds; empty where ``weight`` was packed.
         order: int64 ``[depth]``, the input that each of its columns is multiplied with; None: all in their order.
         stand_in: what the model reads in its place within :func:`~speccompile.ops.cpu.consume.standing_in`, once a
@@ -40,6 +41,7 @@ class Pack:
     depth: int
     weight: torch.Tensor | None
     of_vocabulary: bool = False
+    is_table: bool = False
     format: str = ""
     order: torch.Tensor | None = None
     stand_in: torch.Tensor | None = None
@@ -102,17 +104,18 @@ class WeightPacks:
         #: What takes the rounded weights.
         self._to_take: list[Callable[[], None]] = []
 
-    def of(self, path: str, weight: torch.Tensor, *, of_vocabulary: bool = False) -> Pack:
+    def of(self, path: str, weight: torch.Tensor, *, of_vocabulary: bool = False, is_table: bool = False) -> Pack:
         """The pack of ``weight``, ``[N, K]``, which is the model's or a transposed view of that.
 
         Args:
             of_vocabulary: it is an embedding's or an lm_head's.
+            is_table: it is an embedding's alone.
         """
         if path not in self._packs and (quantized := self.find_quantized(weight)) is not None:
             self._packs[path] = quantized
         if path not in self._packs:
             form = self.form_of(path, of_vocabulary=of_vocabulary)
-            importance = self._importance_of(path) if form.calibrated else None
+            importance = self._importance_of(path) if form.calibrated and not is_table else None
             tensors = self._known(weight, form) if importance is None else None
             features, depth = weight.shape
             own = None if self.consumed and not form.rounds else weight
@@ -123,16 +126,19 @@ class WeightPacks:
                 depth,
                 own,
                 of_vocabulary,
+                is_table,
                 importance=importance,
             )
         return self._packs[path]
 
     def form_of(self, path: str, *, of_vocabulary: bool) -> Form:
         """The form that the options give the weight at ``path``."""
-        modules = [name.rpartition(".")[0] for name in self.names_of(path)]
+        modules = self._modules_of(path)
         key = self.forms.key(modules)
         if key is not None:
-            self._keys_used.add(key)
+            chosen = dict(self.forms.modules)
+            # Both names of a tied weight may say the same.
+            self._keys_used |= {name for name in self.forms.keys(modules) if chosen[name] == chosen[key]}
         return FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary)]
 
     def find_quantized(self, weight: torch.Tensor) -> Pack | None:
@@ -142,6 +148,9 @@ class WeightPacks:
     def names_of(self, path: str) -> Sequence[str]:
         """All names of the weight that has the name ``path``."""
         return self._names.get(path, (path,))
+
+    def _modules_of(self, path: str) -> list[str]:
+        return [name.rpartition(".")[0] for name in self.names_of(path)]
 
     def _importance_of(self, path: str) -> torch.Tensor | None:
         known = self._importance or {}
@@ -175,6 +184,11 @@ class WeightPacks:
     def unused_names(self) -> list[str]:
         """Names of modules with a form of their own that no packed weight has."""
         return [name for name, _ in self.forms.modules if name not in self._keys_used]
+
+    def deciding_name(self, name: str) -> str | None:
+        """The name whose form a packed weight has that ``name`` matches as well; None: it matches none."""
+        modules = next((found for found in map(self._modules_of, self._packs) if name in self.forms.keys(found)), [])
+        return self.forms.key(modules)
 
     def _known(self, weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, ...] | None:
         """A follower's pack of the same tensor."""

@@ -37,7 +37,8 @@ class KeepLinears(Pass):
 
 @dataclass(frozen=True)
 class PackLinears(Pass):
-    """Every linear over a weight of the model reads a packed copy of it; an embedding that is tied to one, too.
+    """Every linear over a weight of the model reads a packed copy of it; an embedding that is tied to one, too, and the
+    table of input embeddings if its form rounds.
 
     ``packs`` choose each weight's form. A weight that is read in any other way keeps its form, and so do its linears.
     With ``rounded_only``, so does one whose form does not round.
@@ -62,7 +63,11 @@ class PackLinears(Pass):
             if port.role != "weight" or port.value is None:
                 continue
             quantized = self.packs.find_quantized(port.value)
-            if quantized is None and not any(_is_linear(user, node) for user in users):
+            if not (
+                quantized is not None
+                or any(_is_linear(user, node) for user in users)
+                or self._is_rounded_embedding(graph, node, port)
+            ):
                 continue
             transposed = {user.target is aten.addmm.default for user in users}
             if len(transposed) > 1 or not all(_can_pack(user, node) for user in users) or not _is_packable(port):
@@ -79,10 +84,20 @@ class PackLinears(Pass):
         forms = f" ({self.packs.describe()})" if self.packs.rounds else ""
         return Changes(done, f"{done} over packed weights{forms}" + (f", {kept} stock" if kept else ""))
 
+    def _is_rounded_embedding(self, graph: StepGraph, node: fx.Node, port: Port) -> bool:
+        """Whether tokens read it as a table, nothing else does, and its form rounds. With its own values it needs no
+        pack, since a step reads few of its rows."""
+        tokens = graph.anchors.tokens
+        is_table = bool(node.users) and all(
+            user.target is aten.embedding.default and user.args[1] is tokens for user in node.users
+        )
+        return is_table and self.packs.form_of(str(port.path), of_vocabulary=True).rounds
+
     def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool, ordered: _Ordered) -> None:
         assert port.value is not None and port.path is not None
         weight = port.value.detach().t() if transposed else port.value.detach()
-        pack = self.packs.of(port.path, weight, of_vocabulary=_is_of_vocabulary(graph, node))
+        is_table = not any(_is_linear(user, node) for user in node.users)
+        pack = self.packs.of(port.path, weight, of_vocabulary=_is_of_vocabulary(graph, node), is_table=is_table)
         form = pack.form
         parts = [
             graph.weight(

@@ -120,7 +120,7 @@ def test_a_pack_that_does_not_hold_its_weight_is_refused(monkeypatch: pytest.Mon
     kind = type(FORMS[form])
     pack = kind.pack
     monkeypatch.setattr(kind, "pack", lambda self, weight: pack(self, weight.flip(0)))
-    with raises(LoweringError, pack=re.compile("layers.0")):
+    with raises(LoweringError, pack=re.compile("embed_tokens|layers.0")):
         wrapped(tiny_llama(), weights=form)
 
 
@@ -154,7 +154,26 @@ def forms_of(spec: Speculator) -> dict[str, str]:
 @pytest.mark.parametrize("tied", [False, True])
 def test_int4_keeps_embeddings_and_lm_head_in_int8(tied: bool) -> None:
     forms = forms_of(wrapped(tiny_llama(tie_word_embeddings=tied), weights="int4"))
-    assert forms.pop("lm_head.weight") == "int8" and set(forms.values()) == {"int4"} and len(forms) == 7
+    of_vocabulary = [forms.pop("lm_head.weight"), *([] if tied else [forms.pop("model.embed_tokens.weight")])]
+    assert set(of_vocabulary) == {"int8"} and set(forms.values()) == {"int4"} and len(forms) == 7
+
+
+def test_other_tables_than_that_of_the_tokens_keep_their_values() -> None:
+    """GPT-2 adds a row of a table for each position."""
+    spec = wrapped(MODELS["gpt2"](), weights="int8")
+    assert "transformer.wpe.weight" not in forms_of(spec) and spec.check(list(PROMPTS), max_new_tokens=20)
+
+
+def test_both_names_of_a_tied_weight_may_say_the_same() -> None:
+    weights = {"embed_tokens": "int4", "lm_head": "int4"}
+    assert forms_of(wrapped(tiny_llama(tie_word_embeddings=True), weights=weights))["lm_head.weight"] == "int4"
+
+
+@pytest.mark.parametrize("names", [("embed_tokens", "lm_head"), ("lm_head", "embed_tokens")])
+def test_two_forms_of_a_tied_weight_are_refused(names: tuple[str, str]) -> None:
+    weights = dict(zip(names, ("int4", "int8"), strict=True))
+    with raises(InvalidOption, name="weights", reason=re.compile("decides on the weights of .*; leave one out")):
+        wrapped(tiny_llama(tie_word_embeddings=True), weights=weights)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -167,7 +186,7 @@ def test_modules_have_forms_of_their_own(tied: bool) -> None:
     layer = "model.layers."
     assert (forms["lm_head.weight"], forms[f"{layer}mlp.down_proj.weight"]) == ("int4", "int4")
     assert (forms[f"{layer}mlp.up_proj.weight"], forms[f"{layer}self_attn.q_proj.weight"]) == ("same", "int8")
-    assert "4 packed" in spec.explain() and "8 rounded to int8" in spec.explain()
+    assert "4 packed" in spec.explain() and f"{8 if tied else 9} rounded to int8" in spec.explain()
     assert spec.check(list(PROMPTS), max_new_tokens=30)
 
 
