@@ -41,6 +41,7 @@ from speccompile.utils.torch_private import (
     OpOverload,
     compiled_function,
     decomposed,
+    direct_call,
     enable_python_dispatcher,
     inductor_config,
     pick_vec_isa,
@@ -137,16 +138,16 @@ def _direct(compiled: Callable[[list[torch.Tensor]], Any], name: str) -> BodyFun
     """Past AOTAutograd's wrappers, which are about gradients, aliases and subclasses: a body has none of them, and they
     take a tenth of what a layer of a small model takes. They would also record the call while a profiler runs.
     """
-    recorded_as = f"speccompile::{name}"
+    recorded_as, run = f"speccompile::{name}", direct_call(compiled)
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor
         # torch sets this flag while a profiler runs. Reading it takes nanoseconds, an unused record microseconds.
         if profiler._is_profiler_enabled:
             with profiler.record_function(recorded_as):
-                result = compiled(list(inputs))[0]
+                result = run(inputs)[0]
         else:
-            result = compiled(list(inputs))[0]
+            result = run(inputs)[0]
         return result
 
     return call

@@ -114,6 +114,15 @@ def test_one_artifact_serves_all_layers_tiers_and_prefill(built: Built) -> None:
         assert tier.executable.__globals__["decoder_layer"] is artifact
 
 
+def test_a_body_is_called_in_cpp_and_makes_no_team_of_one_thread(built: Built) -> None:
+    artifact = inductor._compile(built.body, CPU)
+    function, written = compiled_function(artifact)
+    del built.compiled[1:]
+    # What ``direct_call`` looks for, and the functions of ``ops/cpu/openmp.py``.
+    assert callable(function.__globals__["inductor_entry"])
+    assert "void GOMP_parallel(" in written and "void GOMP_barrier(" in written
+
+
 def test_decoding_compiles_nothing_more(built: Built) -> None:
     prompts = torch.tensor([[5, 3, 9, 5, 3, 9, 5, 3], [0, 0, 0, 0, 0, 0, 7, 2]])
     mask = (torch.arange(8) >= torch.tensor([[0], [6]])).long()

@@ -9,6 +9,7 @@ import torch
 
 import speccompile.ops.expert_linear
 import speccompile.ops.lora  # noqa: F401  defines an op
+from speccompile.ops.cpu.openmp import REGIONS
 from speccompile.ops.native import ROUNDED
 from speccompile.utils.torch_private import OpOverload
 
@@ -55,6 +56,7 @@ AOTITorchError {function}({arguments});
   static const auto found = reinterpret_cast<decltype(&{function})>(dlsym(RTLD_DEFAULT, "{function}")); \\
   return found; \\
 }}()(__VA_ARGS__)
+{regions}
 static_assert(true)"""
 
 
@@ -72,7 +74,9 @@ def shims() -> Shims:
     return Shims(
         {
             getattr(ops, name).default: [
-                _DECLARATION.format(function=f"aoti_torch_cpu_{name}", arguments=arguments.format(**_TYPES))
+                _DECLARATION.format(
+                    function=f"aoti_torch_cpu_{name}", arguments=arguments.format(**_TYPES), regions=REGIONS
+                )
             ]
             for name, arguments in _ARGUMENTS.items()
         }
