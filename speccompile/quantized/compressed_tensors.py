@@ -7,7 +7,7 @@ Source: compressed-tensors, ``compressors/pack_quantized``, ``quantization/lifec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ from speccompile.quantized.weight import GroupedWeight
 FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision", "dense")
 #: What stands before a target that is a regular expression.
 REGEX = "re:"
+#: Targets that are classes of modules with weights.
+CLASSES = ("Linear", "Embedding")
 TENSORS = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
 
 #: ``weights`` of the groups of a config that a module may belong to.
@@ -97,30 +99,21 @@ def _check_targets(targets: Any, name: str, source: Source) -> None:
 
 
 def _schemes(module: str, config: Mapping[str, Any]) -> Schemes:
-    """What the config says of a module's weights: that of the groups which name it, else of those whose regular
-    expression matches its name, else of those for its class (as ``match_targets`` orders them)."""
-    groups = [(group.get("targets") or [], group.get("weights") or {}) for group in _groups(config)]
-    for matches in (_is_named, _is_matched, _is_class):
-        if found := tuple(weights for targets, weights in groups if any(matches(module, target) for target in targets)):
-            return found
-    return tuple(weights for _, weights in groups)
+    """What the config says of a module's weights.
 
-
-def _groups(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return tuple((config.get("config_groups") or {}).values())
-
-
-def _is_named(module: str, target: str) -> bool:
-    return target == module
-
-
-def _is_matched(module: str, target: str) -> bool:
-    return target.startswith(REGEX) and re.match(target.removeprefix(REGEX), module) is not None
-
-
-def _is_class(module: str, target: str) -> bool:
-    """The classes of modules are not in the file. What has packed weights is a linear."""
-    return target == "Linear"
+    As ``match_targets`` orders targets: the module's name, else the first regular expression in alphabetical order that
+    matches its name, else its class. Of groups with one target the last counts. The file does not have the classes of
+    modules, so those of both classes that have weights may be meant.
+    """
+    groups = (config.get("config_groups") or {}).values()
+    by_target = {target: group.get("weights") or {} for group in groups for target in group.get("targets") or []}
+    if module in by_target:
+        return (by_target[module],)
+    for target in sorted(by_target):
+        if target.startswith(REGEX) and re.match(target.removeprefix(REGEX), module):
+            return (by_target[target],)
+    of_classes = tuple(weights for target, weights in by_target.items() if target in CLASSES)
+    return of_classes or tuple(group.get("weights") or {} for group in groups)
 
 
 def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> GroupedWeight:
@@ -138,6 +131,8 @@ def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: Sour
         if tuple(zeros.shape) != (words_for(outputs, bits), scales.shape[1]):
             raise source.damaged(f"weight_zero_point is {list(zeros.shape)}, for scales of {list(scales.shape)}")
         zeros = (unpack(zeros.t().contiguous(), bits, outputs) - middle).t()
+    elif zeros is not None:
+        zeros = _by_output(zeros, outputs, source)
     return affine_weight(source, values, zeros, scales, bits, _group_of_input(files, module))
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from speccompile import quantized
 from speccompile.errors import DamagedCheckpoint
 from speccompile.quantized import GroupedWeight
 from support.errors import raises
-from support.quantized_folders import GROUP, Tensors, write_folder
+from support.quantized_folders import GROUP, Tensors, draw, pack_quantized, write_folder
 from support.tiny import tiny_llama
 
 Q, K = (f"model.layers.0.self_attn.{name}_proj" for name in "qk")
@@ -74,6 +75,50 @@ def test_bits_are_those_of_the_modules_own_group(tmp_path: Path) -> None:
     assert checkpoint[f"{Q}.weight"].bits == 4
     with raises(DamagedCheckpoint):
         checkpoint[f"{K}.weight"]
+
+
+@pytest.mark.parametrize("stands_second", [False, True])
+def test_of_regular_expressions_the_first_in_the_alphabet_counts(stands_second: bool, tmp_path: Path) -> None:
+    targets = (["re:.*self_attn.*"], ["re:.*q_proj"])
+    config = groups(*(targets[::-1] if stands_second else targets), symmetric=not stands_second)
+    checkpoint = write(tmp_path, config)
+    with raises(DamagedCheckpoint):
+        checkpoint[f"{Q}.weight"]
+
+
+def test_of_groups_with_one_target_the_last_counts(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path, groups(["Linear"], ["Linear"], symmetric=True))
+    with raises(DamagedCheckpoint):
+        checkpoint[f"{Q}.weight"]
+
+
+def test_an_embedding_has_a_group_of_its_own(tmp_path: Path) -> None:
+    """Classes are not in the file: the bits are those that fill the words."""
+    integers = draw(torch.ones(128, 64), 0, bits=8)
+
+    def change(tensors: Tensors) -> None:
+        del tensors["model.embed_tokens.weight"]
+        tensors |= {f"model.embed_tokens.{name}": tensor for name, tensor in pack_quantized(integers).items()}
+
+    config = groups(["Linear"], ["Embedding"], symmetric=False)
+    config["config_groups"]["b"]["weights"] = scheme(False, 8)
+    write_folder(tiny_llama(), tmp_path, "compressed-tensors", config, change=change)
+    weight = quantized.read(tmp_path)["model.embed_tokens.weight"]
+    assert weight.bits == 8 and torch.equal(weight.dequantize(), integers.weight)
+
+
+def test_a_packed_weight_may_have_one_scale_and_one_zero_point(tmp_path: Path) -> None:
+    """Of the strategy "tensor", whose zero point is not packed."""
+    integers = draw(torch.ones(64, 64), 1)
+
+    def change(tensors: Tensors) -> None:
+        tensors[f"{Q}.weight_packed"] = pack_quantized(integers)["weight_packed"]
+        tensors[f"{Q}.weight_scale"] = torch.tensor([0.25])
+        tensors[f"{Q}.weight_zero_point"] = torch.tensor([3], dtype=torch.int8)
+
+    write_folder(tiny_llama(), tmp_path, "compressed-tensors", change=change)
+    weight = quantized.read(tmp_path)[f"{Q}.weight"]
+    assert torch.equal(weight.dequantize(), (integers.values - 8 - 3).float() * 0.25)
 
 
 @pytest.mark.parametrize("targets", ["Linear", [3], ["re:("], {"a": 1}])
