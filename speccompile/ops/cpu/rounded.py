@@ -23,6 +23,8 @@ KERNEL_TOLERANCE = 1e-4
 #: Rounded parts that an input is the sum of, to the last bits of float32: each is less than a 250th of the one before.
 PARTS = 3
 
+_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
 #: ``(x, pack, bias)`` to the product.
 Linear = Callable[[torch.Tensor, Pack, torch.Tensor | None], torch.Tensor]
 
@@ -137,6 +139,9 @@ class _OverPacks(TorchFunctionMode):
         # A GPT-2 linear.
         if func is torch.addmm and (pack := self._packs.get(args[2].data_ptr())):
             return self._linear(args[1], pack, args[0])
+        # Mamba's time steps, which are a linear in the graph (``clean_graph``).
+        if func in _PRODUCTS and args[1].dim() == 3 and (pack := self._packs.get(args[0].data_ptr())):
+            return self._linear(args[1].transpose(1, 2), pack, None).transpose(1, 2)
         return func(*args, **kwargs)
 
 

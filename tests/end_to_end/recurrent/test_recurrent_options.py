@@ -54,7 +54,7 @@ def test_in_half_precision_the_text_does_not_depend_on_tiers(name: str, dtype: t
         assert report or report.largest_logit_change < 0.1
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "bamba"])
+@pytest.mark.parametrize("name", ["qwen3_next", "bamba", "mamba"])
 def test_with_rounded_weights_the_text_does_not_depend_on_tiers(name: str) -> None:
     with wrapped(model_of(name), weights="int8") as spec:
         assert "rounded to int8" in spec.explain()
