@@ -112,7 +112,8 @@ def wrap(
             what is multiplied with the weights to 8 bits, in each step. That is another model: it is faster, and its
             text differs. ``spec.check`` compares with that model. A mapping gives forms to modules:
             ``{"*": "int4", "layers.0": "int8", "mlp.down_proj": "same"}``. A name matches the modules whose path
-            contains it; the longest name counts, and ``"*"`` is all other weights (``"same"`` where it is not given).
+            contains it. Of several, the one with the most parts counts, and of these the one with the most letters.
+            ``"*"`` is all other weights (``"same"`` where it is not given).
             :class:`~speccompile.quantized.QuantizedWeights` are integers of a checkpoint that is quantised already: the
             linears that they name multiply with these, without a second rounding. The model's own values of them are
             released, and may be on the meta device; its own forward is refused then (call ``spec(input_ids)``).

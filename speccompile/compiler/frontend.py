@@ -140,7 +140,9 @@ def check_weights_named(packs: WeightPacks) -> None:
     """
     if names := packs.unused_names():
         reason = f"no packed linear is in a module {names[0]!r}; names are those of modules, as in named_modules()"
-        if (deciding := packs.deciding_name(names[0])) is not None:
+        if format := packs.stored_format(names[0]):
+            reason = f"the weights of {names[0]!r} have the form that they are stored in ({format}); leave it out"
+        elif (deciding := packs.deciding_name(names[0])) is not None:
             reason = f"{deciding!r} decides on the weights of {names[0]!r}; leave one out, or give both one form"
         raise InvalidOption(where="wrap", name="weights", value=dict(packs.forms.modules), reason=reason)
     if packs.quantized is not None:

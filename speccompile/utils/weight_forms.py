@@ -42,7 +42,8 @@ class WeightForms:
         others: of weights that ``modules`` do not name. With ``int4``, embeddings and lm_heads are ``int8``: they are
             few, and the logits depend on them directly.
         modules: names of modules and their forms. A name matches a module whose dotted path has it at its end or
-            within (``lm_head``, ``mlp.down_proj``, ``layers.0``); of several, the longest counts.
+            within (``lm_head``, ``mlp.down_proj``, ``layers.0``). Of several, the one with the most parts counts, and
+            of these the one with the most letters. Their order in the mapping makes no difference.
         format: that of a quantised checkpoint whose weights are used as they are stored there; empty if there is none.
     """
 
@@ -68,7 +69,7 @@ class WeightForms:
 
     def key(self, modules: Iterable[str]) -> str | None:
         """The name that decides on a weight of these modules (several where it is tied); None: :attr:`others`."""
-        return max(self.keys(modules), key=lambda name: name.count("."), default=None)
+        return max(self.keys(modules), key=lambda name: (name.count("."), len(name), name), default=None)
 
     def keys(self, modules: Iterable[str]) -> list[str]:
         """All names that match a weight of these modules."""

@@ -187,8 +187,14 @@ class WeightPacks:
 
     def deciding_name(self, name: str) -> str | None:
         """The name whose form a packed weight has that ``name`` matches as well; None: it matches none."""
-        modules = next((found for found in map(self._modules_of, self._packs) if name in self.forms.keys(found)), [])
-        return self.forms.key(modules)
+        return next((self.forms.key(self._modules_of(path)) for path, _ in self._matched(name)), None)
+
+    def stored_format(self, name: str) -> str:
+        """The format of the checkpoint that has the weights which ``name`` matches; empty: it has none of them."""
+        return next((pack.format for _, pack in self._matched(name) if pack.format), "")
+
+    def _matched(self, name: str) -> Iterator[tuple[str, Pack]]:
+        return ((path, pack) for path, pack in self.items() if name in self.forms.keys(self._modules_of(path)))
 
     def _known(self, weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, ...] | None:
         """A follower's pack of the same tensor."""

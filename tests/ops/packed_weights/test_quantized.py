@@ -122,6 +122,12 @@ def test_other_weights_are_as_they_are_or_as_one_says() -> None:
     assert str(spec._config.weights).startswith("Q4_0, others {")
 
 
+def test_a_form_of_what_the_checkpoint_has_is_refused() -> None:
+    weights = quantized(model := tiny_llama(), "Q4_0", others={"lm_head": "int8"})
+    with raises(InvalidOption, name="weights", reason=re.compile(r"'lm_head' have the form .*stored in \(Q4_0\)")):
+        plain(model, weights=weights)
+
+
 def test_the_models_own_values_are_released() -> None:
     model = wide_llama()
     weights = quantized(model, "Q4_0")

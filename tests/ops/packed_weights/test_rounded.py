@@ -190,6 +190,21 @@ def test_modules_have_forms_of_their_own(tied: bool) -> None:
     assert spec.check(list(PROMPTS), max_new_tokens=30)
 
 
+def test_the_order_of_names_makes_no_difference() -> None:
+    """Wraps whose forms are written in the same way are one model to what is stored."""
+    named = {"layers.0": "int8", "mlp.down_proj": "same", "mlp.gate_proj": "int4", "layers.0.mlp": "int8"}
+    first, second = (WeightForms.of(dict(items)) for items in (named.items(), reversed(named.items())))
+    assert str(first) == str(second)
+    for module, form in {"mlp.down_proj": "int8", "self_attn.q_proj": "int8", "mlp.up_proj": "int8"}.items():
+        modules = [f"model.layers.0.{module}"]
+        assert [forms.form(modules, of_vocabulary=False) for forms in (first, second)] == [form, form]
+    del named["layers.0.mlp"]
+    for items in (named.items(), reversed(named.items())):
+        forms = WeightForms.of(dict(items))
+        assert forms.form(["model.layers.0.mlp.down_proj"], of_vocabulary=False) == "same"
+        assert forms.form(["model.layers.0.mlp.gate_proj"], of_vocabulary=False) == "int4"
+
+
 def test_only_named_modules_are_rounded() -> None:
     assert set(forms_of(wrapped(tiny_llama(), weights={"layers.1": "int4"})).items()) >= {("lm_head.weight", "same")}
 
