@@ -43,7 +43,7 @@ class WeightForms:
             few, and the logits depend on them directly.
         modules: names of modules and their forms. A name matches a module whose dotted path has it at its end or
             within (``lm_head``, ``mlp.down_proj``, ``layers.0``). Of several, the one with the most parts counts, and
-            of these the one with the most letters. Their order in the mapping makes no difference.
+            of these the one with the most letters. Their order in the mapping does not matter.
         format: that of a quantised checkpoint whose weights are used as they are stored there; empty if there is none.
     """
 

@@ -37,8 +37,8 @@ class KeepLinears(Pass):
 
 @dataclass(frozen=True)
 class PackLinears(Pass):
-    """Every linear over a weight of the model reads a packed copy of it; an embedding that is tied to one, too, and the
-    table of input embeddings if its form rounds.
+    """Every linear over a weight of the model reads a packed copy of it; an embedding that is tied to one, too, and a
+    table of the tokens if its form rounds.
 
     ``packs`` choose each weight's form. A weight that is read in any other way keeps its form, and so do its linears.
     With ``rounded_only``, so does one whose form does not round.
@@ -87,9 +87,9 @@ class PackLinears(Pass):
     def _is_rounded_embedding(self, graph: StepGraph, node: fx.Node, port: Port) -> bool:
         """Whether tokens read it as a table, nothing else does, and its form rounds. With its own values it needs no
         pack, since a step reads few of its rows."""
-        tokens = graph.anchors.tokens
         is_table = bool(node.users) and all(
-            user.target is aten.embedding.default and user.args[1] is tokens for user in node.users
+            user.target is aten.embedding.default and _are_tokens(user.args[1], graph.anchors.tokens)
+            for user in node.users
         )
         return is_table and self.packs.form_of(str(port.path), of_vocabulary=True).rounds
 
@@ -171,6 +171,16 @@ def _is_linear(user: fx.Node, weight: fx.Node) -> bool:
     # What is broadcast, or added row by row, is not a bias to the ops.
     _, bias = _operands(user)
     return bias is None or bias.meta["val"].shape == user.meta["val"].shape[-1:]
+
+
+def _are_tokens(ids: object, tokens: fx.Node) -> bool:
+    """Whether ``ids`` are the tokens, in another shape or with others in the place of some (Gemma's of images)."""
+    if not isinstance(ids, fx.Node) or ids is tokens:
+        return ids is tokens
+    if ids.target in (aten.view.default, aten.reshape.default, aten.clone.default):
+        return _are_tokens(ids.args[0], tokens)
+    replaced = (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther)
+    return ids.target in replaced and any(_are_tokens(value, tokens) for value in ids.args[1:])
 
 
 def _can_pack(user: fx.Node, weight: fx.Node) -> bool:
