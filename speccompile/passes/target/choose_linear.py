@@ -174,10 +174,11 @@ def _is_linear(user: fx.Node, weight: fx.Node) -> bool:
 
 
 def _are_tokens(ids: object, tokens: fx.Node) -> bool:
-    """Whether ``ids`` are the tokens, in another shape or with others in the place of some (Gemma's of images)."""
+    """Whether ``ids`` are the tokens: in another shape, as places of a rank's part of the table, or with others in the
+    place of some (of images, in Gemma; of what another rank has)."""
     if not isinstance(ids, fx.Node) or ids is tokens:
         return ids is tokens
-    if ids.target in (aten.view.default, aten.reshape.default, aten.clone.default):
+    if ids.target in (aten.view.default, aten.reshape.default, aten.clone.default, aten.sub.Tensor):
         return _are_tokens(ids.args[0], tokens)
     replaced = (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther)
     return ids.target in replaced and any(_are_tokens(value, tokens) for value in ids.args[1:])
