@@ -90,7 +90,10 @@ def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int) -> Iterator
     if own and packs.consumed is None and not packs.rounds:
         for name in WEIGHT_FORMS:
             if FORMS[name].rounds:
-                rounded = sum(map(_bytes_in(WeightForms(name)), own))
+                forms = WeightForms(name)
+                of_tables = FORMS[forms.form((), of_vocabulary=True)]
+                rounded = sum(map(_bytes_in(forms), own))
+                rounded += sum(of_tables.nbytes(rows, size, 0) for rows, size in packs.tables.values())
                 yield Saving(f'weights="{name}"', packs.nbytes - rounded, f"packed copies {FORMS[name].description}")
     shorter = max_len // 2
     if bytes_per_place and shorter > 1:

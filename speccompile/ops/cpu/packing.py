@@ -96,6 +96,8 @@ class WeightPacks:
         self.consumed = consumed
         self.quantized = quantized
         self.followers: list[WeightPacks] = []
+        #: Shapes of tables of the tokens that have no pack, since their form does not round, by path.
+        self.tables: dict[str, tuple[int, int]] = {}
         self._names = {} if names is None else names
         self._importance = importance
         self._packs: dict[str, Pack] = {}

@@ -91,7 +91,13 @@ class PackLinears(Pass):
             user.target is aten.embedding.default and _are_tokens(user.args[1], graph.anchors.tokens)
             for user in node.users
         )
-        return is_table and self.packs.form_of(str(port.path), of_vocabulary=True).rounds
+        if not is_table:
+            return False
+        rounds = self.packs.form_of(str(port.path), of_vocabulary=True).rounds
+        if not rounds:
+            rows, size = port.shape
+            self.packs.tables[str(port.path)] = rows, size
+        return rounds
 
     def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool, ordered: _Ordered) -> None:
         assert port.value is not None and port.path is not None

@@ -60,6 +60,17 @@ def test_explain_says_that_packed_weights_are_a_second_copy(tie: bool) -> None:
     assert f"consume=True keeps one copy and saves {own:.1f} MiB" in explained
 
 
+@pytest.mark.parametrize("tie", [False, True])
+def test_the_report_says_what_rounding_saves(tie: bool) -> None:
+    """A table of embeddings that is not tied has a packed copy only if it is rounded."""
+    model = tiny_llama(tie=tie)
+    spec = wrapped(model)
+    saved = {saving.option: saving.nbytes for saving in spec.report().memory.savings}
+    for form in ("int8", "int4"):
+        less = spec._build.packs.nbytes - wrapped(model, weights=form)._build.packs.nbytes
+        assert saved[f'weights="{form}"'] == less
+
+
 def test_explain_says_that_unpacked_weights_are_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda _, info: kernels.STOCK)
     explained = wrapped(tiny_llama()).explain()
