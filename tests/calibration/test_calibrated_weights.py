@@ -16,6 +16,7 @@ from speccompile.errors import CannotSave, InvalidCalibration, InvalidOption, Mo
 from speccompile.lowering import kernels
 from speccompile.lowering.kernels import Kernels
 from support.errors import raises
+from support.families import model_of
 from support.packed_models import MODELS, PROMPTS, wrapped
 from support.tiny import tiny_llama
 
@@ -41,6 +42,15 @@ def test_the_text_is_that_of_the_rounded_model(name: str) -> None:
         report = spec.check(list(PROMPTS), max_new_tokens=12)
         assert report or report.largest_logit_change < 0.05
         assert spec.check(list(PROMPTS), max_new_tokens=12, reference="plain")
+
+
+def test_a_calibration_has_the_inputs_of_all_linears_of_a_recurrent_model() -> None:
+    """Mamba multiplies its time steps by a weight that stands on the left."""
+    model = model_of("mamba")
+    texts = PROMPTS % 90 + 5
+    with wrapped(model, weights="int4", calibration=speccompile.calibrate(model, texts)) as spec:
+        assert "8 rounded to int4 in groups of 32, calibrated" in spec.explain()
+        assert spec.check(list(texts), max_new_tokens=12, reference="plain")
 
 
 def test_it_concerns_weights_in_int4_alone(calibration: Calibration) -> None:

@@ -16,14 +16,13 @@ from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.int8 import quantise
 from speccompile.ops.cpu.packing import Pack, WeightPacks
 from speccompile.utils.torch_private import TorchDispatchMode, without_modes
+from speccompile.utils.transposed_linear import is_transposed_linear
 
 #: How far a kernel may be from what it is defined as, as a share of the largest output.
 KERNEL_TOLERANCE = 1e-4
 
 #: Rounded parts that an input is the sum of, to the last bits of float32: each is less than a 250th of the one before.
 PARTS = 3
-
-_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 #: ``(x, pack, bias)`` to the product.
 Linear = Callable[[torch.Tensor, Pack, torch.Tensor | None], torch.Tensor]
@@ -139,8 +138,7 @@ class _OverPacks(TorchFunctionMode):
         # A GPT-2 linear.
         if func is torch.addmm and (pack := self._packs.get(args[2].data_ptr())):
             return self._linear(args[1], pack, args[0])
-        # Mamba's time steps, which are a linear in the graph (``clean_graph``).
-        if func in _PRODUCTS and args[1].dim() == 3 and (pack := self._packs.get(args[0].data_ptr())):
+        if is_transposed_linear(func, args) and (pack := self._packs.get(args[0].data_ptr())):
             return self._linear(args[1].transpose(1, 2), pack, None).transpose(1, 2)
         return func(*args, **kwargs)
 
