@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pydoc
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -167,7 +168,4 @@ def test_public_names_in_pages_exist() -> None:
     """``speccompile.x.y`` in code is a name that can be reached."""
     for page in pages():
         for name in re.findall(r"`speccompile((?:\.\w+)+)[`(]", (ROOT / page).read_text()):
-            value: Any = speccompile
-            for part in name.strip(".").split("."):
-                value = getattr(value, part)
-            assert value is not None, (page, name)
+            assert pydoc.locate(f"speccompile{name}") is not None, (page, name)
